@@ -1,0 +1,1 @@
+"""The in-container half of grpo-operator: launcher, trainer and generation."""

@@ -1,0 +1,216 @@
+"""What a user asks of the trainer: the sections that the CRD and the ranks share, word for word.
+
+`grpo_operator.api` puts these models into the GRPOJob's `spec` unchanged, and the contract carries them to every rank, so a
+field has one name, one default and one description. Names of training fields are TRL's `GRPOConfig`'s, camelCased.
+Torch-free: the operator imports it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.alias_generators import to_camel
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class Section(BaseModel):
+    """A part of the spec: camelCase on the wire, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+def exactly_one(section: BaseModel, names: tuple[str, ...], where: str) -> None:
+    """Raise ValueError unless exactly one of the fields `names` of `section` is set."""
+    chosen = [to_camel(name) for name in names if getattr(section, name) is not None]
+    if len(chosen) != 1:
+        options = ", ".join(to_camel(name) for name in names)
+        found = f"found {' and '.join(chosen)}" if chosen else "found none"
+        raise ValueError(f"{where}: exactly one of {options} must be set, {found}")
+
+
+class ModelConfig(Section):
+    """The policy to train."""
+
+    name: Text | None = Field(None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct.")
+    revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
+    path: Text | None = Field(None, description="Folder with the model inside the container, for example below a mounted volume.")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Type of the weights in training and generation.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        "sdpa", description="Attention implementation that transformers uses in training."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        exactly_one(self, ("name", "path"), "model")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Hub name or folder, whichever is set."""
+        source = self.name or self.path
+        assert source is not None
+        return source
+
+
+class ReasoningGymDataset(Section):
+    """A procedural dataset of the package reasoning-gym."""
+
+    dataset: Text = Field(description="Name of the dataset in reasoning-gym, for example basic_arithmetic.")
+    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict, max_length=64, description="Parameters of that dataset, under reasoning-gym's own names."
+    )
+    size: int = Field(10_000, ge=1, le=100_000_000, description="Number of problems to draw.")
+
+
+class DatasetConfig(Section):
+    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, every other column goes to the rewards."""
+
+    name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
+    config: Text | None = Field(None, description="Configuration (subset) of `name`.")
+    path: Text | None = Field(None, description="File (json, jsonl, parquet, csv) or folder inside the container.")
+    reasoning_gym: ReasoningGymDataset | None = Field(None, description="Problems made by reasoning-gym, with its own scorer.")
+    split: Text = Field("train", description="Split of the dataset.")
+    prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
+        None, description="Text put around a prompt that is a string; must contain {prompt}."
+    )
+    system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
+        None, description="System message put before a prompt in chat form."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DatasetConfig:
+        exactly_one(self, ("name", "path", "reasoning_gym"), "dataset")
+        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
+            raise ValueError('dataset.promptTemplate: must contain {prompt}, for example "{prompt} Give only the answer."')
+        return self
+
+
+class Empty(Section):
+    """A choice without settings of its own."""
+
+
+class RewardConfig(Section):
+    """One reward function; a completion's reward is the weighted sum of all that did not return None for it."""
+
+    name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
+    accuracy: Empty | None = Field(None, description="math-verify: 1 when the completion's answer equals the column `solution` or `answer`.")
+    reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
+    stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
+    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
+        None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> RewardConfig:
+        exactly_one(self, ("accuracy", "reasoning_gym", "stopped", "function"), f"rewards[{self.name}]")
+        return self
+
+
+class TrainingConfig(Section):
+    """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions over all ranks, whatever their number."""
+
+    num_generations: int = Field(8, ge=2, le=1024, description="Completions sampled for each prompt: the group of GRPO.")
+    prompts_per_step: int = Field(8, ge=1, le=65536, description="Prompts of one optimizer step, over all ranks.")
+    max_steps: int = Field(100, ge=1, le=10_000_000, description="Optimizer steps to take.")
+    per_device_train_batch_size: int = Field(
+        4, ge=1, le=1024, description="Completions of one micro-batch on one rank; the rest is accumulated."
+    )
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field("linear", description="Schedule of the learning rate.")
+    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps over which the learning rate rises to its peak.")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    max_completion_length: int = Field(256, ge=1, le=1_048_576, description="New tokens of a completion at most.")
+    temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature; log-probabilities are taken at it too.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole vocabulary.")
+    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="Aggregation of the token losses.")
+    epsilon: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio below 1 (and above, unless epsilonHigh).")
+    epsilon_high: float | None = Field(None, gt=0, le=10, description="Clipping of the probability ratio above 1.")
+    beta: float = Field(0.0, ge=0, le=100, description="Weight of the k3 KL divergence from the initial model; 0 loads no reference.")
+    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="What advantages are divided by: a standard deviation.")
+    mask_truncated_completions: bool = Field(False, description="Leave completions cut at maxCompletionLength out of the loss.")
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+
+
+class ParallelismConfig(Section):
+    """How training is spread over the ranks (DeepSpeed)."""
+
+    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="ZeRO stage: what is partitioned over the ranks.")
+    offload_optimizer: Literal["none", "cpu"] = Field("none", description="Where optimizer states live.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+
+
+class Topology(StrEnum):
+    """Where vLLM runs relative to the trainer."""
+
+    COLOCATE = "Colocate"
+
+
+class ColocateConfig(Section):
+    """vLLM inside the trainer's ranks."""
+
+    sleep_level: Literal[0, 1, 2] = Field(
+        2, description="What vLLM releases while the trainer trains: 0 nothing, 1 the cache (weights to host memory), 2 weights and cache."
+    )
+
+
+class GenerationConfig(Section):
+    """Who samples completions, and how."""
+
+    topology: Topology = Field(Topology.COLOCATE, description="Colocate: vLLM inside every trainer rank.")
+    engine: Literal["vLLM", "Transformers"] = Field(
+        "vLLM", description="Transformers is plain generate(), for machines that vLLM does not run on and for debugging."
+    )
+    max_model_len: int | None = Field(None, ge=8, le=10_485_760, description="Tokens of prompt and completion at most.")
+    kv_cache_memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = Field(
+        None, description="Size of vLLM's KV cache on each rank, for example 4Gi; preferred over gpuMemoryUtilization."
+    )
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=0.9, description="Share of a GPU for vLLM when kvCacheMemory is not set.")
+    engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
+    )
+    colocate: ColocateConfig = Field(default_factory=ColocateConfig, description="Settings of the topology Colocate.")
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """`kvCacheMemory` in bytes."""
+        if self.kv_cache_memory is None:
+            return None
+        digits = self.kv_cache_memory.rstrip("KMGTi")
+        suffix = self.kv_cache_memory[len(digits) :]
+        return int(digits) * {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[suffix]
+
+
+class StorageConfig(Section):
+    """Where checkpoints live, and when they are written."""
+
+    claim_name: Name | None = Field(None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when pods share it.")
+    sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = Field(
+        None, description="Folder of the claim below which runs are kept."
+    )
+    checkpoint_every_steps: int = Field(50, ge=1, le=1_000_000, description="Steps between checkpoints; the last step is always saved.")
+    keep: int = Field(2, ge=1, le=1000, description="Checkpoints kept; older ones are deleted.")
+    resume_from: Text | None = Field(None, description="Run to continue: <namespace>/<name>/<uid>, as status.checkpoint tells.")
+
+
+class TrainerConfig(Section):
+    """All that a rank needs to know about the training itself."""
+
+    model: ModelConfig
+    dataset: DatasetConfig
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1, max_length=32)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+
+
+def dump(section: BaseModel) -> dict[str, Any]:
+    """JSON form of a section: camelCase, unset optionals left out."""
+    return section.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,145 @@
+"""The contract between the operator and the pods: one JSON file, a few variables, exit codes, and what comes back.
+
+The operator writes a `Contract` into an immutable ConfigMap; every launcher of the job reads it and finds its place by its pod's
+name. Back come an `Outcome` (the container's termination message) and `Progress` (served over HTTP by every launcher).
+Torch-free: with `grpo_workload.config`, all of the workload that the operator may import.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from grpo_workload.config import Section, TrainerConfig
+
+CONTRACT_VERSION = 1
+
+CONTRACT_PATH = "/etc/grpo/contract.json"
+STATE_DIR = "/var/run/grpo"
+DATA_DIR = "/data"
+CACHE_DIR = "/cache"
+TERMINATION_LOG = "/dev/termination-log"
+
+MASTER_PORT = 29500
+STATUS_PORT = 29501
+
+# Variables the operator sets on the container. `grpo run` sets the same ones on its local processes.
+ENV_CONTRACT = "GRPO_CONTRACT"
+ENV_STATE_DIR = "GRPO_STATE_DIR"
+ENV_DATA_DIR = "GRPO_DATA_DIR"
+ENV_TERMINATION_LOG = "GRPO_TERMINATION_LOG"
+ENV_POD_NAME = "POD_NAME"
+ENV_POD_UID = "POD_UID"
+# Variables the launcher sets on each rank: torchrun's own names, so that torch, accelerate, DeepSpeed and vLLM all find them.
+RANK_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+RESERVED_ENV = frozenset(
+    {ENV_CONTRACT, ENV_STATE_DIR, ENV_DATA_DIR, ENV_TERMINATION_LOG, ENV_POD_NAME, ENV_POD_UID, *RANK_ENV}
+    | {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
+)
+
+
+class ExitCode(IntEnum):
+    """How a launcher ended. sysexits.h where it has a word for it; 1 and 2 are left to crashes of Python itself."""
+
+    DONE = 0
+    CONFIG_ERROR = 64
+    PEER_LOST = 69
+    RANK_FAILED = 70
+    STOPPED = 75
+
+
+class Device(StrEnum):
+    """What ranks compute on: NCCL on cuda, gloo on cpu."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class Member(Section):
+    """One trainer pod of the world, in rank order."""
+
+    pod: str
+    group: str
+    host: str = Field(description="DNS name (or address) under which its peers reach it.")
+    status_port: int = Field(STATUS_PORT, ge=1, le=65535, description="Port of the launcher's HTTP server.")
+    gpus: int = Field(ge=1, description="Ranks of this pod: one a GPU.")
+    rank_offset: int = Field(ge=0, description="Global rank of its first local rank.")
+
+
+class JobRef(Section):
+    """Which job this is."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def run(self) -> str:
+        """Folder of the job's run below the storage: unique for all time, since UIDs are."""
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+
+class Contract(Section):
+    """Everything a pod must know about the job, the same bytes in every pod of an epoch."""
+
+    contract_version: Literal[1] = CONTRACT_VERSION
+    job: JobRef
+    epoch: int = Field(ge=0)
+    device: Device
+    members: tuple[Member, ...] = Field(min_length=1)
+    master_port: int = Field(MASTER_PORT, ge=1, le=65535)
+    timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous gate and of collectives.")
+    durable: bool = Field(description="Whether the data folder outlives the pod (a claim is mounted).")
+    config: TrainerConfig
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all members."""
+        return sum(member.gpus for member in self.members)
+
+    @property
+    def master(self) -> Member:
+        """The member that holds rank 0."""
+        return self.members[0]
+
+
+class Progress(Section):
+    """Where the training is; rank 0 writes it at every step, each launcher serves it as GET /progress."""
+
+    step: int = 0
+    total_steps: int = 0
+    phase: str = Field("Starting", description="Starting, WaitingForPeers, Loading, Generating, Training, Syncing, Saving, Done.")
+    age_seconds: float = Field(0.0, description="Seconds since the last step was finished, filled in by the server.")
+    waiting_for: tuple[str, ...] = Field((), description="Pods the gate has not reached, each with the reason.")
+    reward: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict, description="The last step's metrics under TRL's names.")
+    tokens_per_second: float | None = None
+    weight_version: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint: str | None = Field(None, description="Folder of the newest checkpoint below the data folder.")
+
+
+class Outcome(Section):
+    """How the launcher of a pod ended, as its termination message (at most 4096 bytes, cut by `to_message`)."""
+
+    epoch: int
+    pod_uid: str = ""
+    exit_code: ExitCode
+    reason: str = Field(description="CamelCase word for the condition, for example RankFailed.")
+    message: str = Field(description="Who failed, what is wrong, what to do.")
+    rank: int | None = None
+    progress: Progress | None = None
+
+    def to_message(self) -> str:
+        """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; the message is cut in the middle."""
+        text = self.model_dump_json(by_alias=True, exclude_none=True)
+        spare = 4096 - len(text.encode())
+        if spare >= 0:
+            return text
+        keep = max(0, (len(self.message) + spare * 2) // 2 - 8)
+        short = f"{self.message[:keep]} [...] {self.message[len(self.message) - keep :]}" if keep else ""
+        cut = self.model_copy(update={"message": short, "progress": None})
+        return cut.model_dump_json(by_alias=True, exclude_none=True).encode()[:4096].decode(errors="ignore")
