@@ -98,7 +98,9 @@ class RewardConfig(Section):
 
     name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
     weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
-    accuracy: Empty | None = Field(None, description="math-verify: 1 when the completion's answer equals the column `solution` or `answer`.")
+    accuracy: Empty | None = Field(
+        None, description="math-verify: 1 when the completion's answer equals the column `solution` or `answer`."
+    )
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
     stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
     function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(

@@ -14,8 +14,6 @@ from pydantic import Field
 
 from grpo_workload.config import Section, TrainerConfig
 
-CONTRACT_VERSION = 1
-
 CONTRACT_PATH = "/etc/grpo/contract.json"
 STATE_DIR = "/var/run/grpo"
 DATA_DIR = "/data"
@@ -85,7 +83,7 @@ class JobRef(Section):
 class Contract(Section):
     """Everything a pod must know about the job, the same bytes in every pod of an epoch."""
 
-    contract_version: Literal[1] = CONTRACT_VERSION
+    contract_version: Literal[1] = 1
     job: JobRef
     epoch: int = Field(ge=0)
     device: Device
@@ -135,11 +133,10 @@ class Outcome(Section):
 
     def to_message(self) -> str:
         """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; the message is cut in the middle."""
-        text = self.model_dump_json(by_alias=True, exclude_none=True)
-        spare = 4096 - len(text.encode())
-        if spare >= 0:
-            return text
-        keep = max(0, (len(self.message) + spare * 2) // 2 - 8)
-        short = f"{self.message[:keep]} [...] {self.message[len(self.message) - keep :]}" if keep else ""
-        cut = self.model_copy(update={"message": short, "progress": None})
-        return cut.model_dump_json(by_alias=True, exclude_none=True).encode()[:4096].decode(errors="ignore")
+        outcome = self
+        keep = len(self.message)
+        while len((text := outcome.model_dump_json(by_alias=True, exclude_none=True)).encode()) > 4096:
+            keep = keep * 3 // 4
+            message = f"{self.message[: keep // 2]} [...] {self.message[len(self.message) - keep // 2 :]}"
+            outcome = self.model_copy(update={"message": message, "progress": None})
+        return text
