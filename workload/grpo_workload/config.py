@@ -7,33 +7,62 @@ Torch-free: the operator imports it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
+class Rule(NamedTuple):
+    """One statement about a section, for the API server (CEL) and for pydantic, refused by both in the same words."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+
 class Section(BaseModel):
-    """A part of the spec: camelCase on the wire, unknown fields refused."""
+    """A part of the spec: camelCase on the wire, unknown fields refused, `RULES` checked here and by the API server."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        broken = [rule.message for rule in self.RULES if not rule.holds(self)]
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        json = handler(schema)
+        if cls.RULES:
+            handler.resolve_ref_schema(json)["x-kubernetes-validations"] = [{"rule": r.cel, "message": r.message} for r in cls.RULES]
+        return json
 
 
-def exactly_one(section: BaseModel, names: tuple[str, ...], where: str) -> None:
-    """Raise ValueError unless exactly one of the fields `names` of `section` is set."""
-    chosen = [to_camel(name) for name in names if getattr(section, name) is not None]
-    if len(chosen) != 1:
-        options = ", ".join(to_camel(name) for name in names)
-        found = f"found {' and '.join(chosen)}" if chosen else "found none"
-        raise ValueError(f"{where}: exactly one of {options} must be set, {found}")
+def one_of(*names: str) -> Rule:
+    """The rule that exactly one of the optional fields `names` is set."""
+    wire = [to_camel(name) for name in names]
+    return Rule(
+        f"[{', '.join(f'has(self.{name})' for name in wire)}].filter(x, x).size() == 1",
+        f"exactly one of {', '.join(wire)} must be set",
+        lambda section: sum(getattr(section, name) is not None for name in names) == 1,
+    )
 
 
 class ModelConfig(Section):
     """The policy to train."""
+
+    RULES = (one_of("name", "path"),)
 
     name: Text | None = Field(None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct.")
     revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
@@ -42,11 +71,6 @@ class ModelConfig(Section):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
         "sdpa", description="Attention implementation that transformers uses in training."
     )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ModelConfig:
-        exactly_one(self, ("name", "path"), "model")
-        return self
 
     @property
     def source(self) -> str:
@@ -69,6 +93,15 @@ class ReasoningGymDataset(Section):
 class DatasetConfig(Section):
     """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, every other column goes to the rewards."""
 
+    RULES = (
+        one_of("name", "path", "reasoning_gym"),
+        Rule(
+            "!has(self.promptTemplate) || self.promptTemplate.contains('{prompt}')",
+            'promptTemplate must contain {prompt}, for example "{prompt} Give only the answer."',
+            lambda d: d.prompt_template is None or "{prompt}" in d.prompt_template,
+        ),
+    )
+
     name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
     config: Text | None = Field(None, description="Configuration (subset) of `name`.")
     path: Text | None = Field(None, description="File (json, jsonl, parquet, csv) or folder inside the container.")
@@ -81,13 +114,6 @@ class DatasetConfig(Section):
         None, description="System message put before a prompt in chat form."
     )
 
-    @model_validator(mode="after")
-    def _one_source(self) -> DatasetConfig:
-        exactly_one(self, ("name", "path", "reasoning_gym"), "dataset")
-        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
-            raise ValueError('dataset.promptTemplate: must contain {prompt}, for example "{prompt} Give only the answer."')
-        return self
-
 
 class Empty(Section):
     """A choice without settings of its own."""
@@ -96,21 +122,16 @@ class Empty(Section):
 class RewardConfig(Section):
     """One reward function; a completion's reward is the weighted sum of all that did not return None for it."""
 
+    RULES = (one_of("accuracy", "reasoning_gym", "stopped", "function"),)
+
     name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
     weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
-    accuracy: Empty | None = Field(
-        None, description="math-verify: 1 when the completion's answer equals the column `solution` or `answer`."
-    )
+    accuracy: Empty | None = Field(None, description="math-verify: 1 when the answer equals the column `solution` or `answer`.")
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
     stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
     function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
         None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
     )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> RewardConfig:
-        exactly_one(self, ("accuracy", "reasoning_gym", "stopped", "function"), f"rewards[{self.name}]")
-        return self
 
 
 class TrainingConfig(Section):
