@@ -1,13 +1,16 @@
 """The GRPO loss and its variants, as sums over tokens divided by a global denominator.
 
+Because the denominator counts the whole step, micro-batches and ranks only ever add up: how a step is cut changes nothing.
 Shapes: B sequences, T completion tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 LossType = Literal["grpo", "dapo", "dr_grpo"]
@@ -31,12 +34,22 @@ class LossOutput:
 
 def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> Tensor:
     """Log-probabilities [B, T] (float32) of `token_ids_BT` at the sampling temperature; 0 (greedy) is taken as 1, as vLLM does."""
-    raise NotImplementedError
+    # One sequence at a time: a float32 copy of all logits would be the largest tensor of the training step.
+    rows = []
+    for logits_TV, token_ids_T in zip(logits_BTV, token_ids_BT, strict=True):
+        scaled_TV = _scaled(logits_TV, temperature)
+        rows.append(scaled_TV.gather(-1, token_ids_T.unsqueeze(-1)).squeeze(-1) - scaled_TV.logsumexp(dim=-1))
+    return torch.stack(rows)
 
 
+@torch.no_grad()
 def token_entropy(logits_BTV: Tensor, temperature: float) -> Tensor:
-    """Entropy [B, T] in nats of each next-token distribution, without a graph."""
-    raise NotImplementedError
+    """Entropy [B, T] (float32, nats) of each next-token distribution at the sampling temperature, without a graph."""
+    rows = []
+    for logits_TV in logits_BTV:
+        logprobs_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
+        rows.append(torch.special.entr(logprobs_TV.exp()).sum(dim=-1))
+    return torch.stack(rows)
 
 
 def grpo_loss(
@@ -58,10 +71,65 @@ def grpo_loss(
 
     On-policy (one optimizer step a batch), pass `logprobs_BT.detach()` as `old_logprobs_BT`. Multiply by the world size before backward
     where the engine averages gradients over ranks (DeepSpeed does). With mask 0 everywhere the loss is 0 with a graph.
+
+    Token losses are summed and divided by: the step's tokens in the loss (dapo, arXiv:2503.14476), the sequence's own tokens and the
+    step's sequences (grpo, arXiv:2402.03300), or sequences x `max_completion_length` (dr_grpo, arXiv:2503.20783). `epsilon_high` None
+    means `epsilon`. Names of metrics: num_tokens, clip_ratio/{low,high,region}_mean, entropy if `entropy_BT` is given, kl if `beta` > 0.
     """
-    raise NotImplementedError
+    assert (beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
+    low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
+    masked_BT = mask_BT == 0
+    advantages_B1 = advantages_B.unsqueeze(1)
+
+    # What stands at masked places is arbitrary: exp() of it might overflow, and inf * 0 is NaN.
+    ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(masked_BT, 0.0).exp()
+    token_loss_BT = -torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+
+    is_low_BT = (ratio_BT < low) & (advantages_B1 < 0)
+    is_high_BT = (ratio_BT > high) & (advantages_B1 > 0)
+    per_token = {
+        "clip_ratio/low_mean": is_low_BT.float(),
+        "clip_ratio/high_mean": is_high_BT.float(),
+        "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
+    }
+    if entropy_BT is not None:
+        per_token["entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
+    if ref_logprobs_BT is not None:
+        log_ratio_BT = (ref_logprobs_BT - logprobs_BT).masked_fill(masked_BT, 0.0)
+        kl_BT = log_ratio_BT.exp() - log_ratio_BT - 1  # k3 of http://joschu.net/blog/kl-approx.html
+        per_token["kl"] = kl_BT.detach()
+        token_loss_BT = token_loss_BT + beta * kl_BT
+
+    metrics = {name: (values_BT * mask_BT).sum() for name, values_BT in per_token.items()}
+    loss = _aggregate(token_loss_BT * mask_BT, mask_BT, scale, loss_type, max_completion_length)
+    return LossOutput(loss=loss, metrics={"num_tokens": mask_BT.sum(), **metrics})
 
 
-def token_means(metrics: dict[str, float]) -> dict[str, float]:
-    """Summed metrics of a step (over micro-batches and ranks) -> means over tokens under TRL's names."""
-    raise NotImplementedError
+@torch.no_grad()
+def sampling_logp_difference(logprobs_BT: Tensor, sampling_logprobs_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """How far trainer and generator disagree: sum and maximum over tokens in the loss of |difference| of log-probabilities.
+
+    The sum belongs into the summed metrics as sampling/sampling_logp_difference/mean, the maximum is reduced with MAX.
+    """
+    difference_BT = (logprobs_BT - sampling_logprobs_BT).abs().masked_fill(mask_BT == 0, 0.0)
+    return difference_BT.sum(), difference_BT.max()
+
+
+def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Summed metrics of a step (over micro-batches and ranks) -> means over tokens under TRL's names; 0 when no token was in the loss."""
+    num_tokens = max(metrics["num_tokens"], 1)
+    return {name: value / num_tokens for name, value in metrics.items() if name != "num_tokens"}
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    return logits.float() / (temperature or 1.0)
+
+
+def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, loss_type: LossType, max_completion_length: int) -> Tensor:
+    match loss_type:
+        case "dapo":
+            return token_loss_BT.sum() / max(scale.num_tokens, 1)
+        case "grpo":
+            return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
+        case "dr_grpo":
+            return token_loss_BT.sum() / (scale.num_sequences * max_completion_length)
