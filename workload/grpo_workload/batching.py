@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return MicroBatch(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in values.items()})
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "num_sequences"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def micro_batches(
@@ -69,7 +69,7 @@ def micro_batches(
 
 
 def local_scale(batches: Sequence[MicroBatch]) -> LossScale:
-    """This rank's share of the step's LossScale: add up both counts over ranks before use."""
+    """Share of these batches (a rank's) in the step's LossScale: add up both counts over ranks before use."""
     num_tokens = sum(int(batch.mask_BC.sum()) for batch in batches)
     return LossScale(num_sequences=sum(batch.num_sequences for batch in batches), num_tokens=num_tokens)
 
