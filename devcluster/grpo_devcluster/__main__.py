@@ -1,0 +1,5 @@
+"""Entry point of `python -m grpo_devcluster`."""
+
+from grpo_devcluster.cli import main
+
+main()

@@ -1,0 +1,38 @@
+"""The cluster's API, as the devcluster itself uses it."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client, config
+
+from grpo_devcluster import binaries
+
+Manifest = Mapping[str, Any]
+
+
+def core(kubeconfig: Path) -> client.CoreV1Api:
+    """The client for nodes, claims and volumes."""
+    return client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
+
+
+def kubectl(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:
+    """Run the kubectl that was built with the cluster; its output, or a RuntimeError with its complaint."""
+    command = [str(binaries.binary("kubectl")), f"--kubeconfig={kubeconfig}", *args]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def apply(kubeconfig: Path, manifests: Sequence[Manifest]) -> None:
+    """Server-side apply, all in one call."""
+    text = yaml.safe_dump_all([dict(m) for m in manifests])
+    kubectl(kubeconfig, "apply", "--server-side", "--force-conflicts", "--field-manager=devcluster", "-f", "-", stdin=text)
+
+
+def is_ready(node: Any) -> bool:
+    """Whether a node, as the client gives it, reports Ready."""
+    return any(c.type == "Ready" and c.status == "True" for c in (node.status.conditions or []))

@@ -1,0 +1,41 @@
+"""Fake nodes: pods on them become ready at once and run nothing."""
+
+from pathlib import Path
+
+from grpo_devcluster import binaries
+from grpo_devcluster.process import Daemon
+
+ANNOTATION = "kwok.x-k8s.io/node"
+
+
+def node_name(index: int) -> str:
+    """Name of a fake node."""
+    return f"kwok-{index:03d}"
+
+
+def node(index: int, gpus: int = 8) -> dict[str, object]:
+    """Manifest of a fake node with room for many pods."""
+    name = node_name(index)
+    resources = {"cpu": "96", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": str(gpus)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {ANNOTATION: "fake"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"},
+        },
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def daemon(state: Path, kubeconfig: Path, *, detached: bool) -> Daemon:
+    """Kwok itself; the stages have to be passed, it has none built in when a configuration is given."""
+    command = [
+        str(binaries.binary("kwok")),
+        f"--kubeconfig={kubeconfig}",
+        f"--config={binaries.bin_dir() / binaries.KWOK_STAGES}",
+        f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+        "--node-lease-duration-seconds=40",
+    ]
+    return Daemon("kwok", command, state, detached=detached)

@@ -1,0 +1,115 @@
+"""Supervision of long-running programs: started once, found again by a later call, ended for certain."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_devcluster.progress import wait_until
+
+# Kept so that a program started by this very process is reaped when it ends.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def started_at(pid: int) -> str | None:
+    """Start time of a living process in clock ticks, None where there is none; a zombie does not live."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name may hold spaces and parentheses; what follows the last one may not.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else fields[19]
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """One program with its log and its pid file, which pins the start time too: pids are used again."""
+
+    name: str
+    command: Sequence[str]
+    state: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # False: the program dies with the thread that started it, so that a killed test run leaves nothing behind.
+    detached: bool = True
+
+    @property
+    def pid_file(self) -> Path:
+        return self.state / "run" / f"{self.name}.pid"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "logs" / f"{self.name}.log"
+
+    def pid(self) -> int | None:
+        """Process id of the running program."""
+        try:
+            pid, start = self.pid_file.read_text().split()
+        except FileNotFoundError:
+            return None
+        if int(pid) in _children:
+            _children[int(pid)].poll()
+        return int(pid) if started_at(int(pid)) == start else None
+
+    def start(self) -> None:
+        """Start the program unless it runs."""
+        if self.pid() is not None:
+            return
+        self.pid_file.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = list(self.command) if self.detached else ["setpriv", "--pdeathsig", "KILL", *self.command]
+        with self.log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                cwd=self.state,
+                start_new_session=True,
+            )
+        _children[child.pid] = child
+        self.pid_file.write_text(f"{child.pid} {started_at(child.pid)}")
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End the program: politely first, then at once."""
+        pid = self.pid()
+        if pid is not None:
+            for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                if self._ended_within(patience):
+                    break
+        self.pid_file.unlink(missing_ok=True)
+        if pid in _children:
+            _children.pop(pid).wait()
+
+    def require(self) -> None:
+        """Complain with the end of its log if the program has ended."""
+        if self.pid() is None:
+            lines = self.log.read_text(errors="replace").splitlines()[-15:] if self.log.exists() else []
+            raise RuntimeError("\n".join([f"{self.name} has ended; the end of {self.log}:", *lines]))
+
+    def _ended_within(self, seconds: float) -> bool:
+        try:
+            wait_until(lambda: self.pid() is None, f"end of {self.name}", seconds, interval=0.02)
+        except TimeoutError:
+            return False
+        return True
+
+
+def kill_all(pids: Sequence[int], timeout: float = 10.0) -> None:
+    """SIGKILL processes that are nobody's daemon (containers and their shims), and see them gone."""
+    starts = {pid: started_at(pid) for pid in pids}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout
+    while left := [pid for pid in pids if starts[pid] is not None and started_at(pid) == starts[pid]]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {left} survived SIGKILL for {timeout:.0f} s")
+        time.sleep(0.02)

@@ -1,0 +1,3 @@
+module grpo.local/devcluster/pause
+
+go 1.26.0

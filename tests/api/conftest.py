@@ -1,0 +1,44 @@
+"""One control plane for all API tests: tests keep apart by namespace."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_devcluster import binaries, kube
+from grpo_devcluster.controlplane import ControlPlane
+
+Kubectl = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A real API server, controller manager and scheduler, with 8 fake nodes of 8 GPUs each."""
+    binaries.build("controlplane")
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), kwok_nodes=8) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(control_plane: ControlPlane) -> Path:
+    return control_plane.kubeconfig
+
+
+@pytest.fixture(scope="session")
+def kubectl(kubeconfig: Path) -> Kubectl:
+    """`kubectl("get", "pods", stdin=...)`: its output, or a RuntimeError with its complaint."""
+
+    def run(*args: str, stdin: str | None = None) -> str:
+        return kube.kubectl(kubeconfig, *args, stdin=stdin)
+
+    return run
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[str]:
+    """A namespace of the test's own, removed after it without waiting."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
