@@ -225,13 +225,18 @@ class StorageConfig(Section):
 class TrainerConfig(Section):
     """All that a rank needs to know about the training itself."""
 
-    model: ModelConfig
-    dataset: DatasetConfig
-    rewards: tuple[RewardConfig, ...] = Field(min_length=1, max_length=32)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
-    generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    storage: StorageConfig = Field(default_factory=StorageConfig)
+    model: ModelConfig = Field(description="The policy to train.")
+    dataset: DatasetConfig = Field(description="Where prompts come from.")
+    rewards: tuple[RewardConfig, ...] = Field(
+        min_length=1,
+        max_length=32,
+        description="Reward functions; their weighted sum is a completion's reward.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="GRPO itself.")
+    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig, description="How training is spread over the ranks.")
+    generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Who samples completions, and how.")
+    storage: StorageConfig = Field(default_factory=StorageConfig, description="Where checkpoints live, and when they are written.")
 
 
 def dump(section: BaseModel) -> dict[str, Any]:

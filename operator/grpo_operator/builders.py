@@ -1,0 +1,202 @@
+"""Topology -> Service, ConfigMap, StatefulSets: plain dicts, equal for equal input. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_operator import names
+from grpo_operator.api import PodTemplate
+from grpo_operator.podtemplate import merge
+from grpo_operator.topology import Group, Job, Topology, make_contract
+from grpo_workload import contract as c
+from grpo_workload.config import dump
+
+Manifest = dict[str, Any]
+
+SAVE_SECONDS = 300
+"""Default grace: a checkpoint of a 7B model with its optimizer takes a minute or two on network storage."""
+
+_UID = 65532
+
+
+def manifests(job: Job, topology: Topology, epoch: int) -> list[Manifest]:
+    """Every child of an epoch, in the order in which they are applied."""
+    return [service(job), contract_map(job, topology, epoch), *(statefulset(job, group, epoch) for group in topology.groups)]
+
+
+def service(job: Job) -> Manifest:
+    """The headless Service of all pods; addresses are published before pods are ready, or the rendezvous could never begin."""
+    rendezvous = job.spec.rendezvous
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB_UID: job.uid},
+            "ports": [
+                {"name": "rendezvous", "port": rendezvous.port, "protocol": "TCP", "targetPort": rendezvous.port},
+                {"name": "status", "port": rendezvous.status_port, "protocol": "TCP", "targetPort": rendezvous.status_port},
+            ],
+        },
+    }
+
+
+def contract_map(job: Job, topology: Topology, epoch: int) -> Manifest:
+    """The contract of an epoch. Immutable: a pod that reads it late reads what the others read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, names.contract_name(job.name, epoch), epoch=epoch),
+        "immutable": True,
+        "data": {"contract.json": make_contract(job, topology, epoch).model_dump_json(by_alias=True, exclude_none=True, indent=1)},
+    }
+
+
+def statefulset(job: Job, group: Group, epoch: int) -> Manifest:
+    """One group's StatefulSet: Parallel, or a rendezvous of all would wait for ordinal 0's readiness for ever (kubernetes#67250)."""
+    selector = {names.LABEL_JOB_UID: job.uid, names.LABEL_GROUP: group.name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _metadata(job, group.statefulset, epoch=epoch, group=group.name),
+        "spec": {
+            "replicas": group.spec.replicas,
+            "serviceName": job.name,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": selector},
+            "template": pod_template(job, group, epoch),
+        },
+    }
+
+
+def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
+    """The pod of a group: the operator's part, with the user's laid over it where the two may meet."""
+    user = merge(job.spec.pod_template, group.spec.pod_template)
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": user.termination_grace_period_seconds or SAVE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _UID,
+            "runAsGroup": _UID,
+            "fsGroup": _UID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        | user.security_context,
+        "containers": [_container(job, group, user)],
+        "volumes": [*_volumes(job, epoch), *user.volumes],
+    }
+    optional = {
+        "nodeSelector": user.node_selector,
+        "tolerations": list(user.tolerations),
+        "affinity": user.affinity,
+        "priorityClassName": user.priority_class_name,
+        "serviceAccountName": user.service_account_name,
+        "imagePullSecrets": list(user.image_pull_secrets),
+    }
+    spec |= {key: value for key, value in optional.items() if value}
+    labels = user.labels | _labels(job, epoch=epoch, group=group.name)
+    return {"metadata": {"labels": labels, **({"annotations": user.annotations} if user.annotations else {})}, "spec": spec}
+
+
+def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
+    status_port = job.spec.rendezvous.status_port
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": job.spec.image,
+        "imagePullPolicy": job.spec.image_pull_policy,
+        "command": ["python", "-m", "grpo_workload.launch"],
+        "env": list({variable["name"]: variable for variable in [*_environment(), *map(dump, user.env)]}.values()),
+        "ports": [
+            {"name": "rendezvous", "containerPort": job.spec.rendezvous.port, "protocol": "TCP"},
+            {"name": "status", "containerPort": status_port, "protocol": "TCP"},
+        ],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "status", "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
+        "resources": _resources(job, group, user),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePath": c.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts(job), *user.volume_mounts],
+    }
+    return container | ({"envFrom": list(user.env_from)} if user.env_from else {})
+
+
+def _environment() -> list[Manifest]:
+    return [
+        _field(c.ENV_POD_NAME, "metadata.name"),
+        _field(c.ENV_POD_UID, "metadata.uid"),
+        {"name": c.ENV_CONTRACT, "value": c.CONTRACT_PATH},
+        {"name": c.ENV_STATE_DIR, "value": c.STATE_DIR},
+        {"name": c.ENV_DATA_DIR, "value": c.DATA_DIR},
+        {"name": c.ENV_TERMINATION_LOG, "value": c.TERMINATION_LOG},
+        {"name": "HF_HOME", "value": c.CACHE_DIR},
+        {"name": "HOME", "value": "/tmp"},
+    ]
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
+    resources: Manifest = dict(user.resources)
+    if job.spec.device.resource:
+        for kind in ("limits", "requests"):
+            resources[kind] = {**resources.get(kind, {}), job.spec.device.resource: str(group.spec.gpus)}
+    return resources
+
+
+def _volumes(job: Job, epoch: int) -> list[Manifest]:
+    return [
+        {"name": "contract", "configMap": {"name": names.contract_name(job.name, epoch), "defaultMode": 0o444}},
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "data", **_storage(job.spec.storage.claim_name)},
+        {"name": "cache", **_storage(job.spec.cache.claim_name)},
+    ]
+
+
+def _storage(claim: str | None) -> Manifest:
+    return {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+
+
+def _mounts(job: Job) -> list[Manifest]:
+    sub_path = job.spec.storage.sub_path
+    return [
+        {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True},
+        {"name": "state", "mountPath": c.STATE_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "data", "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {}),
+        {"name": "cache", "mountPath": c.CACHE_DIR},
+    ]
+
+
+def _labels(job: Job, *, epoch: int | None = None, group: str | None = None) -> dict[str, str]:
+    labels = {
+        "app.kubernetes.io/name": "grpojob",
+        "app.kubernetes.io/instance": job.name,
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+    }
+    if epoch is not None:
+        labels[names.LABEL_EPOCH] = str(epoch)
+    if group is not None:
+        labels |= {"app.kubernetes.io/component": names.ROLE_TRAINER, names.LABEL_ROLE: names.ROLE_TRAINER, names.LABEL_GROUP: group}
+    return labels
+
+
+def _metadata(job: Job, name: str, *, epoch: int | None = None, group: str | None = None) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": _labels(job, epoch=epoch, group=group),
+        "ownerReferences": [job.owner],
+    }

@@ -1,0 +1,184 @@
+"""From the pydantic models to the CustomResourceDefinition: `python -m grpo_operator.crd [--check]`.
+
+A structural schema (OpenAPI v3 as apiextensions/v1 wants it): references inlined, null removed (an absent field is the unset one),
+exclusive bounds in their boolean form, free-form objects marked as such, and every default written out.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from grpo_operator import names
+from grpo_operator.api import GRPOJobSpec, GRPOJobStatus
+
+Schema = dict[str, Any]
+
+_ROOT = Path(__file__).parents[2]
+TARGETS = (
+    _ROOT / "crds" / "grpojobs.training.grpo.dev.yaml",
+    _ROOT / "charts" / "grpo-operator" / "files" / "grpojobs.training.grpo.dev.yaml",
+)
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", 0),
+    ("Step", "string", ".status.summary.step", 0),
+    ("Reward", "string", ".status.summary.reward", 0),
+    ("Trainer", "string", ".status.summary.trainer", 0),
+    ("Generation", "string", ".status.summary.generation", 0),
+    ("Restarts", "integer", ".status.restarts.total", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.summary.reason", 1),
+    ("Message", "string", ".status.summary.message", 1),
+)
+
+_ROOT_RULES = (
+    {
+        "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "message": "metadata.name must start with a letter and hold only a-z, 0-9 and -: it becomes the name of a Service",
+    },
+    {
+        "rule": f"self.spec.trainer.groups.all(g, size(self.metadata.name) + 1 + size(g.name) <= {names.MAX_CHILD_NAME})",
+        "message": f"metadata.name and a group's name must have at most {names.MAX_CHILD_NAME - 1} characters together; shorten one",
+    },
+    {
+        "rule": "!has(oldSelf.status) || !has(oldSelf.status.epoch) || self.spec == oldSelf.spec",
+        "message": "spec cannot change once the job has started; delete the job and create it anew",
+    },
+)
+
+
+def structural(model: type[GRPOJobSpec] | type[GRPOJobStatus]) -> Schema:
+    """The structural schema of a model."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = schema.pop("$defs", {})
+    result = _convert(schema, definitions)
+    assert isinstance(result, dict)
+    return result
+
+
+def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    node = dict(node)
+    while "$ref" in node:
+        target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
+        node = {**target, **node}
+    if "anyOf" in node:
+        options = [option for option in node.pop("anyOf") if option.get("type") != "null"]
+        assert len(options) == 1, f"a union that CRDs cannot say: {options}"
+        node = {**_convert(options[0], definitions), **node}
+    out: Schema = {}
+    for key, value in node.items():
+        match key:
+            case "title" | "propertyNames" | "additionalProperties" | "properties" | "items" | "const":
+                continue
+            case "default" if value is None or value == []:  # a list that is empty by default stays unset: merging tells the two apart
+                continue
+            case "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(value, bool):
+                out[key.replace("exclusiveM", "m")] = value
+                out[key] = True
+            case _:
+                out[key] = value
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    if out.get("type") == "integer":
+        out["format"] = "int64"
+    if "properties" in node:
+        out["properties"] = {name: _property(name, child, node, definitions) for name, child in node["properties"].items()}
+    elif out.get("type") == "object":
+        values = _convert(node["additionalProperties"], definitions) if isinstance(node.get("additionalProperties"), dict) else {}
+        if "type" in values:
+            out["additionalProperties"] = values
+        else:
+            out["x-kubernetes-preserve-unknown-fields"] = True
+    if "items" in node:
+        out["items"] = _convert(node["items"], definitions)
+    return out
+
+
+def _property(name: str, child: Schema, parent: Schema, definitions: dict[str, Schema]) -> Schema:
+    schema = _convert(child, definitions)
+    optional_object = schema.get("type") == "object" and "properties" in schema and "required" not in schema
+    is_choice = "anyOf" in child
+    if optional_object and not is_choice and name not in parent.get("required", []) and "default" not in schema:
+        schema["default"] = {}
+    return schema
+
+
+def crd() -> Schema:
+    """The whole CustomResourceDefinition."""
+    spec, status = structural(GRPOJobSpec), structural(GRPOJobStatus)
+    schema = {
+        "type": "object",
+        "description": "GRPOJob trains a language model with GRPO: trainer and generation as roles of one job.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": _without_defaults(status),
+        },
+        "x-kubernetes-validations": list(_ROOT_RULES),
+    }
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "priority": priority} for name, kind, path, priority in _COLUMNS
+        ],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": "grpojob",
+                "shortNames": ["grpo"],
+                "categories": ["all"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def _without_defaults(node: Any) -> Any:
+    """A status is written whole by the operator; defaults there would be states nobody observed."""
+    if isinstance(node, dict):
+        return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
+    return [_without_defaults(item) for item in node] if isinstance(node, list) else node
+
+
+def render() -> str:
+    """The CRD as YAML."""
+    header = "# Generated by `make crds` from operator/grpo_operator/api.py. Do not edit.\n"
+    return header + yaml.safe_dump(crd(), sort_keys=False, width=120)
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 when a file differs from the models.")
+def main(check: bool) -> None:
+    """Write the CRD to crds/ and into the chart."""
+    text = render()
+    stale = [path for path in TARGETS if not path.exists() or path.read_text() != text]
+    if check and stale:
+        sys.exit(f"not what the models say: {', '.join(str(path.relative_to(_ROOT)) for path in stale)}; run `make crds`")
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Every name that other programs see: API group, labels, conditions, reasons and the names of children."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+GROUP = "training.grpo.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "GRPOJob"
+PLURAL = "grpojobs"
+
+MANAGER = "grpo-operator"
+"""Field manager of server-side apply, and the value of `app.kubernetes.io/managed-by`."""
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_GROUP = f"{GROUP}/group"
+LABEL_EPOCH = f"{GROUP}/epoch"
+SELECTOR_MANAGED = f"{LABEL_MANAGED_BY}={MANAGER}"
+
+ROLE_TRAINER = "trainer"
+CONTAINER = "trainer"
+
+DEFAULT_IMAGE = "ghcr.io/grpo-operator/workload:0.1.0"
+
+MAX_CHILD_NAME = 52
+"""A StatefulSet's pods carry the label controller-revision-hash, `<name>-<10 characters>`, of at most 63 (kubernetes#64023)."""
+
+
+class Condition(StrEnum):
+    """Types of `status.conditions`."""
+
+    ACCEPTED = "Accepted"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and events."""
+
+    VALID = "Valid"
+    INVALID_SPEC = "InvalidSpec"
+    INVALID_POD_TEMPLATE = "InvalidPodTemplate"
+    NAME_TAKEN = "NameTaken"
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_NOT_SHARED = "ClaimNotReadWriteMany"
+    WAITING_FOR_OLD_CHILDREN = "WaitingForOldChildren"
+    WAITING_FOR_PODS = "WaitingForPods"
+    ALL_PODS_SCHEDULED = "AllPodsScheduled"
+    UNSCHEDULABLE = "Unschedulable"
+    CONTAINER_WAITING = "ContainerWaiting"
+    STARTING = "Starting"
+    WAITING_FOR_PEERS = "WaitingForPeers"
+    ALL_RANKS_RUNNING = "AllRanksRunning"
+    FINISHED = "Finished"
+    TRAINING_DONE = "TrainingDone"
+    POD_REPLACED = "PodReplaced"
+    OUTCOME_LOST = "OutcomeLost"
+    RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"
+
+
+def child_name(job: str, group: str) -> str:
+    """Name of a group's StatefulSet; its pods are `<child>-<ordinal>`."""
+    return f"{job}-{group}"
+
+
+def contract_name(job: str, epoch: int) -> str:
+    """Name of the immutable ConfigMap that holds an epoch's contract."""
+    return f"{job}-{epoch}"
+
+
+def pod_host(pod: str, job: str, namespace: str) -> str:
+    """DNS name of a pod below the job's headless Service; without the cluster's domain, which only the pods' resolver knows."""
+    return f"{pod}.{job}.{namespace}.svc"
