@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from grpo_operator import names
-from grpo_operator.api import Failure, GRPOJobStatus, GroupStatus, MemberOutcome, MemberStatus, ProgressStatus
+from grpo_operator.api import Failure, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus, ProgressStatus
 from grpo_operator.names import Condition, Reason
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import holds, is_terminal, set_condition, summarise
@@ -226,7 +226,8 @@ def _observe_pods(draft: Draft, topology: Topology, observed: Observed, progress
     unscheduled = next((pod for pod in pods if pod.scheduling), None)
     if len(pods) < len(expected):
         missing = next(name for name in expected if name not in observed.pods)
-        why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing (kubectl describe statefulset {missing.rpartition('-')[0]} says why)"
+        hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
+        why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing ({hint})"
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, why)
     elif unscheduled is not None:
         draft.set(Condition.SCHEDULED, False, Reason.UNSCHEDULABLE, f"pod {unscheduled.name}: {unscheduled.scheduling}")

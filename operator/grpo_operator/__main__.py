@@ -1,0 +1,39 @@
+"""`python -m grpo_operator run`: the operator."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+import kopf
+
+from grpo_operator.handlers import Options, registry, settings
+
+
+@click.group()
+def main() -> None:
+    """Reconcile GRPOJobs."""
+
+
+@main.command()
+@click.option("--namespace", "namespaces", multiple=True, help="Namespace to watch; may be repeated. All of them when not given.")
+@click.option("--liveness-port", type=int, default=8080, show_default=True, help="Port of /healthz.")
+@click.option("--no-progress", is_flag=True, help="Do not ask launchers for progress: for clusters whose pods are not real.")
+@click.option("--log-format", type=click.Choice(["plain", "full", "json"]), default="full", show_default=True, help="Form of the log.")
+def run(namespaces: tuple[str, ...], liveness_port: int, no_progress: bool, log_format: str) -> None:
+    """Watch GRPOJobs and reconcile them until told to end."""
+    kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
+    asyncio.run(
+        kopf.operator(
+            registry=registry(Options(ask_progress=not no_progress)),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            liveness_endpoint=f"http://0.0.0.0:{liveness_port}/healthz",
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

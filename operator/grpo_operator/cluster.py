@@ -1,0 +1,186 @@
+"""The only module that talks to the API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import DynamicApiError
+from kubernetes.utils.quantity import parse_quantity
+
+from grpo_operator import names
+
+Object = dict[str, Any]
+
+_PATHS = {
+    names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
+}
+CHILD_KINDS = ("Service", "ConfigMap", "StatefulSet")
+
+
+class ConflictError(Exception):
+    """The object changed since it was read: plan again from a live read."""
+
+
+class RefusedError(Exception):
+    """The API server will not take an object as it is (400, 403, 422); the text is its own."""
+
+
+class ForeignError(Exception):
+    """An object of that name exists and belongs to somebody else: it is not adopted."""
+
+
+async def configure() -> client.ApiClient:
+    """A client for the cluster this process runs in, else for the one that KUBECONFIG names."""
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)
+    except ConfigException:
+        await config.load_kube_config(client_configuration=configuration)
+    return client.ApiClient(configuration)
+
+
+class Cluster:
+    """Reads and writes of one API server. Objects go in and come out as plain dicts."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._dynamic = DynamicClient(api)
+        self._api = api
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """An object, or None when there is none."""
+        try:
+            return await self._request("get", self._path(kind, namespace, name))
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
+        """Objects of a kind that carry labels; each with its `kind`, which items of a list lack."""
+        answer = await self._request("get", self._path(kind, namespace), label_selector=label_selector)
+        return [item | {"kind": kind} for item in answer["items"]]
+
+    async def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply under our field manager.
+
+        Raises ForeignError when the object exists under another controller (or none), RefusedError when it is invalid.
+        """
+        metadata = manifest["metadata"]
+        live = await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
+        if live is not None:
+            _check_owner(manifest, live)
+            if not dry_run and contains(live, manifest):
+                return live
+        try:
+            return await self._request(
+                "patch",
+                self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
+                body=manifest,
+                content_type="application/apply-patch+yaml",
+                field_manager=names.MANAGER,
+                force_conflicts="true",
+                dry_run="All" if dry_run else None,
+            )
+        except ApiException as error:
+            if error.status in (400, 403, 422):
+                raise RefusedError(f"{manifest['kind']} {metadata['name']}: {reason_of(error)}") from error
+            raise
+
+    async def write_status(self, job: Object, status: Object) -> Object:
+        """Replace a job's status as it was read. Raises ConflictError when the job has changed since."""
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": job["metadata"], "spec": job["spec"], "status": status}
+        path = self._path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + "/status"
+        try:
+            return await self._request("put", path, body=body, field_manager=names.MANAGER)
+        except ApiException as error:
+            if error.status in (404, 409):
+                raise ConflictError(reason_of(error)) from error
+            raise
+
+    async def emit(self, job: Object, *, kind: str, reason: str, message: str, now: str) -> None:
+        """Create an event about a job."""
+        metadata = job["metadata"]
+        regarding = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": metadata["name"], "namespace": metadata["namespace"]}
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "eventTime": now,
+            "action": "Reconcile",
+            "reason": reason,
+            "note": message,
+            "type": kind,
+            "regarding": regarding | {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+            "reportingController": f"{names.GROUP}/{names.MANAGER}",
+            "reportingInstance": names.MANAGER,
+        }
+        await self._request("post", self._path("Event", metadata["namespace"]), body=event)
+
+    @staticmethod
+    def _path(kind: str, namespace: str, name: str | None = None) -> str:
+        return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
+
+    async def _request(self, method: str, path: str, **params: Any) -> Object:
+        try:
+            answer = await self._dynamic.request(method, path, serialize=False, query_params=[], header_params={}, **params)
+        except DynamicApiError as error:
+            raise ApiException(status=error.status, reason=error.reason, body=error.body) from error
+        body = await answer.json()
+        assert isinstance(body, dict)
+        return body
+
+
+def reason_of(error: ApiException) -> str:
+    """What the API server says in an error's body, else its status line."""
+    try:
+        message = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+    return str(message)
+
+
+def _check_owner(manifest: Object, live: Object) -> None:
+    metadata = live["metadata"]
+    wanted = manifest["metadata"]["ownerReferences"][0]["uid"]
+    owner = next((ref for ref in metadata.get("ownerReferences", ()) if ref.get("controller")), None)
+    if owner is not None and owner["uid"] == wanted:
+        return
+    holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "belongs to nobody"
+    raise ForeignError(
+        f"{manifest['kind']} {metadata['name']} exists and {holder}: refusing to adopt it; delete it, or give the job another name"
+    )
+
+
+def contains(live: Any, wanted: Any) -> bool:
+    """Whether all that `wanted` says is so in `live`, which the API server has filled with defaults and normalised.
+
+    Lists must agree element by element. Quantities may be written differently ("1000m" is "1").
+    """
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(key in live and contains(live[key], value) for key, value in wanted.items())
+    if isinstance(wanted, list | tuple):
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(contains, live, wanted))
+    return live == wanted or _same_quantity(live, wanted)
+
+
+def _same_quantity(live: Any, wanted: Any) -> bool:
+    try:
+        return bool(parse_quantity(live) == parse_quantity(wanted))
+    except ValueError:
+        return False

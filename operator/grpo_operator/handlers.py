@@ -1,0 +1,85 @@
+"""kopf's part: watching, and nothing else. Every event only wakes the job's key in the queue.
+
+Low-level `on.event` handlers alone: they need no finalizer, so a job can be deleted while the operator is down, and write no annotation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import kopf
+
+from grpo_operator import names
+from grpo_operator.cluster import Cluster, configure
+from grpo_operator.progress import HttpProgress, NoProgress
+from grpo_operator.reconcile import Key, Reconciler
+from grpo_operator.workqueue import WorkQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    ask_progress: bool = True
+
+
+def registry(options: Options) -> kopf.OperatorRegistry:
+    """The handlers of one operator, with their queue and clients between them."""
+    handlers = kopf.OperatorRegistry()
+    state = _State(options)
+    kopf.on.startup(registry=handlers)(state.start)
+    kopf.on.cleanup(registry=handlers)(state.stop)
+    kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)
+    kopf.on.event("apps", "v1", "statefulsets", registry=handlers)(state.child_changed)
+    kopf.on.event("", "v1", "pods", registry=handlers)(state.child_changed)
+    kopf.on.probe(id="seconds_since_last_pass", registry=handlers)(state.age)
+    return handlers
+
+
+def settings() -> kopf.OperatorSettings:
+    """Kopf as this operator uses it: no events of its own, no discovery of the whole cluster, only our children watched."""
+    chosen = kopf.OperatorSettings()
+    chosen.posting.enabled = False
+    chosen.scanning.disabled = True
+    chosen.peering.standalone = True
+    chosen.watching.server_timeout = 600
+    chosen.watching.client_timeout = 660
+    chosen.watching.label_selectors["apps", "v1", "statefulsets"] = names.SELECTOR_MANAGED
+    chosen.watching.label_selectors["", "v1", "pods"] = names.SELECTOR_MANAGED
+    return chosen
+
+
+class _State:
+    """What lives as long as the operator."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    async def start(self, **_: Any) -> None:
+        self._cluster = Cluster(await configure())
+        self._progress = HttpProgress() if self._options.ask_progress else NoProgress()
+        reconciler = Reconciler(self._cluster, self._progress, lambda: datetime.now(UTC))
+        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile)
+
+    async def stop(self, **_: Any) -> None:
+        await self._queue.close()
+        await self._cluster.close()
+        if isinstance(self._progress, HttpProgress):
+            await self._progress.close()
+
+    async def job_changed(self, namespace: str | None, name: str | None, uid: str | None, **_: Any) -> None:
+        assert namespace is not None
+        assert name is not None
+        assert uid is not None
+        self._queue.wake(Key(namespace, name, uid))
+
+    async def child_changed(self, namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
+        if namespace and job and uid:
+            self._queue.wake(Key(namespace, job, uid))
+
+    async def age(self, **_: Any) -> float:
+        return asyncio.get_running_loop().time() - self._queue.last_pass

@@ -1,0 +1,72 @@
+"""A keyed work queue on asyncio: one task a key, wakes that are never lost, back-off after errors, due times without a wake.
+
+The same contract as client-go's rate-limited queue, for one process and thousands of keys: a key is never worked on twice at once, a
+wake that arrives during a pass causes another pass, and an error is tried again after 0.2 s, doubling up to a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from grpo_operator.cluster import ConflictError
+
+K = TypeVar("K", bound=Hashable)
+log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 60.0
+
+
+class WorkQueue(Generic[K]):
+    """Runs `work(key)` for every key that was woken; `work` returns the seconds until it wants to run again, None for never."""
+
+    def __init__(self, work: Callable[[K], Awaitable[float | None]], *, limit: int = 32) -> None:
+        self._work = work
+        self._slots = asyncio.Semaphore(limit)
+        self._wakes: dict[K, asyncio.Event] = {}
+        self._tasks: dict[K, asyncio.Task[None]] = {}
+        self.last_pass = asyncio.get_running_loop().time()
+
+    def wake(self, key: K) -> None:
+        """Ask for a pass over a key, soon."""
+        if key in self._tasks:
+            self._wakes[key].set()
+        else:
+            self._wakes[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key), name=f"reconcile {key}")
+
+    @property
+    def keys(self) -> frozenset[K]:
+        """Keys that have a pass coming."""
+        return frozenset(self._tasks)
+
+    async def close(self) -> None:
+        """Stop everything; passes under way are cancelled at their next await."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, key: K) -> None:
+        wake, backoff = self._wakes[key], _FIRST_BACKOFF
+        while True:
+            wake.clear()  # before the pass reads anything, so that what changes during it wakes the next
+            try:
+                async with self._slots:
+                    delay = await self._work(key)
+                backoff = _FIRST_BACKOFF
+            except ConflictError:
+                delay = 0.0
+            except Exception:  # the edge of the process: any fault of one job is logged and tried again, the others go on
+                log.exception("%s: the pass failed; trying again in %.1f s", key, backoff)
+                delay, backoff = backoff, min(backoff * 2, _LAST_BACKOFF)
+            self.last_pass = asyncio.get_running_loop().time()
+            if delay is None and not wake.is_set():
+                del self._tasks[key], self._wakes[key]
+                return
+            try:
+                await asyncio.wait_for(wake.wait(), delay)
+            except TimeoutError:
+                continue
