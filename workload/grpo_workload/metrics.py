@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
+import torch
+
+from grpo_workload.advantage import ScaleRewards, as_groups, nanstd, reward_std
 from grpo_workload.rewards import RewardTable
 
 
@@ -14,22 +19,35 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
         """Open `path`, dropping lines of steps >= `resume_step`, so that a resumed run continues the curve of its checkpoint."""
-        raise NotImplementedError
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _truncate(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step; in the file as soon as this returns. NaN and infinity become null."""
-        raise NotImplementedError
+        """Append a step; a reader of the file sees it as soon as this returns. NaN and infinity, which JSON lacks, become null."""
+        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step} | values) + "\n")
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        raise NotImplementedError
+        self._file.close()
+
+
+def _truncate(path: Path, resume_step: int) -> None:
+    # The last line may be half written where a rank was killed; it has no newline then.
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    kept = path.with_name(f"{path.name}.kept")
+    kept.write_text("".join(line for line in lines if json.loads(line)["step"] < resume_step), encoding="utf-8")
+    os.replace(kept, path)
 
 
 def summarise(
     table: RewardTable,
     *,
     num_generations: int,
-    scale_rewards: Literal["group", "batch", "none"],
+    scale_rewards: ScaleRewards,
     prompt_lengths: Sequence[int],
     completion_lengths: Sequence[int],
     truncated: Sequence[bool],
@@ -39,6 +57,43 @@ def summarise(
     """Metrics of a step over all ranks: rewards, lengths, tokens, speed.
 
     All sequences hold one entry a completion of the whole step (gather them over ranks first). `step_time` in seconds;
-    `num_tokens_before` is `num_tokens` of the step before. The caller adds loss, grad_norm, learning_rate and `loss.token_means`.
+    `num_tokens_before` is `num_tokens` of the step before, prompts and completions since the start of the run. `tokens_per_second` counts
+    completion tokens. The caller adds loss, grad_norm, learning_rate and `loss.token_means`.
     """
-    raise NotImplementedError
+    num_tokens = sum(completion_lengths)
+    return {
+        **_reward_metrics(table, num_generations, scale_rewards),
+        **_length_metrics(completion_lengths, truncated),
+        "num_tokens": num_tokens_before + num_tokens + sum(prompt_lengths),
+        "step_time": step_time,
+        "tokens_per_second": num_tokens / step_time,
+    }
+
+
+def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: ScaleRewards) -> dict[str, float]:
+    rewards_FG = as_groups(table.totals, num_generations)
+    std_F = reward_std(rewards_FG, scale_rewards)
+    metrics = {**_mean_std(table.totals, "reward", "reward_std")}
+    metrics["frac_reward_zero_std"] = torch.isclose(std_F, torch.zeros_like(std_F)).float().mean().item()
+    for name, values in zip(table.names, table.values, strict=True):
+        known = [math.nan if value is None else value for value in values]
+        metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+    return metrics
+
+
+def _mean_std(values: Sequence[float], mean_name: str, std_name: str) -> dict[str, float]:
+    values_1N = torch.tensor([values], dtype=torch.float32)
+    return {mean_name: values_1N.nanmean().item(), std_name: nanstd(values_1N).item()}
+
+
+def _length_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
+    terminated = [length for length, is_cut in zip(lengths, truncated, strict=True) if not is_cut] or [0]
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": sum(truncated) / len(truncated),
+        "completions/mean_terminated_length": sum(terminated) / len(terminated),
+        "completions/min_terminated_length": min(terminated),
+        "completions/max_terminated_length": max(terminated),
+    }

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import inspect
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
+from grpo_workload.accuracy import Verifier
 from grpo_workload.config import RewardConfig
 from grpo_workload.tasks import PromptSource
-from grpo_workload.types import Completion, Prompt
+from grpo_workload.types import Completion, Message, Prompt
 
 Values = list[float | None]
 RewardFunction = Callable[[list[Prompt], list[Completion]], Values | Awaitable[Values]]
+
+
+class RewardError(Exception):
+    """A reward function failed; the message names the reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +43,141 @@ class RewardTable:
     @staticmethod
     def concat(tables: Sequence[RewardTable]) -> RewardTable:
         """One table from those of all ranks, in rank order; ranks without completions give a table with N = 0."""
-        raise NotImplementedError
+        names = tables[0].names
+        assert all(table.names == names for table in tables)
+        values = [[value for table in tables for value in table.values[index]] for index in range(len(names))]
+        return RewardTable(names=names, values=values, totals=[total for table in tables for total in table.totals])
 
 
 def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list[Reward]:
-    """Find the functions. Raises ValueError (naming the reward) when a module or attribute is missing or does not fit the dataset."""
-    raise NotImplementedError
+    """Find the functions.
+
+    Raises:
+        ValueError: a module or attribute is missing, or a function does not go with the dataset; names the reward.
+    """
+    return [Reward(name=config.name, weight=config.weight, function=_find(config, source)) for config in configs]
 
 
 async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: list[Completion]) -> RewardTable:
-    """Score completions[i], an answer to prompts[i], with every function; all functions run at once.
+    """Score completions[i], an answer to prompts[i], with every function; all functions run at once, sync ones in threads.
 
     Raises:
-        RewardError: a function raised, or returned something other than one number or None a completion; names the reward.
+        RewardError: a function raised, or returned something other than one finite number or None a completion.
     """
-    raise NotImplementedError
+    assert len(prompts) == len(completions)
+    if not completions:
+        return RewardTable(names=[reward.name for reward in rewards], values=[[] for _ in rewards], totals=[])
+    values = list(await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards)))
+    totals = [_total(rewards, row) for row in zip(*values, strict=True)]
+    return RewardTable(names=[reward.name for reward in rewards], values=values, totals=totals)
+
+
+async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+    try:
+        if _is_async(reward.function):
+            result = await cast(Awaitable[Values], reward.function(prompts, completions))
+        else:
+            result = cast(Values, await asyncio.to_thread(reward.function, prompts, completions))
+    except Exception as error:
+        raise RewardError(f"rewards[{reward.name}] raised {type(error).__name__}: {error}") from error
+    return _checked(reward.name, result, len(completions))
+
+
+def _checked(name: str, result: Any, num_completions: int) -> Values:
+    """The function's result as floats and None; a NaN is a None, as in TRL."""
+    try:
+        values = [None if value is None else float(value) for value in result]
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"rewards[{name}] must return a list of numbers or None, one a completion: {error}") from error
+    if len(values) != num_completions:
+        raise RewardError(f"rewards[{name}] returned {len(values)} values for {num_completions} completions")
+    if any(value is not None and math.isinf(value) for value in values):
+        raise RewardError(f"rewards[{name}] returned infinity, which no group mean survives; return a finite number or None")
+    return [None if value is None or math.isnan(value) else value for value in values]
+
+
+def _total(rewards: Sequence[Reward], row: Sequence[float | None]) -> float:
+    known = [reward.weight * value for reward, value in zip(rewards, row, strict=True) if value is not None]
+    return sum(known) if known else math.nan
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _find(config: RewardConfig, source: PromptSource) -> RewardFunction:
+    if config.accuracy is not None:
+        return _accuracy(config.name, source)
+    if config.stopped is not None:
+        return lambda prompts, completions: [float(completion.finish_reason == "stop") for completion in completions]
+    if config.reasoning_gym is not None:
+        return _reasoning_gym(config.name, source)
+    assert config.function is not None
+    return _trl_style(_import(config.name, config.function))
+
+
+def _accuracy(name: str, source: PromptSource) -> RewardFunction:
+    columns = source.batch(0, 1)[0].columns
+    gold = next((column for column in ("solution", "answer") if column in columns), None)
+    if gold is None:
+        found = ", ".join(columns) or "nothing but prompts"
+        raise ValueError(f"rewards[{name}].accuracy needs a column `solution` or `answer`; the dataset has {found}")
+    verifier = Verifier()
+
+    def accuracy(prompts: list[Prompt], completions: list[Completion]) -> Values:
+        pairs = zip(prompts, completions, strict=True)
+        return [verifier(str(prompt.columns[gold]), completion.text) for prompt, completion in pairs]
+
+    return accuracy
+
+
+def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
+    scorer = source.scorer
+    if scorer is None:
+        raise ValueError(f"rewards[{name}].reasoningGym: the dataset is not one of reasoning-gym (dataset.reasoningGym); use accuracy")
+
+    def reasoning_gym(prompts: list[Prompt], completions: list[Completion]) -> Values:
+        return [scorer(completion.text.strip(), prompt) for prompt, completion in zip(prompts, completions, strict=True)]
+
+    return reasoning_gym
+
+
+def _import(name: str, path: str) -> Callable[..., Any]:
+    where = f"rewards[{name}].function: {path}"
+    module_name, attribute = path.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does when it is imported
+        hint = "put it on PYTHONPATH, in the image or on a mounted volume" if isinstance(error, ModuleNotFoundError) else "mend it"
+        raise ValueError(f"{where}: importing {module_name} failed with {type(error).__name__}: {error}; {hint}") from error
+    function = getattr(module, attribute, None)
+    if function is None:
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{where}: module {module_name} has no {attribute}; it has {', '.join(public) or 'no functions'}")
+    if not callable(function):
+        raise ValueError(f"{where}: {attribute} is a {type(function).__name__}, not a function")
+    return cast(Callable[..., Any], function)
+
+
+def _trl_style(function: Callable[..., Any]) -> RewardFunction:
+    """Call `function` as TRL does: every column as a list, answers to messages as messages."""
+
+    def arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
+        columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
+        return columns | {
+            "prompts": [prompt.text for prompt in prompts],
+            "completions": [_trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+        }
+
+    if not _is_async(function):
+        return lambda prompts, completions: cast(Values, function(**arguments(prompts, completions)))
+
+    async def call(prompts: list[Prompt], completions: list[Completion]) -> Values:
+        return cast(Values, await function(**arguments(prompts, completions)))
+
+    return call
+
+
+def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
+    return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -135,7 +134,6 @@ def _split(dataset: Any, split: str) -> Any:
 
 def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, tokenizer: Any, seed: int) -> PromptSource:
     # Hundreds of generators: importing takes seconds.
-    importlib.import_module("reasoning_gym")
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if gym.dataset not in DATASETS:
@@ -152,11 +150,12 @@ def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, token
     except (AssertionError, ValueError, TypeError) as error:
         raise ValueError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
 
+    filled = config.model_copy(update={"prompt_template": None})  # it goes around the question, here, also in chat form
+
     def to_prompt(index: int, entry: Mapping[str, Any]) -> Prompt:
         text = _fill(config, entry["question"])
         prompt: Text = [{"role": "user", "content": text}] if tokenizer.chat_template else text
-        # The template has been applied already, to the question.
-        return _make_prompt(config.model_copy(update={"prompt_template": None}), tokenizer, index, prompt, dict(entry))
+        return _make_prompt(filled, tokenizer, index, prompt, dict(entry))
 
     return PromptSource(dataset, to_prompt, seed=seed, scorer=lambda answer, prompt: float(dataset.score_answer(answer, prompt.columns)))
 
