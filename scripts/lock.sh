@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Resolves pyproject.toml into requirements/*.txt. Versions already locked stay; `make lock LOCK_FLAGS=--upgrade` moves them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=${GRPO_CACHE:-$HOME/.cache/grpo-operator}/uv/bin/uv
+export UV_CUSTOM_COMPILE_COMMAND="make lock"
+
+lock() {
+  local out=requirements/$1.txt
+  shift
+  echo "lock: $out" >&2
+  # No index URL: the lock holds names and hashes, and works with whatever index a machine uses.
+  "$uv" pip compile -q --universal --generate-hashes --no-emit-index-url ${LOCK_FLAGS:-} "$@" -o "$out"
+}
+
+lock uv --python-version 3.11 --group uv
+lock build --python-version 3.11 --group build
+lock operator --python-version 3.11 --extra operator pyproject.toml
+lock dev --python-version 3.11 --extra operator --extra cpu --extra cli --group dev pyproject.toml

