@@ -1,5 +1,6 @@
 """The cluster's API, as the devcluster itself uses it."""
 
+import datetime
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ def apply(kubeconfig: Path, manifests: Sequence[Manifest]) -> None:
     kubectl(kubeconfig, "apply", "--server-side", "--force-conflicts", "--field-manager=devcluster", "-f", "-", stdin=text)
 
 
-def is_ready(node: Any) -> bool:
-    """Whether a node, as the client gives it, reports Ready."""
-    return any(c.type == "Ready" and c.status == "True" for c in (node.status.conditions or []))
+def is_ready(node: Any, since: datetime.datetime | None = None) -> bool:
+    """Whether a node, as the client gives it, reports Ready; reports from before `since` do not count."""
+    conditions = [c for c in node.status.conditions or [] if c.type == "Ready" and c.status == "True"]
+    return any(since is None or c.last_heartbeat_time >= since for c in conditions)

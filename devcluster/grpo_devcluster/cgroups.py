@@ -1,0 +1,62 @@
+"""Cgroups of the nodes: each kubelet gets a root of its own, which also tells what runs on that node."""
+
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+PARENT = "grpo-devcluster"
+# The cgroup v2 hierarchy of a hybrid host has no controllers: the kubelet leaves it alone, runc uses it.
+_UNIFIED = "unified"
+
+
+def cgroup_root(node: str) -> str:
+    """The kubelet's `cgroupRoot` of a node."""
+    return f"/{PARENT}/{node}"
+
+
+def _is_v2() -> bool:
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def _hierarchies() -> list[Path]:
+    if _is_v2():
+        return [ROOT]
+    return [d for d in sorted(ROOT.iterdir()) if d.is_dir() and not d.is_symlink()]
+
+
+def create(node: str) -> None:
+    """Make the node's root in every hierarchy; a cpuset is unusable until its cpus and mems are filled."""
+    for hierarchy in _hierarchies():
+        if hierarchy.name == _UNIFIED:
+            continue
+        parent = hierarchy
+        for part in (PARENT, node):
+            if _is_v2():
+                controllers = (parent / "cgroup.controllers").read_text().split()
+                (parent / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in controllers))
+            child = parent / part
+            child.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if not _is_v2() and (child / name).exists() and not (child / name).read_text().strip():
+                    (child / name).write_text((parent / name).read_text())
+            parent = child
+
+
+def processes(node: str | None = None) -> list[int]:
+    """Everything that runs in pods of one node, or of all."""
+    pids: set[int] = set()
+    for hierarchy in _hierarchies():
+        top = hierarchy / PARENT / node if node else hierarchy / PARENT
+        for file in top.rglob("cgroup.procs"):
+            pids.update(int(line) for line in file.read_text().split())
+    return sorted(pids)
+
+
+def remove() -> None:
+    """Remove the empty tree, leaves first; cgroup folders cannot be removed in any other way."""
+    for hierarchy in _hierarchies():
+        top = hierarchy / PARENT
+        if not top.exists():
+            continue
+        folders = [top, *(d for d in top.rglob("*") if d.is_dir())]
+        for folder in sorted(folders, key=lambda d: len(d.parts), reverse=True):
+            folder.rmdir()

@@ -1,0 +1,182 @@
+"""The whole cluster: control plane, network, nodes, services, storage. One per machine."""
+
+import contextlib
+import datetime
+import fcntl
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo_devcluster import binaries, cgroups, kube, network, nodeconfig, packages, paths, policies, services, storage
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.node import Node
+from grpo_devcluster.nodeconfig import GPU, NodeSpec
+from grpo_devcluster.process import Daemon
+from grpo_devcluster.progress import say, step, wait_until
+
+DEFAULT_NODES = "a=2,b=1"
+_PORT = 6443
+# Kept by `down`: logs explain what went wrong, volumes hold what was trained.
+_KEPT = {"logs", "storage", "lock"}
+
+
+class Cluster:
+    """The cluster below `state`; every call finds again what an earlier one has started."""
+
+    def __init__(self, state: Path | None = None) -> None:
+        self.state = state or paths.default_state()
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.state / "kubeconfig"
+
+    def up(self, nodes: str | None = None) -> None:
+        """Start everything that does not run, and return when both nodes take pods."""
+        with self._locked():
+            wanted = self._settle_nodes(nodes)
+            binaries.build()
+            packages.ensure(packages.NODE)
+            fresh = not (self.state / "etcd").exists()
+            if self.running():
+                say("is up already")
+            else:
+                with step("start"):
+                    self._start(fresh=fresh)
+            storage.recycle(self.kubeconfig)
+            policies.create(self.kubeconfig)
+            say(f"{len(wanted)} nodes ready; export KUBECONFIG={self.kubeconfig}")
+
+    def down(self) -> None:
+        """End everything and remove every trace but logs and volumes."""
+        with self._locked():
+            for node in self.nodes():
+                node.stop()
+            for daemon in self._services():
+                daemon.stop()
+            self.control_plane().stop()
+            _unmount_below(self.state)
+            cgroups.remove()
+            if not packages.missing(packages.NODE):
+                network.down()
+            for path in self.state.iterdir():
+                if path.name not in _KEPT:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            say("is down")
+
+    def running(self) -> bool:
+        """Whether every program of the cluster runs."""
+        return self.exists() and all(daemon.pid() for daemon in self.daemons())
+
+    def exists(self) -> bool:
+        return (self.state / "endpoints.json").exists()
+
+    def daemons(self) -> list[Daemon]:
+        """Every program of the cluster, in the order of their start."""
+        nodes = [d for node in self.nodes() for d in (node.containerd, node.kubelet)]
+        return [*self.control_plane().daemons(), *self._services(), *nodes] if self.exists() else []
+
+    def nodes(self) -> list[Node]:
+        ca = self.control_plane().pki.ca
+        return [Node(s, self.state, ca, self.state / "config" / f"kubelet-{s.name}.kubeconfig") for s in self._specs()]
+
+    def node(self, name: str) -> Node:
+        """A node by its name, with or without the `node-` in front."""
+        for node in self.nodes():
+            if node.spec.name in {name, f"node-{name}"}:
+                return node
+        raise LookupError(f"no node {name}; there are {', '.join(n.spec.name for n in self.nodes()) or 'none'}")
+
+    def start_node(self, name: str) -> None:
+        """Start one node, and return when it is ready with its GPUs."""
+        since = _now()
+        node = self.node(name)
+        node.start()
+        self._wait_ready(node, since)
+
+    def load(self, archive: Path) -> None:
+        """Import an image into every node."""
+        for node in self.nodes():
+            node.load(archive)
+
+    def control_plane(self) -> ControlPlane:
+        names = [s.name for s in self._specs()]
+        return ControlPlane(self.state, address=network.GATEWAY, port=_PORT, nodes=names, detached=True)
+
+    def _start(self, *, fresh: bool) -> None:
+        since = _now()
+        network.up(len(self._specs()))
+        plane = self.control_plane()
+        plane.start()
+        kube.apply(self.kubeconfig, services.coredns_rights())
+        programs = self._services()
+        for daemon in programs:
+            daemon.start()
+        storage.create(self.kubeconfig, self.state / "storage", fresh=fresh)
+        for node in self.nodes():
+            node.start()
+        for node in self.nodes():
+            self._wait_ready(node, since)
+        services.wait_ready(programs)
+
+    def _wait_ready(self, node: Node, since: datetime.datetime) -> None:
+        spec = node.spec
+        api = kube.core(self.kubeconfig)
+
+        def ready() -> bool:
+            node.kubelet.require()
+            node.containerd.require()
+            found = api.list_node(field_selector=f"metadata.name={spec.name}").items
+            if not found or not kube.is_ready(found[0], since):
+                return False
+            # A kubelet that registers sets the capacity of devices it knows no plugin for to zero.
+            if str(spec.gpus) == found[0].status.allocatable.get(GPU):
+                return True
+            if spec.gpus:
+                count = {GPU: str(spec.gpus)}
+                api.patch_node_status(spec.name, {"status": {"capacity": count, "allocatable": count}})
+            return spec.gpus == 0
+
+        wait_until(ready, f"{spec.name} ready", timeout=60)
+
+    def _services(self) -> list[Daemon]:
+        config = self.state / "config"
+        specs = self._specs()
+        return services.daemons(self.state, config, specs[0].name) if specs and config.exists() else []
+
+    def _specs(self) -> list[NodeSpec]:
+        file = self.state / "nodes"
+        return nodeconfig.parse_nodes(file.read_text(), self.state / "nodes.d") if file.exists() else []
+
+    def _settle_nodes(self, nodes: str | None) -> list[NodeSpec]:
+        file = self.state / "nodes"
+        if not file.exists():
+            nodeconfig.parse_nodes(nodes or DEFAULT_NODES, self.state)
+            file.write_text(nodes or DEFAULT_NODES)
+        elif nodes is not None and nodes != file.read_text():
+            raise ValueError(f"the cluster has the nodes {file.read_text()}, not {nodes}: run `down` first")
+        return self._specs()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waits for another call on this cluster to end")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _now() -> datetime.datetime:
+    # The API's times have whole seconds.
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+
+
+def _unmount_below(folder: Path) -> None:
+    """Unmount what containers left, the innermost first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4].replace("\\040", " ") for line in lines]
+    for point in reversed([p for p in points if Path(p).is_relative_to(folder) and p != str(folder)]):
+        subprocess.run(["umount", "--lazy", point], check=True)

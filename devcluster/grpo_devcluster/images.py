@@ -1,0 +1,153 @@
+"""Images of the devcluster: small ones written here, the operator's built from its Dockerfile on a Debian base."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from grpo_devcluster import binaries, nodeconfig, oci, packages, paths
+from grpo_devcluster.oci import Entry, ImageConfig
+from grpo_devcluster.progress import say, step
+
+BASE = "grpo.local/base:dev"
+OPERATOR = "grpo.local/operator:dev"
+WORKLOAD = "grpo.local/workload-base:dev"
+USER = 65532
+
+_BASE_PACKAGES = ("python3", "python3-pip", "python3-venv", "ca-certificates")
+_BASE_DROPS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
+_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload", "crds")
+
+
+def _archive(name: str, key: str) -> Path:
+    return paths.cache_dir() / "images" / f"{name}-{key[:16]}.tar"
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def _small_image(name: str, short: str, entries: Mapping[str, Entry], config: ImageConfig) -> Path:
+    data = oci.layer(entries)
+    target = _archive(short, _digest([data, repr(config).encode()]))
+    if not target.exists():
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            oci.write_archive(target, name, Path(file.name), config)
+    return target
+
+
+def pause_archive() -> Path:
+    """The sandbox image: one static program."""
+    entries = {"pause": Entry(0o755, binaries.binary("pause").read_bytes())}
+    return _small_image(nodeconfig.PAUSE_IMAGE, "pause", entries, ImageConfig(("/pause",), f"{USER}:{USER}"))
+
+
+def workload_archive() -> Path:
+    """A root file system with no programs: those of the host are mounted into it (manifests/host-mounts.yaml)."""
+    user = f"grpo:x:{USER}:{USER}:grpo:/home/grpo:/bin/sh\n"
+    entries = {
+        "etc": Entry(),
+        "etc/passwd": Entry(0o644, f"root:x:0:0:root:/root:/bin/sh\n{user}".encode()),
+        "etc/group": Entry(0o644, f"root:x:0:\ngrpo:x:{USER}:\n".encode()),
+        "etc/nsswitch.conf": Entry(0o644, b"hosts: files dns\n"),
+        "home": Entry(),
+        "home/grpo": Entry(0o755, owner=USER),
+        "tmp": Entry(0o1777),
+        "var": Entry(),
+        "var/tmp": Entry(0o1777),
+        "run": Entry(),
+        **{folder: Entry() for folder in ("bin", "dev", "lib", "lib64", "proc", "root", "sbin", "sys", "usr")},
+    }
+    config = ImageConfig(user=f"{USER}:{USER}", environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}, directory="/tmp")
+    return _small_image(WORKLOAD, "workload-base", entries, config)
+
+
+def build_base() -> Path:
+    """Debian with python3 as an archive; made once per Debian release."""
+    suite = _os_release()["VERSION_CODENAME"]
+    target = _archive("base", _digest([suite.encode(), repr((_BASE_PACKAGES, _BASE_DROPS)).encode()]))
+    if target.exists():
+        say(f"base image is built: {target}")
+        return target
+    packages.ensure(packages.IMAGES)
+    with tempfile.TemporaryDirectory(dir=_scratch()) as scratch, step(f"build base image (Debian {suite})"):
+        root, tar = Path(scratch) / "root", Path(scratch) / "layer.tar"
+        include = f"--include={','.join(_BASE_PACKAGES)}"
+        _run(["debootstrap", "--variant=minbase", include, suite, str(root), _mirror()], tail=20)
+        for folder in _BASE_DROPS:
+            for child in (root / folder).iterdir():
+                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+        _run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(tar), "."])
+        return oci.write_archive(target, BASE, tar, ImageConfig(("/bin/sh",), environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}))
+
+
+def build_operator() -> Path:
+    """The operator's image, from the same Dockerfile as anywhere else; built again when an input has changed."""
+    base = build_base()
+    files = [f for name in _OPERATOR_INPUTS for f in _files(paths.REPO / name)]
+    contents = [part for f in files for part in (str(f.relative_to(paths.REPO)).encode(), f.read_bytes())]
+    target = _archive("operator", _digest([base.name.encode(), *contents]))
+    if target.exists():
+        say(f"operator image is built: {target}")
+        return target
+    packages.ensure(packages.IMAGES)
+    with step("build operator image"), tempfile.TemporaryDirectory(dir=_scratch()) as scratch:
+        buildah = ["buildah", "--root", f"{scratch}/storage", "--runroot", f"{scratch}/run"]
+        _run([*buildah, "pull", f"oci-archive:{base}"])
+        build = ["build", "--network=host", "--pull-never", "--layers=false", f"--build-arg=BASE={BASE}", f"--tag={OPERATOR}"]
+        dockerfile = paths.REPO / "operator" / "Dockerfile"
+        _run([*buildah, *build, *_host_trust(Path(scratch)), "-f", str(dockerfile), str(paths.REPO)], tail=40)
+        unfinished = target.with_suffix(".writing")
+        unfinished.unlink(missing_ok=True)
+        _run([*buildah, "push", "--quiet", OPERATOR, f"oci-archive:{unfinished}:{OPERATOR}"])
+        _run([*buildah, "rm", "--all"])
+        unfinished.rename(target)
+    return target
+
+
+def _host_trust(scratch: Path) -> list[str]:
+    """Mounts by which pip inside the build trusts and asks the same servers as pip on this machine."""
+    folders = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
+    mounts = [f"--volume={folder}:{folder}:ro" for folder in folders if Path(folder).exists()]
+    options = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "timeout": "PIP_DEFAULT_TIMEOUT"}
+    lines = [f"{option} = {os.environ[variable]}" for option, variable in options.items() if variable in os.environ]
+    (scratch / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+    return [*mounts, f"--volume={scratch}/pip.conf:/etc/pip.conf:ro"]
+
+
+def _files(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [f for f in found if f.is_file() and "__pycache__" not in f.parts]
+
+
+def _scratch() -> Path:
+    """A root file system does not belong into a /tmp that may be memory."""
+    folder = paths.cache_dir() / "scratch"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _mirror() -> str:
+    done = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)"], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.split()[0]
+
+
+def _os_release() -> dict[str, str]:
+    lines = Path("/etc/os-release").read_text().splitlines()
+    return {k: v.strip('"') for k, _, v in (line.partition("=") for line in lines)}
+
+
+def _run(command: list[str], tail: int = 10) -> None:
+    environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        lines = done.stdout.splitlines()[-tail:]
+        raise RuntimeError("\n".join([f"{command[0]} failed with {done.returncode}:", *lines]))

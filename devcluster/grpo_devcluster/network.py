@@ -1,0 +1,86 @@
+"""The bridge that nodes and pods live on, and the rules that keep their traffic on this machine."""
+
+import ipaddress
+import re
+import subprocess
+from pathlib import Path
+
+from grpo_devcluster import flags
+
+BRIDGE = "grpo0"
+POD_RANGE = ipaddress.ip_network("10.244.0.0/16")
+GATEWAY = "10.244.0.1"
+_MARK = "grpo-devcluster"
+_SYSCTLS = {"net/ipv4/ip_forward": "1", "net/bridge/bridge-nf-call-iptables": "1"}
+
+
+def node_address(index: int) -> str:
+    """Address of a node: one of the bridge's, since the kubelet refuses loopback."""
+    return f"10.244.0.{10 + index}"
+
+
+def pod_range(index: int) -> tuple[str, str]:
+    """First and last pod address of a node; all nodes share one subnet, so no routes are needed between them."""
+    return f"10.244.{index + 1}.2", f"10.244.{index + 1}.254"
+
+
+def up(nodes: int) -> None:
+    """Make bridge, addresses, routes and rules, as far as they are missing."""
+    if not Path(f"/sys/class/net/{BRIDGE}").exists():
+        _ip("link", "add", BRIDGE, "type", "bridge")
+    _ip("link", "set", BRIDGE, "up")
+    _ip("address", "replace", f"{GATEWAY}/{POD_RANGE.prefixlen}", "dev", BRIDGE)
+    for index in range(nodes):
+        _ip("address", "replace", f"{node_address(index)}/32", "dev", BRIDGE)
+    # A service address that kube-proxy does not translate ends here, instead of on the default route.
+    _ip("route", "replace", "blackhole", flags.SERVICE_RANGE)
+    for name, value in _SYSCTLS.items():
+        Path("/proc/sys", name).write_text(value)
+    for rule in _rules():
+        if not _iptables("-C", rule, check=False):
+            _iptables("-I", rule)
+
+
+def down() -> None:
+    """Remove all of it, kube-proxy's and the kubelet's rules included."""
+    for rule in _rules():
+        while _iptables("-D", rule, check=False):
+            continue
+    for family in ("iptables", "ip6tables"):
+        _drop_kubernetes_rules(family)
+    subprocess.run(["ip", "route", "del", "blackhole", flags.SERVICE_RANGE], capture_output=True, check=False)
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        _ip("link", "del", BRIDGE)
+    subprocess.run(["conntrack", "-D", "-s", str(POD_RANGE)], capture_output=True, check=False)
+
+
+def without_kubernetes(saved: str) -> str:
+    """Output of iptables-save without the chains of kube-proxy and the kubelet, and without the jumps to them."""
+    ours = re.compile(r"^(:KUBE-|-A KUBE-|-A \S+ .*-j KUBE-)")
+    return "".join(line for line in saved.splitlines(keepends=True) if not ours.match(line))
+
+
+def _rules() -> list[list[str]]:
+    comment = ["-m", "comment", "--comment", _MARK]
+    return [
+        # Inserted in this order, so the second is looked at first.
+        ["FORWARD", "-i", BRIDGE, "!", "-o", BRIDGE, *comment, "-j", "REJECT"],
+        ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, *comment, "-j", "ACCEPT"],
+    ]
+
+
+def _drop_kubernetes_rules(family: str) -> None:
+    saved = subprocess.run([f"{family}-save"], capture_output=True, text=True, check=False)
+    if saved.returncode == 0 and "KUBE-" in saved.stdout:
+        subprocess.run([f"{family}-restore"], input=without_kubernetes(saved.stdout), text=True, check=True)
+
+
+def _ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True)
+
+
+def _iptables(action: str, rule: list[str], *, check: bool = True) -> bool:
+    done = subprocess.run(["iptables", "-w", action, *rule], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"iptables {action} {' '.join(rule)}: {done.stderr.strip()}")
+    return done.returncode == 0
