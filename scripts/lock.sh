@@ -10,10 +10,11 @@ lock() {
   shift
   echo "lock: $out" >&2
   # No index URL: the lock holds names and hashes, and works with whatever index a machine uses.
-  "$uv" pip compile -q --universal --generate-hashes --no-emit-index-url ${LOCK_FLAGS:-} "$@" -o "$out"
+  "$uv" pip compile -q --generate-hashes --no-emit-index-url ${LOCK_FLAGS:-} "$@" -o "$out"
 }
 
-lock uv --python-version 3.11 --group uv
-lock build --python-version 3.11 --group build
-lock operator --python-version 3.11 --extra operator pyproject.toml
-lock dev --python-version 3.11 --extra operator --extra cpu --extra cli --group dev pyproject.toml
+lock uv --universal --python-version 3.11 --group uv
+lock build --universal --python-version 3.11 --group build
+lock operator --universal --python-version 3.11 --extra operator pyproject.toml
+lock dev --universal --python-version 3.11 --extra operator --extra cpu --extra cli --group dev pyproject.toml
+lock gpu --python-version 3.12 --python-platform x86_64-manylinux_2_35 --extra gpu pyproject.toml
