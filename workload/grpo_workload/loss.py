@@ -67,7 +67,7 @@ def grpo_loss(
     ref_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
 ) -> LossOutput:
-    """Clipped policy loss plus `beta` times the k3 KL divergence from the reference.
+    """Clipped policy loss plus `beta` times the KL divergence from the reference (k3 times the ratio), as TRL 1.16 has them by default.
 
     On-policy (one optimizer step a batch), pass `logprobs_BT.detach()` as `old_logprobs_BT`. Multiply by the world size before backward
     where the engine averages gradients over ranks (DeepSpeed does). With mask 0 everywhere the loss is 0 with a graph.
@@ -96,7 +96,9 @@ def grpo_loss(
         per_token["entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
     if ref_logprobs_BT is not None:
         log_ratio_BT = (ref_logprobs_BT - logprobs_BT).masked_fill(masked_BT, 0.0)
-        kl_BT = log_ratio_BT.exp() - log_ratio_BT - 1  # k3 of http://joschu.net/blog/kl-approx.html
+        k3_BT = log_ratio_BT.exp() - log_ratio_BT - 1  # http://joschu.net/blog/kl-approx.html
+        # The gradient of k3 alone is not that of the divergence, also where the ratio is 1 (DeepSeek-V3.2, arXiv:2512.02556).
+        kl_BT = k3_BT * ratio_BT
         per_token["kl"] = kl_BT.detach()
         token_loss_BT = token_loss_BT + beta * kl_BT
 

@@ -1,0 +1,62 @@
+import asyncio
+import time
+
+import pytest
+
+from grpo_workload.accuracy import Verifier
+from grpo_workload.config import RewardConfig
+from grpo_workload.rewards import build_rewards, score
+from grpo_workload.tasks import PromptSource
+from grpo_workload.types import Completion, Prompt
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = Verifier(timeout=8)
+    yield verifier
+    verifier.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("12", "7 + 5 = 12", 1.0),
+        ("12", "The answer is 12.", 1.0),
+        ("12", "13", 0.0),
+        ("12", "", 0.0),
+        (r"\frac{1}{2}", r"so we get \boxed{0.5}", 1.0),
+        ("-7", "-7", 1.0),
+        ("what", "12", None),
+    ],
+)
+def test_verdicts(verifier, gold, answer, verdict):
+    assert verifier(gold, answer) == verdict
+
+
+def test_an_answer_that_hangs_counts_as_wrong_and_the_next_is_compared():
+    verifier = Verifier(timeout=0.5)
+    verifier("1", "1")
+    start = time.monotonic()
+    assert verifier("12", "$9^{9^{9^{9}}}$") == 0.0
+    assert time.monotonic() - start < 2.5  # math-verify's own limit would take three seconds
+    assert verifier("12", "12") == 1.0
+    verifier.close()
+
+
+def test_a_process_that_died_is_replaced(verifier):
+    assert verifier("1", "1") == 1.0
+    verifier._process.kill()
+    verifier._process.wait()
+    assert verifier("1", "1") == 0.0
+    assert verifier("1", "1") == 1.0
+
+
+@pytest.mark.parametrize(("columns", "totals"), [({"solution": "$4$", "answer": "9"}, [1.0, 0.0]), ({"answer": 4}, [1.0, 0.0])])
+def test_as_a_reward_in_a_thread(columns, totals):
+    prompt = Prompt(index=0, text="2 + 2?", token_ids=(1,), columns=columns)
+    source = PromptSource([{}], lambda index, row: prompt, seed=0)
+    rewards = build_rewards([RewardConfig.model_validate({"name": "right", "accuracy": {}})], source)
+    completions = [
+        Completion(token_ids=(1,), logprobs=(0.0,), text=text, finish_reason="stop", weight_version=0) for text in ("It is 4.", "5")
+    ]
+    assert asyncio.run(score(rewards, [prompt, prompt], completions)).totals == totals
