@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import click
 import kopf
@@ -23,6 +24,7 @@ def main() -> None:
 def run(namespaces: tuple[str, ...], liveness_port: int, no_progress: bool, log_format: str) -> None:
     """Watch GRPOJobs and reconcile them until told to end."""
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # or every event of every pod is a line
     asyncio.run(
         kopf.operator(
             registry=registry(Options(ask_progress=not no_progress)),

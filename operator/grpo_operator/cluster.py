@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from kubernetes.utils.quantity import parse_quantity
 from grpo_operator import names
 
 Object = dict[str, Any]
+log = logging.getLogger(__name__)
 
 _PATHS = {
     names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
@@ -114,14 +116,14 @@ class Cluster:
             raise
 
     async def emit(self, job: Object, *, kind: str, reason: str, message: str, now: str) -> None:
-        """Create an event about a job."""
+        """Create an event about a job. An event that cannot be written is logged: what it says stands in the status too."""
         metadata = job["metadata"]
         regarding = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": metadata["name"], "namespace": metadata["namespace"]}
         event = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-            "eventTime": now,
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "eventTime": now.replace("Z", ".000000Z"),
             "action": "Reconcile",
             "reason": reason,
             "note": message,
@@ -130,7 +132,10 @@ class Cluster:
             "reportingController": f"{names.GROUP}/{names.MANAGER}",
             "reportingInstance": names.MANAGER,
         }
-        await self._request("post", self._path("Event", metadata["namespace"]), body=event)
+        try:
+            await self._request("post", self._path("Event", metadata["namespace"]), body=event)
+        except ApiException as error:
+            log.warning("%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, reason_of(error))
 
     @staticmethod
     def _path(kind: str, namespace: str, name: str | None = None) -> str:

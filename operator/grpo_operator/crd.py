@@ -104,7 +104,10 @@ def _property(name: str, child: Schema, parent: Schema, definitions: dict[str, S
     optional_object = schema.get("type") == "object" and "properties" in schema and "required" not in schema
     is_choice = "anyOf" in child
     if optional_object and not is_choice and name not in parent.get("required", []) and "default" not in schema:
-        schema["default"] = {}
+        # Written out: the API server judges a default by the section's rules before it fills in the section's own defaults.
+        default = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
+        if default:
+            schema["default"] = default
     return schema
 
 

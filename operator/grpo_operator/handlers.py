@@ -30,6 +30,7 @@ def registry(options: Options) -> kopf.OperatorRegistry:
     """The handlers of one operator, with their queue and clients between them."""
     handlers = kopf.OperatorRegistry()
     state = _State(options)
+    kopf.on.login(registry=handlers)(kopf.login_via_client)
     kopf.on.startup(registry=handlers)(state.start)
     kopf.on.cleanup(registry=handlers)(state.stop)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)

@@ -88,7 +88,7 @@ def _scheduling(status: Object) -> str | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "True":
         return None
-    return _text(scheduled.get("reason"), scheduled.get("message")) or "waiting for the scheduler"
+    return scheduled.get("message") or "waiting for the scheduler"
 
 
 def _text(reason: str | None, message: str | None) -> str:

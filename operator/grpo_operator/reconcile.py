@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from grpo_operator import names
 from grpo_operator.api import GRPOJobStatus, parse_spec
@@ -52,7 +52,7 @@ class Reconciler:
             return None
         status = GRPOJobStatus.model_validate(raw.get("status", {}))
         generation = raw["metadata"]["generation"]
-        now = self._clock().isoformat()
+        now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
             spec = parse_spec(raw["spec"])
         except ValueError as error:

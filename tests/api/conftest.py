@@ -1,10 +1,12 @@
 """One control plane for all API tests: tests keep apart by namespace."""
 
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from operator_fixture import Jobs, Operator, install_chart
 
 from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
@@ -42,3 +44,22 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def operator(control_plane: ControlPlane, kubectl: Kubectl) -> Iterator[Operator]:
+    """The operator, running."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    process = Operator(install_chart(control_plane, kubectl), control_plane.state / "logs" / "operator.log", port)
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def jobs(operator: Operator, kubectl: Kubectl, namespace: str) -> Jobs:
+    """GRPOJobs in the test's own namespace, with the operator running."""
+    operator.start()
+    return Jobs(kubectl, namespace)

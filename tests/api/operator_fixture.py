@@ -1,0 +1,140 @@
+"""The operator as a process of its own, under the service account and the roles that the chart gives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_devcluster import binaries
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "grpo-system"
+USER = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
+
+
+def install_chart(plane: ControlPlane, kubectl: Any) -> Path:
+    """Apply what `helm install` would, but for the Deployment; returns a kubeconfig of the chart's service account."""
+    binaries.build("all")
+    helm = [str(binaries.binary("helm")), "template", "grpo-operator", str(ROOT / "charts/grpo-operator"), "--namespace", NAMESPACE]
+    rendered = subprocess.run(helm, capture_output=True, text=True, check=True).stdout
+    objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] not in ("Deployment", "NetworkPolicy")]
+    kubectl("create", "namespace", NAMESPACE)
+    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    kubectl("wait", "--for=condition=Established", "crd/grpojobs.training.grpo.dev", "--timeout=30s")
+    token = kubectl("create", "token", "grpo-operator", "-n", NAMESPACE, "--duration=2h").strip()
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    path = plane.state / "operator.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Operator:
+    """Starts and kills the operator's process."""
+
+    def __init__(self, kubeconfig: Path, log: Path, port: int) -> None:
+        self.kubeconfig, self.log, self._port = kubeconfig, log, port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, if it does not run; returns when it has begun to watch."""
+        if self._process is not None:
+            return
+        command = [sys.executable, "-m", "grpo_operator", "run", "--no-progress", "--liveness-port", str(self._port)]
+        with self.log.open("ab") as log:
+            environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def kill(self) -> None:
+        """End it without a farewell."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Without an operator for a while."""
+        self.kill()
+        yield
+        self.start()
+
+
+class Jobs:
+    """GRPOJobs of one namespace, as a test handles them."""
+
+    def __init__(self, kubectl: Any, namespace: str) -> None:
+        self.kubectl, self.namespace = kubectl, namespace
+
+    def __call__(self, *args: str, stdin: str | None = None) -> str:
+        return str(self.kubectl("-n", self.namespace, *args, stdin=stdin))
+
+    def get(self, what: str, name: str) -> dict[str, Any]:
+        """An object."""
+        found: dict[str, Any] = json.loads(self("get", what, name, "-o", "json"))
+        return found
+
+    def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of a kind."""
+        items: list[dict[str, Any]] = json.loads(self("get", what, "-l", selector, "-o", "json"))["items"]
+        return items
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        """kubectl apply."""
+        self("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """A condition of a job; empty when it is not set."""
+        conditions = self.get("grpojob", name).get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_for(self, name: str, kind: str, status: str, reason: str | None = None, timeout: float = 30) -> dict[str, Any]:
+        """Wait for a condition; returns it."""
+
+        def holds() -> bool:
+            found = self.condition(name, kind)
+            return found.get("status") == status and reason in (None, found.get("reason"))
+
+        try:
+            wait_until(holds, f"{kind}={status} ({reason}) of {name}", timeout, interval=0.2)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; status: {json.dumps(self.get('grpojob', name).get('status'), indent=1)}") from None
+        return self.condition(name, kind)
+
+    def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
+        """Say on the kubelet's behalf that a pod's container ended."""
+        ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": "2026-01-01T00:00:00Z", "reason": "Error"}
+        status = {"name": "trainer", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
+        status |= {"state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}, "lastState": {"terminated": ended}}
+        conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
+        patch = {"status": {"containerStatuses": [status], "conditions": conditions}}
+        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))
+
+
+def outcome(exit_code: int, reason: str = "Done", message: str = "", **more: Any) -> dict[str, Any]:
+    """A launcher's result."""
+    return {"epoch": 0, "podUid": "", "exitCode": exit_code, "reason": reason, "message": message, **more}
+
+
+def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:
+    """A small GRPOJob of 2 + 1 ranks."""
+    base: dict[str, Any] = {
+        "model": {"name": "tiny"},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "accuracy", "accuracy": {}}],
+        "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
+    }
+    if claim:
+        base["storage"] = {"claimName": claim}
+    return {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": name}, "spec": base | spec}

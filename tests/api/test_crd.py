@@ -1,0 +1,57 @@
+"""What the API server itself says of a GRPOJob: CEL, defaults, columns, immutability."""
+
+import pytest
+from operator_fixture import Jobs, make_job
+
+pytestmark = pytest.mark.api
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
+        ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
+        ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
+        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, reasoningGym, stopped, function must be set"),
+        ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
+        ({"training": {"promptsPerStep": 2}}, "training.promptsPerStep must be at least the number of ranks"),
+        ({"training": {"numGenerations": 1}}, "spec.training.numGenerations in body should be greater than or equal to 2"),
+        ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
+        ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
+        ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
+        ({"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}}, "env must not set the operator's own variables"),
+        ({"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}}, 'Duplicate value: {"name":"a"}'),
+        ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
+    ],
+)
+def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:
+    with pytest.raises(RuntimeError) as refusal:
+        jobs.apply(make_job("bad", **change))
+    assert complaint in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("1job", "metadata.name must start with a letter"), ("j" * 52, "at most 51 characters together")],
+)
+def test_a_bad_name_is_refused(jobs: Jobs, name: str, complaint: str) -> None:
+    with pytest.raises(RuntimeError, match=complaint):
+        jobs.apply(make_job(name))
+
+
+def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> None:
+    jobs.apply(make_job("defaults"))
+    spec = jobs.get("grpo", "defaults")["spec"]
+    assert spec["training"]["lossType"] == "dapo"
+    assert spec["generation"]["colocate"]["sleepLevel"] == 2
+    assert "Completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
+
+
+def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> None:
+    jobs.apply(make_job("frozen", claim="later"))
+    jobs.wait_for("frozen", "Accepted", "False", "ClaimNotFound")
+    jobs.apply(make_job("frozen", storage={"claimName": None}))
+    jobs.wait_for("frozen", "Accepted", "True")
+    with pytest.raises(RuntimeError, match="spec cannot change once the job has started"):
+        jobs("patch", "grpo", "frozen", "--type=merge", "-p", '{"spec": {"training": {"maxSteps": 7}}}')
+    jobs("label", "grpo", "frozen", "team=research")

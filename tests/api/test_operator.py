@@ -1,0 +1,203 @@
+"""The operator against a real API server, controller manager and scheduler; the kubelet's words are put in by the tests."""
+
+import json
+
+import pytest
+import yaml
+from operator_fixture import USER, Jobs, Operator, make_job, outcome
+
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.api
+
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "runs"},
+    "spec": {"resources": {"requests": {"storage": "1Gi"}}},
+}
+
+
+def _claim(mode: str) -> dict:
+    return CLAIM | {"spec": CLAIM["spec"] | {"accessModes": [mode]}}
+
+
+def _replicas(jobs: Jobs, name: str) -> dict[str, int]:
+    return {s["metadata"]["name"]: s["spec"]["replicas"] for s in jobs.list("statefulset", f"training.grpo.dev/job={name}")}
+
+
+def _run(jobs: Jobs, name: str, **spec: object) -> None:
+    jobs.apply(make_job(name, **spec))
+    jobs.wait_for(name, "Running", "True")
+
+
+def test_groups_with_different_gpus_become_one_world(jobs: Jobs) -> None:
+    _run(jobs, "world")
+    pods = {p["metadata"]["name"]: p for p in jobs.list("pod", "training.grpo.dev/job=world")}
+    limits = {name: pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for name, pod in pods.items()}
+    assert limits == {"world-a-0": "2", "world-b-0": "1"}
+    contract = json.loads(jobs.get("configmap", "world-0")["data"]["contract.json"])
+    assert [(m["pod"], m["rankOffset"], m["gpus"]) for m in contract["members"]] == [("world-a-0", 0, 2), ("world-b-0", 2, 1)]
+    assert contract["members"][0]["host"] == f"world-a-0.world.{jobs.namespace}.svc"
+    columns = jobs("get", "grpo", "world").split()
+    assert "Running" in columns
+    assert "2/2" in columns
+    assert "Message" in jobs("get", "grpo", "-o", "wide").replace("MESSAGE", "Message")
+    assert "world" in jobs("get", "all")
+
+
+def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
+    _run(jobs, "done")
+    progress = {"step": 5, "totalSteps": 5, "reward": 0.75, "checkpointStep": 5, "checkpoint": "ns/done/uid/checkpoints/step-5"}
+    jobs.finish_pod("done-b-0", 0, outcome(0))
+    assert _replicas(jobs, "done") == {"done-a": 1, "done-b": 1}
+    jobs.finish_pod("done-a-0", 0, outcome(0, progress=progress))
+    told = jobs.wait_for("done", "Complete", "True", "TrainingDone")
+    assert "checkpoint ns/done/uid/checkpoints/step-5" in told["message"]
+    wait_until(lambda: _replicas(jobs, "done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 5)
+    status = jobs.get("grpo", "done")["status"]
+    assert status["phase"] == "Succeeded"
+    assert status["summary"]["step"] == "5/5"
+    assert status["progress"]["reward"] == 0.75
+    assert {m["pod"]: m["outcome"]["exitCode"] for m in status["members"]} == {"done-a-0": 0, "done-b-0": 0}
+    jobs("wait", "--for=condition=Complete", "grpo/done", "--timeout=1s")
+
+
+def test_the_pod_that_failed_first_is_named_and_not_the_one_that_lost_it(jobs: Jobs) -> None:
+    _run(jobs, "broken")
+    jobs.finish_pod("broken-a-0", 69, outcome(69, "PeerLost", "broken-b-0 is gone"))
+    jobs.finish_pod("broken-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck", rank=2))
+    told = jobs.wait_for("broken", "Failed", "True", "RankFailed")
+    assert "pod broken-b-0 on node kwok-" in told["message"]
+    assert "no luck" in told["message"]
+    failure = jobs.get("grpo", "broken")["status"]["lastFailure"]
+    assert (failure["pod"], failure["exitCode"]) == ("broken-b-0", 70)
+    wait_until(lambda: set(_replicas(jobs, "broken").values()) == {0}, "StatefulSets at 0", 5)
+
+
+def test_a_replaced_pod_ends_the_job(jobs: Jobs) -> None:
+    _run(jobs, "replaced")
+    jobs("delete", "pod", "replaced-b-0", "--force", "--grace-period=0")
+    told = jobs.wait_for("replaced", "Failed", "True", "PodReplaced")
+    assert "replaced-b-0" in told["message"]
+
+
+def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operator: Operator) -> None:
+    _run(jobs, "away")
+    uid = jobs.get("pod", "away-b-0")["metadata"]["uid"]
+    with operator.down():
+        jobs("delete", "pod", "away-b-0", "--force", "--grace-period=0")
+        wait_until(lambda: any(p["metadata"]["uid"] != uid for p in jobs.list("pod", "training.grpo.dev/group=b")), "another pod", 20)
+    jobs.wait_for("away", "Failed", "True", "PodReplaced")
+
+
+def test_a_job_deleted_while_the_operator_is_down_leaves_nothing(jobs: Jobs, operator: Operator) -> None:
+    _run(jobs, "gone")
+    assert not jobs.get("grpo", "gone")["metadata"].get("finalizers")
+    with operator.down():
+        jobs("delete", "grpo", "gone", "--timeout=10s")
+        left = "statefulset,service,configmap,pod"
+        wait_until(lambda: not jobs.list(left, "training.grpo.dev/job=gone"), "children collected", 30)
+
+
+def test_a_job_made_anew_at_once_under_its_name_gets_its_own_children(jobs: Jobs) -> None:
+    _run(jobs, "again")
+    old = jobs.get("grpo", "again")["metadata"]["uid"]
+    jobs("delete", "grpo", "again", "--cascade=background")
+    jobs.apply(make_job("again"))
+    jobs.wait_for("again", "Running", "True")
+    new = jobs.get("grpo", "again")["metadata"]["uid"]
+    owners = {c["metadata"]["labels"]["training.grpo.dev/job-uid"] for c in jobs.list("pod,statefulset", "training.grpo.dev/job=again")}
+    assert owners == {new}
+    assert new != old
+
+
+def test_a_steady_state_writes_nothing(jobs: Jobs, control_plane: ControlPlane) -> None:
+    _run(jobs, "steady")
+
+    def requests() -> tuple[int, int]:
+        """Reads of the job and writes of anything, by the operator, in this namespace."""
+        reads = writes = 0
+        for line in control_plane.audit_log.read_text().splitlines():
+            event = json.loads(line)
+            about = event.get("objectRef", {})
+            if event["user"]["username"] != USER or about.get("namespace") != jobs.namespace:
+                continue
+            reads += event["verb"] == "get" and about["resource"] == "grpojobs"
+            writes += event["verb"] not in ("get", "list", "watch")
+        return reads, writes
+
+    reads, writes = requests()
+    wait_until(lambda: requests()[0] >= reads + 4, "four more passes", 30, interval=0.5)
+    assert requests()[1] == writes
+
+
+def test_a_child_removed_or_changed_by_hand_is_mended(jobs: Jobs) -> None:
+    _run(jobs, "mended")
+    jobs("delete", "service", "mended")
+    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=mended")) == 1, "the Service is back", 20)
+    jobs("scale", "statefulset", "mended-b", "--replicas=3")
+    wait_until(lambda: _replicas(jobs, "mended")["mended-b"] == 1, "the scale is back", 20)
+
+
+def test_nothing_foreign_is_adopted_and_the_job_starts_once_it_is_gone(jobs: Jobs) -> None:
+    jobs("create", "service", "clusterip", "taken", "--tcp=80")
+    jobs.apply(make_job("taken"))
+    told = jobs.wait_for("taken", "Accepted", "False", "NameTaken")
+    assert "Service taken exists and belongs to nobody: refusing to adopt it" in told["message"]
+    assert not jobs.list("statefulset", "training.grpo.dev/job=taken")
+    jobs("delete", "service", "taken")
+    jobs.wait_for("taken", "Running", "True")
+
+
+def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs) -> None:
+    jobs.apply(make_job("stored", claim="runs"))
+    told = jobs.wait_for("stored", "Accepted", "False", "ClaimNotFound")
+    assert "spec.storage.claimName" in told["message"]
+    assert jobs.get("grpo", "stored")["status"]["phase"] == "Invalid"
+    jobs.apply(_claim("ReadWriteOnce"))
+    told = jobs.wait_for("stored", "Accepted", "False", "ClaimNotReadWriteMany")
+    assert "use ReadWriteMany" in told["message"]
+    assert not jobs.list("statefulset", "training.grpo.dev/job=stored")
+    jobs("delete", "pvc", "runs")
+    jobs.apply(_claim("ReadWriteMany"))
+    jobs.wait_for("stored", "Accepted", "True")
+
+
+def test_a_pod_template_the_api_server_refuses_is_told_and_can_be_mended(jobs: Jobs) -> None:
+    bad = {"podTemplate": {"volumes": [{"name": "x"}], "volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}}
+    jobs.apply(make_job("template", **bad))
+    told = jobs.wait_for("template", "Accepted", "False", "InvalidPodTemplate")
+    assert "volumeMounts" in told["message"]
+    assert not jobs.list("statefulset,service,configmap", "training.grpo.dev/job=template")
+    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": []}))
+    jobs.wait_for("template", "Running", "True")
+
+
+def test_pods_that_do_not_fit_say_why(jobs: Jobs) -> None:
+    jobs.apply(make_job("huge", trainer={"groups": [{"name": "a", "gpus": 8}, {"name": "b", "gpus": 64}]}, training={"promptsPerStep": 72}))
+    told = jobs.wait_for("huge", "Scheduled", "False", "Unschedulable")
+    assert "huge-b-0" in told["message"]
+    assert "Insufficient nvidia.com/gpu" in told["message"]
+    events = jobs("events", "--for", "grpojob/huge")
+    assert events.count("Unschedulable") == 1
+
+
+def test_events_are_told_once(jobs: Jobs) -> None:
+    _run(jobs, "told")
+    jobs.finish_pod("told-a-0", 0, outcome(0))
+    jobs.finish_pod("told-b-0", 0, outcome(0))
+    jobs.wait_for("told", "Complete", "True")
+    events = json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]
+    reasons = sorted(e["reason"] for e in events if e["regarding"]["kind"] == "GRPOJob")
+    assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running", "Scheduled"]
+
+
+def test_pods_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
+    kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    _run(jobs, "strict")
+    pod = jobs.get("pod", "strict-a-0")["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert yaml.safe_dump(pod).count("drop:") == 1

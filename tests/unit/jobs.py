@@ -1,0 +1,59 @@
+"""Jobs and pods for the operator's pure tests."""
+
+from typing import Any
+
+from grpo_operator.api import MemberOutcome, parse_spec
+from grpo_operator.observe import Observed, ObservedPod
+from grpo_operator.topology import Job, Topology, plan_topology
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A small spec of 2 + 1 ranks."""
+    return {
+        "model": {"name": "tiny"},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "accuracy", "accuracy": {}}],
+        "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
+    } | changes
+
+
+def job(**changes: Any) -> Job:
+    """A job with that spec."""
+    return Job(namespace="ns", name="job", uid="uid", generation=1, spec=parse_spec(spec(**changes)))
+
+
+def pod(name: str, *, uid: str | None = None, ready: bool = False, restarts: int = 0, outcome: MemberOutcome | None = None) -> ObservedPod:
+    """A pod that runs."""
+    return ObservedPod(
+        name=name,
+        uid=uid or f"{name}-uid",
+        group="",
+        epoch=0,
+        node="node",
+        ip="10.0.0.1",
+        ready=ready,
+        scheduling=None,
+        waiting=None,
+        restarts=restarts,
+        outcome=outcome,
+        final_progress=None,
+        deleting=False,
+    )
+
+
+def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
+    """How a pod ended."""
+    return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
+
+
+def observed(*pods: ObservedPod, foreign: tuple[str, ...] = ()) -> Observed:
+    """Those pods."""
+    return Observed(pods={each.name: each for each in pods}, foreign=foreign)
+
+
+def world(**changes: Any) -> tuple[Job, Topology]:
+    """A job and its topology."""
+    made = job(**changes)
+    return made, plan_topology(made)
