@@ -1,0 +1,55 @@
+SHELL := /bin/bash
+export GRPO_CACHE ?= $(HOME)/.cache/grpo-operator
+export GRPO_VENV ?= $(GRPO_CACHE)/venv
+# Commands of the locked environment, and the packages that are not part of the distribution.
+RUN := PATH=$(GRPO_VENV)/bin:$$PATH PYTHONPATH=$(CURDIR)/devcluster:$(CURDIR)/demo
+MANIFEST ?= examples/quickstart.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup lint types format crds binaries images up down status lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## Train SmolLM2 on a Kubernetes of two nodes on this machine (MANIFEST=... for another job)
+	@$(RUN) python -m grpo_demo $(MANIFEST)
+
+test: setup ## Lint, types, contracts, CRD drift, chart, and all tests that need no GPU
+	@$(RUN) scripts/test.sh
+
+setup: ## Put the locked Python environment into the cache
+	@scripts/setup.sh
+
+lint: setup ## Check style, import contracts, CRD drift
+	@$(RUN) scripts/lint.sh
+
+types: setup ## Check types
+	@$(RUN) mypy
+
+format: setup ## Format the code and mend what can be mended
+	@$(RUN) ruff check --fix -q . ; $(RUN) ruff format .
+
+crds: setup ## Write the CRD to crds/ and into the chart from the pydantic models
+	@$(RUN) python -m grpo_operator.crd
+
+binaries: setup ## Build Kubernetes and its helpers from their pinned Go modules
+	@$(RUN) python -m grpo_devcluster build >/dev/null
+
+images: setup ## Build the operator's image and its base
+	@$(RUN) python -m grpo_devcluster image build-operator
+
+up: setup ## Start the devcluster
+	@$(RUN) python -m grpo_devcluster up
+
+down: setup ## End the devcluster
+	@$(RUN) python -m grpo_devcluster down
+
+status: setup ## Show the devcluster's programs
+	@$(RUN) python -m grpo_devcluster status
+
+lock: setup ## Resolve pyproject.toml into requirements/*.txt (LOCK_FLAGS=--upgrade moves versions)
+	@scripts/lock.sh
+
+clean: ## Remove what tests, linters and the demo left in this folder
+	rm -rf demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""The demo's hands on the cluster: kubectl and helm, the same programs that a person would use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_demo.console import DemoError, run, show
+from grpo_devcluster import binaries
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl on one cluster and namespace."""
+
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def show(self, *args: str) -> None:
+        """Run and print. Raises DemoError when kubectl fails."""
+        run([binaries.binary("kubectl"), "--namespace", self.namespace, *args], env=self._environment())
+
+    def text(self, *args: str) -> str:
+        """What kubectl prints. Raises DemoError when it fails."""
+        command = [str(binaries.binary("kubectl")), "--namespace", self.namespace, *args]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DemoError(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """One object."""
+        found = json.loads(self.text("get", kind, name, "-o", "json"))
+        assert isinstance(found, dict)
+        return found
+
+    def helm(self, *args: str | Path) -> None:
+        """Run helm and print."""
+        run([binaries.binary("helm"), *args], env=self._environment())
+
+    def diagnose(self, job: str) -> None:
+        """Print what a person would look at when a job does not do well; nothing here fails."""
+        selector = f"training.grpo.dev/job={job}"
+        system = ["--namespace", "grpo-system"]
+        for args in (
+            ["get", "grpojobs,statefulsets,pods", "-o", "wide"],
+            ["describe", "grpojob", job],
+            ["describe", "pods", "-l", selector],
+            ["logs", "-l", selector, "--all-containers", "--prefix", "--tail=30"],
+            [*system, "get", "pods", "-o", "wide"],
+            [*system, "logs", "-l", "app.kubernetes.io/name=grpo-operator", "--tail=30"],
+        ):
+            show(f"--- kubectl {' '.join(args)}")
+            try:
+                self.show(*args)
+            except DemoError as error:
+                show(str(error))
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

@@ -1,0 +1,37 @@
+"""What the run has shown: curve, completions, checkpoint, and the verdict that decides the exit status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_demo import display
+from grpo_demo.console import console, step
+from grpo_demo.results import Verdict, judge, read_rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a finished run lies."""
+
+    folder: Path
+    checkpoint: Path
+
+
+def report(run: Run, output: Path) -> Verdict:
+    """Show the results and keep them in `output`."""
+    with step("What the model has learned"):
+        rows = read_rows(run.folder / "metrics.jsonl")
+        verdict = judge(rows)
+        display.curve_in_terminal(rows)
+        picture = output / "reward.png"
+        display.curve_as_png(rows, picture, "quickstart: reward and accuracy by step")
+        samples = read_rows(run.folder / "completions.jsonl")
+        steps = sorted({row["step"] for row in samples})
+        if steps:
+            for title, number in (("Before (step {})", steps[0]), ("After (step {})", steps[-1])):
+                display.completions(title.format(number), [row for row in samples if row["step"] == number])
+        console.print(f"   curve       {picture.resolve()}", soft_wrap=True)
+        console.print(f"   metrics     {run.folder / 'metrics.jsonl'}", soft_wrap=True)
+        console.print(f"   checkpoint  {run.checkpoint}", soft_wrap=True)
+    return verdict

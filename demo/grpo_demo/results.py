@@ -1,0 +1,52 @@
+"""What a run leaves in its folder: metrics and completions, one JSON object a line. Read whole, while the run goes on too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+EDGE = 5
+"""Steps averaged at either end: a single step's reward is the mean of some fifty samples, and jumps."""
+
+MARGIN = 0.05
+"""Rise of the reward below which it may be chance."""
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Complete lines of a JSONL file; none when there is no file yet."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the reward rose from the first steps to the last ones."""
+
+    before: float
+    after: float
+    edge: int
+
+    @property
+    def rose(self) -> bool:
+        """By more than the margin."""
+        return self.after - self.before > MARGIN
+
+    def __str__(self) -> str:
+        how = f"{self.before:.3f} over the first {self.edge} steps, {self.after:.3f} over the last {self.edge}"
+        return f"mean reward {how}: {self.after - self.before:+.3f} (to count as learned: more than +{MARGIN})"
+
+
+def judge(rows: Sequence[Row]) -> Verdict:
+    """Compare the rewards of the first and the last steps. Raises ValueError when there are too few to tell."""
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    if len(rewards) < 2:
+        raise ValueError(f"{len(rewards)} steps with a reward are too few to tell a rise")
+    edge = min(EDGE, len(rewards) // 2)
+    return Verdict(fmean(rewards[:edge]), fmean(rewards[-edge:]), edge)
