@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ class Jobs:
 
     def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
         """Say on the kubelet's behalf that a pod's container ended."""
-        ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": "2026-01-01T00:00:00Z", "reason": "Error"}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
         status = {"name": "trainer", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
-        status |= {"state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}, "lastState": {"terminated": ended}}
+        status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
         conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
         patch = {"status": {"containerStatuses": [status], "conditions": conditions}}
         self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))

@@ -1,0 +1,85 @@
+"""`grpo`: what a person runs on a job's manifest, without a cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import click
+import yaml
+
+from grpo_operator import local, names
+from grpo_operator.api import parse_spec
+from grpo_operator.builders import manifests
+from grpo_operator.topology import Job, plan_topology
+from grpo_workload.progress import read_progress
+
+
+def load_job(path: Path, namespace: str) -> Job:
+    """The GRPOJob of a manifest file. Raises ClickException naming the field, or the documents that were found instead."""
+    documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    found = [document for document in documents if document.get("kind") == names.KIND]
+    if len(found) != 1:
+        kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
+        raise click.ClickException(f"{path}: one {names.KIND} is needed, found: {kinds}")
+    metadata = found[0].get("metadata", {})
+    try:
+        spec = parse_spec(found[0].get("spec", {}))
+    except ValueError as error:
+        raise click.ClickException(f"{path}: {error}") from error
+    return Job(
+        namespace=metadata.get("namespace", namespace),
+        name=metadata.get("name", "job"),
+        uid=str(uuid.uuid4()),
+        generation=1,
+        spec=spec,
+    )
+
+
+@click.group()
+def main() -> None:
+    """GRPO on a manifest: check it, see what it becomes, run it here."""
+
+
+@main.command()
+@click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--namespace", default="default", show_default=True, help="Namespace when the manifest names none.")
+def render(manifest: Path, namespace: str) -> None:
+    """Print the objects that the operator would make."""
+    job = load_job(manifest, namespace)
+    print(yaml.safe_dump_all(manifests(job, plan_topology(job), 0), sort_keys=False), end="")
+
+
+@main.command()
+@click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("grpo-run"), show_default=True, help="Folder for the run."
+)
+@click.option("--namespace", default="default", show_default=True, help="Namespace when the manifest names none.")
+def run(manifest: Path, output: Path, namespace: str) -> None:
+    """Run the job's pods as processes of this machine: same topology, same contract."""
+    job = load_job(manifest, namespace)
+    topology = plan_topology(job)
+    output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
+    shown: list[tuple[str, int]] = []
+
+    def tell(state: Path) -> None:
+        progress = read_progress(state)
+        if progress is None or shown[-1:] == [(progress.phase, progress.step)]:
+            return
+        shown.append((progress.phase, progress.step))
+        reward = "" if progress.reward is None else f"  reward {progress.reward:.3f}"
+        print(f"{progress.phase:<12} step {progress.step}/{progress.total_steps}{reward}", flush=True)
+
+    result = local.run(job, topology, output, tell)
+    for pod, outcome in result.outcomes.items():
+        print(f"{pod}: {outcome.reason}: {outcome.message}")
+    print(f"run folder: {result.run_folder}")
+    sys.exit(result.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`grpo run`: a job's pods as processes of this machine. The topology and the contract are the cluster's; only addresses differ."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_operator.topology import Job, Topology, make_contract
+from grpo_workload import contract as c
+from grpo_workload.contract import Contract, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """How a local run ended."""
+
+    outcomes: dict[str, Outcome]  # by pod
+    run_folder: Path
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every pod is done, else the exit code of the first that is not."""
+        return next((int(o.exit_code) for o in self.outcomes.values() if o.exit_code), 0)
+
+
+def local_contract(job: Job, topology: Topology) -> Contract:
+    """The job's contract with every pod on this machine, each on ports of its own."""
+    contract = make_contract(job, topology, 0)
+    ports = _free_ports(len(contract.members) + 1)
+    members = tuple(
+        member.model_copy(update={"host": "127.0.0.1", "status_port": port}) for member, port in zip(contract.members, ports, strict=False)
+    )
+    return contract.model_copy(update={"members": members, "master_port": ports[-1], "durable": True})
+
+
+def run(job: Job, topology: Topology, output: Path, tell: Callable[[Path], None]) -> LocalResult:
+    """Run all pods below `output` until they end; `tell` is called every second with rank 0's state folder.
+
+    A pod that fails ends the others: their launchers notice that a peer is gone, as in a cluster.
+    """
+    contract = local_contract(job, topology)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "contract.json"
+    path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
+    launchers = {member.pod: _launch(member.pod, path, output) for member in contract.members}
+    try:
+        while any(process.poll() is None for process in launchers.values()):
+            tell(_state(output, contract.master.pod))
+            time.sleep(1)
+    finally:
+        for process in launchers.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in launchers.values():
+            process.wait()
+    tell(_state(output, contract.master.pod))
+    outcomes = {pod: _outcome(output, pod, process.returncode) for pod, process in launchers.items()}
+    return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
+
+
+def _state(output: Path, pod: str) -> Path:
+    return output / "pods" / pod
+
+
+def _launch(pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
+    state = _state(output, pod)
+    state.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        c.ENV_POD_NAME: pod,
+        c.ENV_POD_UID: pod,
+        c.ENV_CONTRACT: str(contract),
+        c.ENV_STATE_DIR: str(state),
+        c.ENV_DATA_DIR: str(output / "data"),
+        c.ENV_TERMINATION_LOG: str(state / "termination-log"),
+    }
+    with (state / "launcher.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "grpo_workload.launch"], env=environment, stdout=log, stderr=log)
+
+
+def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
+    message = _state(output, pod) / "termination-log"
+    if message.exists():
+        return Outcome.model_validate_json(message.read_text())
+    text = f"the launcher of {pod} ended with {returncode} and left no result; see {_state(output, pod) / 'launcher.log'}"
+    return Outcome(epoch=0, exit_code=c.ExitCode.RANK_FAILED, reason="LauncherDied", message=text)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
