@@ -56,6 +56,7 @@ class Cluster:
                 daemon.stop()
             self.control_plane().stop()
             _unmount_below(self.state)
+            _drop_log_links(self.state)
             cgroups.remove()
             if not packages.missing(packages.NODE):
                 network.down()
@@ -174,9 +175,23 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
+def _drop_log_links(folder: Path) -> None:
+    """Remove the links that kubelets make in a place of the machine that cannot be configured."""
+    for link in Path("/var/log/containers").glob("*.log"):
+        if link.is_symlink() and link.readlink().is_relative_to(folder):
+            link.unlink()
+
+
 def _unmount_below(folder: Path) -> None:
     """Unmount what containers left, the innermost first."""
+    for point in reversed(_mounts_below(folder)):
+        subprocess.run(["umount", "--lazy", point], check=True)
+    # Whoever removes the folder next would otherwise empty what is mounted there: a volume, for one.
+    if left := _mounts_below(folder):
+        raise RuntimeError(f"still mounted: {', '.join(left)}")
+
+
+def _mounts_below(folder: Path) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [line.split()[4].replace("\\040", " ") for line in lines]
-    for point in reversed([p for p in points if Path(p).is_relative_to(folder) and p != str(folder)]):
-        subprocess.run(["umount", "--lazy", point], check=True)
+    return [p for p in points if Path(p).is_relative_to(folder) and p != str(folder)]

@@ -115,6 +115,8 @@ def kubelet(node: NodeSpec, ca: Path) -> dict[str, Any]:
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 16,
+        # In a folder shared by two kubelets, each removes the logs of the other's pods.
+        "podLogsDir": str(node.folder / "pod-logs"),
         "volumePluginDir": str(node.folder / "volume-plugins"),
     }
 

@@ -76,11 +76,12 @@ def create(kubeconfig: Path) -> None:
     hf_cache.mkdir(parents=True, exist_ok=True)
     mounts = mount_paths(venv, paths.REPO, hf_cache)
     kube.apply(kubeconfig, render(mounts, environment(venv, hf_cache)))
-    wait_until(lambda: _in_force(kubeconfig, len(mounts)), "host mounts policy in force", timeout=60)
+    wait_until(lambda: _in_force(kubeconfig, mounts), "host mounts policy in force", timeout=60)
 
 
-def _in_force(kubeconfig: Path, mounts: int) -> bool:
+def _in_force(kubeconfig: Path, mounts: list[Path]) -> bool:
     spec = {"containers": [{"name": "probe", "image": "probe"}], "automountServiceAccountToken": False}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "labels": {JOB_LABEL: "probe"}}, "spec": spec}
     answer = kube.core(kubeconfig).create_namespaced_pod("default", pod, dry_run="All")
-    return len(answer.spec.volumes or []) == mounts
+    # By content: right after a change the API server still applies the policy as it was.
+    return [v.host_path.path for v in answer.spec.volumes or [] if v.host_path] == [str(m) for m in mounts]
