@@ -1,0 +1,135 @@
+"""What a launcher tells over HTTP: its identity to its peers, its progress to the operator, metrics to Prometheus.
+
+The launcher answers, not the ranks: they may be stuck in a collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from grpo_workload.contract import Outcome, Progress
+from grpo_workload.peers import Ended, Identity
+from grpo_workload.progress import read_progress
+from grpo_workload.world import Place
+
+ENDED_MESSAGE_CHARS = 1000  # a peer puts it into its own outcome, beside what it has to say itself
+
+
+@dataclass(slots=True)
+class Status:
+    """The launcher's state. `missing` is the gate's: pods not reached, each with the cause."""
+
+    place: Place
+    phase: str = "Starting"
+    ready: bool = False
+    missing: dict[str, str] = field(default_factory=dict)
+    since: float = field(default_factory=time.time)  # of the phase, seconds since the epoch
+    outcome: Outcome | None = None
+    ended_at: float = 0.0
+
+    def enter(self, phase: str, *, ready: bool = False) -> None:
+        """Begin a phase."""
+        self.phase, self.ready, self.since = phase, ready, time.time()
+
+    def end(self, outcome: Outcome, at: float | None = None) -> None:
+        """Tell everybody how this pod ended, at the time `at` (seconds since the epoch; now when None)."""
+        self.enter(outcome.reason)
+        self.outcome = outcome
+        self.ended_at = self.since if at is None else at
+
+    def identity(self) -> Identity:
+        """Who this launcher is, and how it ended if it did."""
+        ended = self.outcome and Ended(
+            reason=self.outcome.reason,
+            exit_code=self.outcome.exit_code,
+            message=self.outcome.message[:ENDED_MESSAGE_CHARS],
+            seconds_ago=time.time() - self.ended_at,
+        )
+        return Identity(pod=self.place.member.pod, pod_uid=self.place.pod_uid, epoch=self.place.contract.epoch, ended=ended)
+
+    def progress(self) -> Progress:
+        """Rank 0's progress on its pod, else the phase of this pod and its age."""
+        written = read_progress(self.place.state_dir)
+        if written is None:
+            waiting_for = tuple(f"{pod}: {cause}" for pod, cause in self.missing.items())
+            return Progress(phase=self.phase, age_seconds=time.time() - self.since, waiting_for=waiting_for)
+        return written.model_copy(update={"phase": self.phase}) if self.outcome else written
+
+
+class ProgressCollector(Collector):
+    """Prometheus' view of `Progress`."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Gauges of the numbers that are known."""
+        progress = self._status.progress()
+        contract = self._status.place.contract
+        labels = {"namespace": contract.job.namespace, "grpojob": contract.job.name, "pod": self._status.place.member.pod}
+        numbers = {
+            "grpo_ready": ("Whether the ranks of this pod run.", float(self._status.ready)),
+            "grpo_epoch": ("Epoch of the job.", contract.epoch),
+            "grpo_step": ("Optimizer steps finished.", progress.step),
+            "grpo_total_steps": ("Optimizer steps to take.", progress.total_steps),
+            "grpo_step_age_seconds": ("Seconds since the last step was finished.", progress.age_seconds),
+            "grpo_reward": ("Mean reward of the last step.", progress.reward),
+            "grpo_tokens_per_second": ("Tokens per second of the last step.", progress.tokens_per_second),
+            "grpo_weight_version": ("Version of the weights that generate.", progress.weight_version),
+            "grpo_checkpoint_step": ("Step of the newest checkpoint.", progress.checkpoint_step),
+        }
+        for name, (description, value) in numbers.items():
+            if value is not None:
+                gauge = GaugeMetricFamily(name, description, labels=list(labels))
+                gauge.add_metric(list(labels.values()), value)
+                yield gauge
+        metrics = GaugeMetricFamily("grpo_metric", "The last step's metrics under TRL's names.", labels=[*labels, "name"])
+        for name, value in progress.metrics.items():
+            metrics.add_metric([*labels.values(), name], value)
+        yield metrics
+
+
+def application(status: Status) -> web.Application:
+    """GET /identity, /healthz, /readyz, /progress, /metrics."""
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(status))
+
+    async def identity(_: web.Request) -> web.Response:
+        return web.json_response(text=status.identity().model_dump_json(by_alias=True))
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(status=200 if status.ready else 503, text=f"{status.phase}\n")
+
+    async def progress(_: web.Request) -> web.Response:
+        return web.json_response(text=status.progress().model_dump_json(by_alias=True))
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in (identity, healthz, readyz, progress, metrics)])
+    return app
+
+
+@asynccontextmanager
+async def serving(status: Status) -> AsyncIterator[None]:
+    """Serve `status` on the member's port while the context is open. Raises OSError when the port is taken."""
+    runner = web.AppRunner(application(status), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=status.place.member.status_port).start()
+        yield
+    finally:
+        await runner.cleanup()
