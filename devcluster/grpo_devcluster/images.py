@@ -11,10 +11,12 @@ from pathlib import Path
 from grpo_devcluster import binaries, nodeconfig, oci, packages, paths
 from grpo_devcluster.oci import Entry, ImageConfig
 from grpo_devcluster.progress import say, step
+from grpo_operator.names import DEFAULT_IMAGE
 
 BASE = "grpo.local/base:dev"
 OPERATOR = "grpo.local/operator:dev"
-WORKLOAD = "grpo.local/workload-base:dev"
+# The name that manifests use without saying so: the nodes hold a stand-in under it, so manifests stay what they are elsewhere.
+WORKLOAD = DEFAULT_IMAGE
 USER = 65532
 
 _BASE_PACKAGES = ("python3", "python3-pip", "python3-venv", "ca-certificates")
