@@ -37,7 +37,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 def _small_image(name: str, short: str, entries: Mapping[str, Entry], config: ImageConfig) -> Path:
     data = oci.layer(entries)
-    target = _archive(short, _digest([data, repr(config).encode()]))
+    target = _archive(short, _digest([name.encode(), data, repr(config).encode()]))
     if not target.exists():
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
