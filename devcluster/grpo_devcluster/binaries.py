@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_devcluster import paths
+from grpo_devcluster.locks import locked
 from grpo_devcluster.progress import say, step
 
 KUBERNETES = "v1.36.3"
@@ -89,8 +90,11 @@ def binary(name: str) -> Path:
 
 def build(scope: Scope = "all") -> Path:
     """Build what is missing; returns the folder."""
-    target = bin_dir()
-    target.mkdir(parents=True, exist_ok=True)
+    with locked(bin_dir()):
+        return _build(scope, bin_dir())
+
+
+def _build(scope: Scope, target: Path) -> Path:
     wanted = [g for g in GROUPS if scope == "all" or g.scope == "controlplane"]
     missing = [(g, n, p) for g in wanted for n, p in g.packages.items() if not (target / n).exists()]
     for number, (group, name, package) in enumerate(missing, 1):

@@ -1,15 +1,13 @@
 """The whole cluster: control plane, network, nodes, services, storage. One per machine."""
 
-import contextlib
 import datetime
-import fcntl
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_devcluster import binaries, cgroups, kube, network, nodeconfig, packages, paths, policies, services, storage
 from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.locks import locked
 from grpo_devcluster.node import Node
 from grpo_devcluster.nodeconfig import GPU, NodeSpec
 from grpo_devcluster.process import Daemon
@@ -33,7 +31,7 @@ class Cluster:
 
     def up(self, nodes: str | None = None) -> None:
         """Start everything that does not run, and return when both nodes take pods."""
-        with self._locked():
+        with locked(self.state):
             wanted = self._settle_nodes(nodes)
             binaries.build()
             packages.ensure(packages.NODE)
@@ -49,7 +47,7 @@ class Cluster:
 
     def down(self) -> None:
         """End everything and remove every trace but logs and volumes."""
-        with self._locked():
+        with locked(self.state):
             for node in self.nodes():
                 node.stop()
             for daemon in self._services():
@@ -157,17 +155,6 @@ class Cluster:
         elif nodes is not None and nodes != file.read_text():
             raise ValueError(f"the cluster has the nodes {file.read_text()}, not {nodes}: run `down` first")
         return self._specs()
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.state.mkdir(parents=True, exist_ok=True)
-        with (self.state / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("waits for another call on this cluster to end")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 def _now() -> datetime.datetime:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from grpo_devcluster import binaries, nodeconfig, oci, packages, paths
+from grpo_devcluster.locks import locked
 from grpo_devcluster.oci import Entry, ImageConfig
 from grpo_devcluster.progress import say, step
 from grpo_operator.names import DEFAULT_IMAGE
@@ -19,9 +20,9 @@ OPERATOR = "grpo.local/operator:dev"
 WORKLOAD = DEFAULT_IMAGE
 USER = 65532
 
-_BASE_PACKAGES = ("python3", "python3-pip", "python3-venv", "ca-certificates")
+_BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_DROPS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
-_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload", "crds")
+_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload")
 
 
 def _archive(name: str, key: str) -> Path:
@@ -74,6 +75,17 @@ def workload_archive() -> Path:
 
 def build_base() -> Path:
     """Debian with python3 as an archive; made once per Debian release."""
+    with locked(paths.cache_dir() / "images"):
+        return _build_base()
+
+
+def build_operator() -> Path:
+    """The operator's image, from the same Dockerfile as anywhere else; built again when an input has changed."""
+    with locked(paths.cache_dir() / "images"):
+        return _build_operator(_build_base())
+
+
+def _build_base() -> Path:
     suite = _os_release()["VERSION_CODENAME"]
     target = _archive("base", _digest([suite.encode(), repr((_BASE_PACKAGES, _BASE_DROPS)).encode()]))
     if target.exists():
@@ -91,9 +103,7 @@ def build_base() -> Path:
         return oci.write_archive(target, BASE, tar, ImageConfig(("/bin/sh",), environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}))
 
 
-def build_operator() -> Path:
-    """The operator's image, from the same Dockerfile as anywhere else; built again when an input has changed."""
-    base = build_base()
+def _build_operator(base: Path) -> Path:
     files = [f for name in _OPERATOR_INPUTS for f in _files(paths.REPO / name)]
     contents = [part for f in files for part in (str(f.relative_to(paths.REPO)).encode(), f.read_bytes())]
     target = _archive("operator", _digest([base.name.encode(), *contents]))
