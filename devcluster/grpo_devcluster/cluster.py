@@ -38,6 +38,9 @@ class Cluster:
             fresh = not (self.state / "etcd").exists()
             if self.running():
                 say("is up already")
+                # They may have changed with this checkout since the cluster was started.
+                for node in self.nodes():
+                    node.load_own_images()
             else:
                 with step("start"):
                     self._start(fresh=fresh)

@@ -44,8 +44,7 @@ class Node:
         cgroups.create(self.spec.name)
         self.containerd.start()
         self._wait_for_containerd()
-        for archive in (images.pause_archive(), images.workload_archive()):
-            self.load(archive)
+        self.load_own_images()
         self.kubelet.start()
 
     def stop(self, *, partition: bool = False) -> None:
@@ -58,6 +57,11 @@ class Node:
 
     def running(self) -> bool:
         return self.kubelet.pid() is not None and self.containerd.pid() is not None
+
+    def load_own_images(self) -> None:
+        """Import what every node has."""
+        for archive in (images.pause_archive(), images.workload_archive()):
+            self.load(archive)
 
     def load(self, archive: Path) -> None:
         """Import an image archive, unless just this file was imported before."""
