@@ -42,15 +42,15 @@ async def launch(place: Place, command: Sequence[str] = TRAIN, timing: Timing = 
     async with serving(status), peers_of(place, timing) as peers:
         if ended := once.result:
             once.tell(ended)
-            status.end(ended)
+            status.end(ended, recorded=True)
             logger.info("epoch %d has ended here with %s; waiting to be deleted", ended.epoch, ended.reason)
             await stop.wait()
             return ended
         once.begin()
         (place.state_dir / FILE_NAME).unlink(missing_ok=True)
         outcome = await _run(status, peers, command, stop)
-        status.end(outcome, at=status.ended_at or None)
         once.finish(outcome)
+        status.end(outcome, recorded=True)
         logger.info("ended with %s: %s", outcome.reason, outcome.message)
         await peers.linger()
     return outcome

@@ -47,6 +47,7 @@ class Ended(Section):
     exit_code: ExitCode
     message: str
     seconds_ago: float  # an age and not a time: pods' clocks differ
+    recorded: bool  # its outcome is final: until then it may still ask its peers which of them failed first
 
 
 class Identity(Section):
@@ -208,16 +209,16 @@ class Peers:
         return silent[0] if silent else None
 
     async def linger(self) -> None:
-        """Keep answering until every other pod has ended or is gone, `timing.linger` at most: so all learn how this one ended."""
+        """Keep answering until every other pod's outcome is final or it is gone, `timing.linger` at most: all learn how this one ended."""
         try:
             async with asyncio.timeout(self.timing.linger):
-                await asyncio.gather(*(self._until_ended(member) for member in self.place.others))
+                await asyncio.gather(*(self._until_recorded(member) for member in self.place.others))
         except TimeoutError:
             logger.info("other pods are still running; they have seen how this one ended")
 
-    async def _until_ended(self, member: Member) -> None:
+    async def _until_recorded(self, member: Member) -> None:
         try:
-            while (await self.ask(member)).ended is None:  # noqa: ASYNC110  # the event is in another pod
+            while not ((ended := (await self.ask(member)).ended) and ended.recorded):  # noqa: ASYNC110  # it happens in another pod
                 await asyncio.sleep(self.timing.retry)
         except UnreachableError as error:
             logger.info("pod %s is gone: %s", member.pod, error)

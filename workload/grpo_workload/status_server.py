@@ -35,16 +35,17 @@ class Status:
     since: float = field(default_factory=time.time)  # of the phase, seconds since the epoch
     outcome: Outcome | None = None
     ended_at: float = 0.0
+    recorded: bool = False  # the outcome is final
 
     def enter(self, phase: str, *, ready: bool = False) -> None:
         """Begin a phase."""
         self.phase, self.ready, self.since = phase, ready, time.time()
 
-    def end(self, outcome: Outcome, at: float | None = None) -> None:
-        """Tell everybody how this pod ended, at the time `at` (seconds since the epoch; now when None)."""
+    def end(self, outcome: Outcome, *, at: float | None = None, recorded: bool = False) -> None:
+        """Tell everybody how this pod ended, at the time `at` (seconds since the epoch; as told before, or now, when None)."""
         self.enter(outcome.reason)
-        self.outcome = outcome
-        self.ended_at = self.since if at is None else at
+        self.outcome, self.recorded = outcome, recorded
+        self.ended_at = at or self.ended_at or self.since
 
     def identity(self) -> Identity:
         """Who this launcher is, and how it ended if it did."""
@@ -53,6 +54,7 @@ class Status:
             exit_code=self.outcome.exit_code,
             message=self.outcome.message[:ENDED_MESSAGE_CHARS],
             seconds_ago=time.time() - self.ended_at,
+            recorded=self.recorded,
         )
         return Identity(pod=self.place.member.pod, pod_uid=self.place.pod_uid, epoch=self.place.contract.epoch, ended=ended)
 

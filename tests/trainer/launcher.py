@@ -1,0 +1,176 @@
+"""Real launchers on loopback ports: `World` writes the contract and starts a process a pod, each running `main` below."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from grpo_workload.contract import Outcome
+
+T = TypeVar("T")
+QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2}
+DEADLINE = 60.0
+
+RANK_PRELUDE = """
+import os, signal, sys, time
+from pathlib import Path
+from torch.distributed.elastic.multiprocessing.errors import record
+RANK, STATE = int(os.environ["RANK"]), Path(os.environ["GRPO_STATE_DIR"])
+def sum_over_ranks():
+    import torch, torch.distributed as dist
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return int(total)
+def mark(name):
+    with (STATE / name).open("a") as file:
+        file.write(f"{RANK}\\n")
+@record
+def main():
+"""
+START = """
+import json, sys
+from grpo_workload.launch import leave, main
+from grpo_workload.peers import Timing
+leave(main([sys.executable, sys.argv[1]], Timing(**json.loads(sys.argv[2]))))
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def eventually(look: Callable[[], T], what: str) -> T:
+    """The first true value of `look`, which must come within the deadline."""
+    end = time.monotonic() + DEADLINE
+    while not (value := look()):
+        if time.monotonic() > end:
+            pytest.fail(f"not within {DEADLINE} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+class Pod:
+    """One member: its folders outlive its processes, as an emptyDir outlives a container."""
+
+    def __init__(self, world: World, name: str, port: int) -> None:
+        self.world, self.name, self.port = world, name, port
+        self.state = world.folder / name
+        self.state.mkdir()
+        self.termination_log = world.folder / f"{name}.termination-log"
+        self.log = world.folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, uid: str = "", **environ: str) -> Pod:
+        """Start the container once more, with an empty termination log."""
+        self.termination_log.unlink(missing_ok=True)
+        ours = {
+            "GRPO_CONTRACT": str(self.world.contract),
+            "GRPO_STATE_DIR": str(self.state),
+            "GRPO_TERMINATION_LOG": str(self.termination_log),
+            "POD_NAME": self.name,
+            "POD_UID": uid or f"uid-of-{self.name}",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-c", START, str(self.world.script), json.dumps(self.world.timing)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env={**os.environ, **ours, **environ}, stdout=log, stderr=subprocess.STDOUT)
+        return self
+
+    def signal(self, number: int) -> None:
+        """Signal the launcher."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def ends(self) -> Outcome:
+        """Wait for the launcher's end: its outcome, whose exit code it had."""
+        assert self.process is not None
+        code = self.process.wait(DEADLINE)
+        outcome = Outcome.model_validate_json(self.termination_log.read_text())
+        assert code == outcome.exit_code, self.log.read_text()
+        return outcome
+
+    def get(self, path: str) -> tuple[int, str]:
+        """GET from the launcher: status and text, or (0, reason) where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def json(self, path: str) -> Any:
+        """GET and parse; None where nobody answers."""
+        status, text = self.get(path)
+        return json.loads(text) if status == 200 else None
+
+    def marks(self, name: str) -> list[int]:
+        """Ranks that called mark(name)."""
+        path = self.state / name
+        return sorted(int(line) for line in path.read_text().split()) if path.exists() else []
+
+
+class World:
+    """Pods pod-0, pod-1, ... with `gpus` ranks each, every rank running `body`, the indented body of a function."""
+
+    def __init__(self, folder: Path, gpus: list[int], body: str, *, timeout: int = 30, hosts: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.timing: dict[str, float] = dict(QUICK)
+        self.script = folder / "rank.py"
+        self.script.write_text(f"{RANK_PRELUDE}{body}\nmain()\n")
+        self.contract = folder / "contract.json"
+        *ports, master_port = free_ports(len(gpus) + 1)
+        members = [
+            {
+                "pod": f"pod-{index}",
+                "group": "learner",
+                "host": (hosts or {}).get(f"pod-{index}", "127.0.0.1"),
+                "statusPort": ports[index],
+                "gpus": count,
+                "rankOffset": sum(gpus[:index]),
+            }
+            for index, count in enumerate(gpus)
+        ]
+        self.values: dict[str, Any] = {
+            "contractVersion": 1,
+            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            "epoch": 4,
+            "device": "cpu",
+            "members": members,
+            "masterPort": master_port,
+            "timeoutSeconds": timeout,
+            "durable": False,
+            "config": {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]},
+        }
+        self.contract.write_text(json.dumps(self.values))
+        self.pods = [Pod(self, f"pod-{index}", port) for index, port in enumerate(ports)]
+
+    def start(self) -> list[Pod]:
+        """Start all pods."""
+        return [pod.start() for pod in self.pods]
+
+    def close(self) -> None:
+        """Kill launchers that a failed test left, and with them nothing else: their ranks end by themselves."""
+        for pod in self.pods:
+            if pod.process is not None and pod.process.poll() is None:
+                pod.process.kill()
+                pod.process.wait()

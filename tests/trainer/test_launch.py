@@ -1,0 +1,266 @@
+"""Launchers as real processes on loopback, each rank a real process: what they record, tell and end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import Pod, World, eventually
+
+from grpo_workload.contract import ExitCode
+
+ALL_REDUCE = """
+    mark("ran")
+    print("sum", sum_over_ranks())
+"""
+WAIT_FOR_SIGTERM = """
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    mark("waits")
+    while not asked:
+        time.sleep(0.05)
+    sys.exit(75)
+"""
+HANG = """
+    mark("waits")
+    time.sleep(120)
+"""
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
+    worlds: list[World] = []
+
+    def make(gpus: list[int], body: str, **options: Any) -> World:
+        worlds.append(World(tmp_path, gpus, body, **options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def test_ranks_of_uneven_pods_meet_and_all_are_done(make_world: MakeWorld) -> None:
+    world = make_world([2, 1], ALL_REDUCE)
+    first, second = world.start()
+
+    outcomes = [first.ends(), second.ends()]
+
+    assert [(outcome.exit_code, outcome.reason, outcome.epoch) for outcome in outcomes] == [(ExitCode.DONE, "Done", 4)] * 2
+    assert outcomes[1].pod_uid == "uid-of-pod-1"
+    assert (first.marks("ran"), second.marks("ran")) == ([0, 1], [2])
+    assert all(f"[rank {rank}] sum 3" in first.log.read_text() for rank in (0, 1))
+    assert (second.state / "logs" / "rank-2.stdout.log").read_text() == "sum 3\n"
+
+
+def test_a_pod_that_ends_much_earlier_is_not_lost(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], f"{ALL_REDUCE}    if RANK == 1: time.sleep(4)\n")
+    world.timing |= {"linger": 1}
+    first, second = world.start()
+
+    assert first.ends().exit_code == ExitCode.DONE
+    # pod-0 has gone, after pod-1 has seen it done; pod-1 goes on for longer than `lost`.
+    assert second.process is not None
+    assert second.process.poll() is None
+    assert second.ends().exit_code == ExitCode.DONE
+
+
+def test_a_rank_that_raises_is_named_in_every_pod(make_world: MakeWorld) -> None:
+    world = make_world([2, 1], f"{ALL_REDUCE}    if RANK == 2: raise KeyError('reward column')\n    sum_over_ranks()\n")
+    first, second = world.start()
+
+    theirs, own = first.ends(), second.ends()
+
+    assert (own.exit_code, own.reason, own.rank) == (ExitCode.RANK_FAILED, "RankFailed", 2)
+    assert own.message.startswith("rank 2 failed with exit code 1: KeyError: 'reward column'")
+    assert "rank.py" in own.message
+    assert (theirs.exit_code, theirs.reason) == (ExitCode.PEER_LOST, "PeerLost")
+    assert "pod pod-1 ended with RankFailed: rank 2" in theirs.message
+    assert "KeyError: 'reward column'" in theirs.message
+
+
+def test_a_killed_rank_ends_the_others_of_its_pod(make_world: MakeWorld) -> None:
+    body = f"    if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)\n    signal.signal(signal.SIGTERM, signal.SIG_IGN){HANG}"
+    (pod,) = make_world([2], body).start()
+
+    outcome = pod.ends()
+
+    assert (outcome.exit_code, outcome.rank) == (ExitCode.RANK_FAILED, 1)
+    assert "rank 1 was killed by SIGKILL (probably out of memory" in outcome.message
+    assert not ranks_alive(pod)
+
+
+def test_a_rank_refuses_the_users_configuration(make_world: MakeWorld) -> None:
+    (pod,) = make_world([1], "    print('dataset.path: /nowhere does not exist', file=sys.stderr)\n    sys.exit(64)\n").start()
+
+    outcome = pod.ends()
+
+    assert (outcome.exit_code, outcome.reason) == (ExitCode.CONFIG_ERROR, "ConfigError")
+    assert "dataset.path: /nowhere does not exist" in outcome.message
+
+
+def test_a_peer_that_never_listens_is_named(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], ALL_REDUCE, timeout=3)
+    pod = world.pods[0].start()
+
+    waiting = eventually(lambda: (pod.json("/progress") or {}).get("waitingFor"), "progress says who is missing")
+    assert pod.json("/progress")["phase"] == "WaitingForPeers"
+    assert any("pod-1: " in one for one in waiting)
+    assert pod.get("/readyz")[0] == 503
+    outcome = pod.ends()
+
+    assert (outcome.exit_code, outcome.reason) == (ExitCode.PEER_LOST, "PeersMissing")
+    assert outcome.message.startswith("1 of 2 pods not reached (pod pod-1: TCP: 127.0.0.1:")
+    assert "after 3 s" in outcome.message
+    assert "waiting: 1 of 2 pods not reached" in pod.log.read_text()
+    assert pod.marks("ran") == []
+
+
+def test_a_peer_without_a_name_is_named(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], ALL_REDUCE, timeout=3, hosts={"pod-1": "pod-1.invalid"})
+
+    outcome = world.pods[0].start().ends()
+
+    assert (outcome.exit_code, outcome.reason) == (ExitCode.PEER_LOST, "PeersMissing")
+    assert "pod pod-1: DNS: pod-1.invalid does not resolve" in outcome.message
+
+
+def test_a_peer_of_another_epoch_is_not_taken(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], ALL_REDUCE, timeout=4)
+    older = world.folder / "older.json"
+    older.write_text(json.dumps(world.values | {"epoch": 3, "timeoutSeconds": 600}))
+    world.pods[1].start(GRPO_CONTRACT=str(older))
+    eventually(lambda: world.pods[1].json("/identity"), "the older launcher answers")
+
+    outcome = world.pods[0].start().ends()
+
+    assert outcome.reason == "PeersMissing"
+    assert "answers as pod pod-1 of epoch 3, expected pod pod-1 of epoch 4" in outcome.message
+
+
+def test_a_restarted_launcher_holds_and_runs_nothing_twice(make_world: MakeWorld) -> None:
+    (pod,) = make_world([1], f"    mark('ran')\n{'    raise ValueError(1)'}\n").start()
+    first = pod.ends()
+    pod.start()
+
+    eventually(lambda: pod.termination_log.exists() and pod.json("/identity"), "the launcher holds")
+    assert pod.get("/readyz")[0] == 503
+    assert pod.get("/healthz")[0] == 200
+    assert pod.json("/identity")["ended"]["reason"] == "RankFailed"
+    pod.signal(signal.SIGTERM)
+
+    assert pod.ends() == first
+    assert pod.marks("ran") == [0]
+
+
+def test_a_killed_launcher_is_recorded_and_seen_by_its_peer(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], HANG)
+    first, second = world.start()
+    eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
+    end_ranks(second, signal.SIGSTOP)  # a stuck rank says nothing
+    second.signal(signal.SIGKILL)
+    assert second.process is not None
+    second.process.wait()
+    end_ranks(second, signal.SIGKILL)  # as the end of a container's first process does
+
+    lost = first.ends()
+    died = second.start().ends()
+
+    assert (lost.exit_code, lost.reason) == (ExitCode.PEER_LOST, "PeerLost")
+    assert "pod pod-1 has not answered for" in lost.message
+    assert (died.exit_code, died.reason) == (ExitCode.RANK_FAILED, "LauncherDied")
+    assert not ranks_alive(first)
+
+
+def test_a_replaced_pod_ends_the_epoch(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], HANG)
+    world.timing |= {"lost": 60}
+    first, second = world.start()
+    eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
+    second.signal(signal.SIGKILL)
+    assert second.process is not None
+    second.process.wait()
+    end_ranks(second, signal.SIGKILL)
+    (second.state / "epoch-4" / "started").unlink()
+    second.start(uid="another-uid")
+
+    outcome = first.ends()
+
+    assert outcome.exit_code == ExitCode.PEER_LOST
+    assert "pod pod-1 was replaced: its UID was uid-of-pod-1 and is now another-uid" in outcome.message
+    assert "ended" in second.ends().message
+
+
+def test_sigterm_reaches_the_ranks_which_save_and_stop(make_world: MakeWorld) -> None:
+    world = make_world([2, 1], WAIT_FOR_SIGTERM)
+    first, second = world.start()
+    eventually(lambda: len(first.marks("waits") + second.marks("waits")) == 3, "all ranks run")
+    assert first.get("/readyz")[0] == 200
+    assert 'grpo_ready{grpojob="job",namespace="ns",pod="pod-0"} 1.0' in first.get("/metrics")[1]
+
+    for pod in (first, second):
+        pod.signal(signal.SIGTERM)
+
+    assert [pod.ends().reason for pod in (first, second)] == ["Stopped", "Stopped"]
+    assert json.loads(first.termination_log.read_text())["exitCode"] == ExitCode.STOPPED
+
+
+def test_sigterm_before_the_world_is_complete(make_world: MakeWorld) -> None:
+    pod = make_world([1, 1], ALL_REDUCE).pods[0].start()
+    eventually(lambda: (pod.json("/progress") or {}).get("waitingFor"), "the gate waits")
+
+    pod.signal(signal.SIGTERM)
+
+    outcome = pod.ends()
+    assert (outcome.exit_code, outcome.reason) == (ExitCode.STOPPED, "StoppedEarly")
+
+
+def test_another_contract_version_is_refused(make_world: MakeWorld) -> None:
+    world = make_world([1], ALL_REDUCE)
+    world.contract.write_text(json.dumps(world.values | {"contractVersion": 2}))
+
+    outcome = world.pods[0].start().ends()
+
+    assert (outcome.exit_code, outcome.reason, outcome.epoch) == (ExitCode.CONFIG_ERROR, "ContractRefused", 4)
+    assert "contractVersion 2" in outcome.message
+    assert "contractVersion 1" in outcome.message
+
+
+def test_a_plain_start_tells_what_is_missing() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GRPO_", "POD_"))}
+    done = subprocess.run([sys.executable, "-m", "grpo_workload.launch"], env=environ, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == ExitCode.CONFIG_ERROR
+    assert "missing variables: GRPO_CONTRACT, POD_NAME, POD_UID" in done.stderr
+    assert "grpo run" in done.stderr
+
+
+def rank_pids(pod: Pod) -> list[int]:
+    """Processes whose GRPO_STATE_DIR is the pod's and which run the rank script."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if command.endswith(f"{pod.world.script}\0".encode()) and f"GRPO_STATE_DIR={pod.state}\0".encode() in environ:
+            found.append(int(process.name))
+    return found
+
+
+def ranks_alive(pod: Pod) -> bool:
+    return bool(rank_pids(pod))
+
+
+def end_ranks(pod: Pod, number: int) -> None:
+    for pid in rank_pids(pod):
+        os.kill(pid, number)
