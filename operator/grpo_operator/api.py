@@ -7,64 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from grpo_operator import names
-from grpo_workload.config import Name, Rule, Section, TrainerConfig
-from grpo_workload.contract import RESERVED_ENV, Device, Progress
-
-Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
-LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]
-TextMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=4096)]]
-Objects = Annotated[tuple[Object, ...], Field(max_length=64)]
-
-
-def list_map(key: str) -> dict[str, JsonValue]:
-    """Schema extension: the list is a map by `key`, which server-side apply merges by and the API server keeps unique."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-
-
-class EnvVar(Section):
-    """A variable of the container, as in a pod."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the variable.")
-    value: Annotated[str, Field(max_length=32768)] | None = Field(None, description="Its value.")
-    value_from: Object | None = Field(None, description="Source of its value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef.")
-
-
-class PodTemplate(Section):
-    """What of a pod users set; container name, command, GPU limit and reserved variables belong to the operator."""
-
-    RULES = (
-        Rule(
-            f"!has(self.env) || self.env.all(e, !(e.name in [{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]))",
-            f"env must not set the operator's own variables: {', '.join(sorted(RESERVED_ENV))}",
-            lambda t: not any(e.name in RESERVED_ENV for e in t.env),
-        ),
-    )
-
-    labels: LabelMap = Field(default_factory=dict, max_length=64, description="Further labels of the pod.")
-    annotations: TextMap = Field(default_factory=dict, max_length=64, description="Further annotations of the pod.")
-    node_selector: LabelMap = Field(default_factory=dict, max_length=64, description="Labels a node must have.")
-    tolerations: Objects = Field((), description="Taints the pod tolerates.")
-    affinity: Object = Field(default_factory=dict, description="Affinity, as in a pod.")
-    priority_class_name: Name | None = Field(None, description="PriorityClass of the pod.")
-    service_account_name: Name | None = Field(None, description="Service account; its token is not mounted.")
-    image_pull_secrets: Objects = Field((), description="Secrets for pulling the image.")
-    security_context: Object = Field(
-        default_factory=dict, description="The pod's security context, laid over the default: non-root 65532, seccomp RuntimeDefault."
-    )
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
-        (), description="Variables of the container.", json_schema_extra=list_map("name")
-    )
-    env_from: Objects = Field((), description="ConfigMaps and Secrets whose keys become variables.")
-    resources: Object = Field(default_factory=dict, description="Requests and limits, as in a pod; the GPU limit is the group's `gpus`.")
-    volumes: Objects = Field((), description="Further volumes.")
-    volume_mounts: Objects = Field((), description="Further mounts of the container.")
-    termination_grace_period_seconds: int | None = Field(
-        None, ge=1, le=86400, description="Time to save a checkpoint after SIGTERM; 300 by default."
-    )
+from grpo_operator.podtemplate import PodTemplate, list_map
+from grpo_workload.config import GenerationConfig, Name, Rule, Section, Topology, TrainerConfig
+from grpo_workload.contract import Device
 
 
 class DeviceConfig(Section):
@@ -81,15 +30,35 @@ class DeviceConfig(Section):
         return self.resource_name or ("nvidia.com/gpu" if self.type is Device.CUDA else None)
 
 
-class TrainerGroup(Section):
-    """Trainer pods of one kind. Groups may differ in GPUs; all groups form one world."""
+class PodGroup(Section):
+    """Pods of one kind: one StatefulSet."""
 
     name: Annotated[str, Field(min_length=1, max_length=20, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
         description="Name of the group, unique in the job."
     )
     replicas: int = Field(1, ge=1, le=4096, description="Pods of the group.")
-    gpus: int = Field(ge=1, le=64, description="GPUs of each pod: its limit, and its number of ranks.")
+    gpus: int = Field(ge=1, le=64, description="GPUs of each pod: its limit.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Laid over spec.podTemplate for this group.")
+
+
+class TrainerGroup(PodGroup):
+    """Trainer pods of one kind, a rank on each GPU. Groups may differ in GPUs; all groups form one world."""
+
+
+class GenerationGroup(PodGroup):
+    """Generation pods of one kind, one vLLM engine on each."""
+
+    RULES = (
+        Rule(
+            "!has(self.tensorParallel) || self.gpus % self.tensorParallel == 0",
+            "tensorParallel must divide gpus: the GPUs left over hold further copies of the model, and an engine cannot span pods",
+            lambda g: g.tensor_parallel is None or g.gpus % g.tensor_parallel == 0,
+        ),
+    )
+
+    tensor_parallel: int | None = Field(
+        None, ge=1, le=64, description="GPUs of one copy of the model; generation.tensorParallel when not set. The rest is data parallel."
+    )
 
 
 class TrainerSpec(Section):
@@ -99,15 +68,108 @@ class TrainerSpec(Section):
         description="Groups in rank order.", json_schema_extra=list_map("name")
     )
 
-    @property
-    def ranks(self) -> int:
-        """Ranks over all groups."""
-        return sum(group.replicas * group.gpus for group in self.groups)
 
-    @property
-    def pods(self) -> int:
-        """Pods over all groups."""
-        return sum(group.replicas for group in self.groups)
+class ServerSpec(Section):
+    """vLLM on pods of its own."""
+
+    RULES = (Rule("self.port != self.transferPort", "port and transferPort must differ", lambda s: s.port != s.transfer_port),)
+
+    groups: Annotated[tuple[GenerationGroup, ...], Field(min_length=1, max_length=32)] = Field(
+        description="Groups of engines, which may differ in GPUs.", json_schema_extra=list_map("name")
+    )
+    port: int = Field(8000, ge=1024, le=65535, description="Port of each engine.")
+    transfer_port: int = Field(29600, ge=1024, le=65535, description="Port on rank 0's pod at which weights are handed over.")
+
+
+class NodeLocalSpec(Section):
+    """vLLM beside the ranks of each trainer pod, fed by the pod's first rank: weights never cross nodes."""
+
+    RULES = (
+        Rule(
+            "self.gpusPerNode % self.enginesPerNode == 0",
+            "enginesPerNode must divide gpusPerNode",
+            lambda n: n.gpus_per_node % n.engines_per_node == 0,
+            lambda n: n.gpus_per_node,
+            "self.gpusPerNode",
+        ),
+        Rule(
+            "!has(self.devices) || (size(self.devices) == self.gpusPerNode && self.devices.all(d, self.devices.exists_one(e, e == d)))",
+            "devices must name gpusPerNode different devices; leave it out to take the last ones of each pod",
+            lambda n: n.devices is None or len(set(n.devices)) == len(n.devices) == n.gpus_per_node,
+        ),
+        Rule(
+            "self.port + self.enginesPerNode <= self.transferPort || self.transferPort < self.port",
+            "transferPort must lie outside the engines' ports, port to port + enginesPerNode - 1",
+            lambda n: not n.port <= n.transfer_port < n.port + n.engines_per_node,
+            lambda n: n.port + n.engines_per_node,
+            "self.port + self.enginesPerNode",
+        ),
+    )
+
+    gpus_per_node: int = Field(1, ge=1, le=63, description="GPUs of each trainer pod that are left to vLLM.")
+    engines_per_node: int = Field(1, ge=1, le=63, description="Engines on each pod (ms-swift's num_infer_workers); they share gpusPerNode.")
+    devices: Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(min_length=1, max_length=63)] | None = Field(
+        None, description="Local devices for vLLM, the same on every pod; the last ones when not set."
+    )
+    port: int = Field(8000, ge=1024, le=65000, description="Port of a pod's first engine; the others follow.")
+    transfer_port: int = Field(29600, ge=1024, le=65535, description="Port at which a pod's first rank hands weights over.")
+
+
+def _belongs(member: str, field: str, topology: Topology) -> Rule:
+    return Rule(
+        f"has(self.{member}) == (self.topology == '{topology}')",
+        f"{member} must be set when topology is {topology}, and only then",
+        lambda g: (getattr(g, field) is not None) == (g.topology is topology),
+    )
+
+
+class GenerationSpec(GenerationConfig):
+    """Who samples completions, and where."""
+
+    RULES = (
+        _belongs("server", "server", Topology.SERVER),
+        _belongs("nodeLocal", "node_local", Topology.NODE_LOCAL),
+        Rule(
+            "!has(self.colocate) || self.topology == 'Colocate'",
+            "colocate must be set only when topology is Colocate",
+            lambda g: g.colocate is None or g.topology is Topology.COLOCATE,
+        ),
+        Rule(
+            "self.engine == 'vLLM' || (self.topology == 'Colocate' && self.tensorParallel == 1)",
+            "engine Transformers works with topology Colocate and tensorParallel 1 alone; use vLLM",
+            lambda g: g.engine == "vLLM" or (g.topology is Topology.COLOCATE and g.tensor_parallel == 1),
+        ),
+        Rule(
+            "!has(self.server) || self.server.groups.all(g, has(g.tensorParallel) || g.gpus % self.tensorParallel == 0)",
+            "tensorParallel must divide gpus of every group of server.groups, or the group must set its own: an engine cannot span pods",
+            lambda g: g.server is None or all(x.tensor_parallel or x.gpus % g.tensor_parallel == 0 for x in g.server.groups),
+        ),
+        Rule(
+            "!has(self.nodeLocal) || self.nodeLocal.gpusPerNode == self.nodeLocal.enginesPerNode * self.tensorParallel",
+            "nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel: an engine takes tensorParallel GPUs",
+            lambda g: g.node_local is None or g.node_local.gpus_per_node == g.node_local.engines_per_node * g.tensor_parallel,
+            lambda g: g.node_local.engines_per_node * g.tensor_parallel,
+            "self.nodeLocal.enginesPerNode * self.tensorParallel",
+        ),
+    )
+
+    server: ServerSpec | None = Field(None, description="Settings of the topology Server.")
+    node_local: NodeLocalSpec | None = Field(None, description="Settings of the topology NodeLocal.")
+
+
+class NetworkSpec(Section):
+    """The fabric between nodes."""
+
+    fabric: Literal["Ethernet", "InfiniBand", "RoCE", "EFA"] | None = Field(
+        None, description="Sets NCCL's variables for it; NCCL finds out by itself when not set."
+    )
+    interface: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Interface (or NCCL's list of prefixes) for sockets of NCCL and gloo, for example eth0."
+    )
+    rdma_resource: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None, description="Extended resource of the RDMA device plugin, for example rdma/hca or vpc.amazonaws.com/efa."
+    )
+    rdma_count: int = Field(1, ge=1, le=64, description="Number of `rdmaResource` for each pod.")
 
 
 class RendezvousSpec(Section):
@@ -126,15 +188,61 @@ class CacheSpec(Section):
     claim_name: Name | None = Field(None, description="PersistentVolumeClaim shared by the pods; an emptyDir when not set.")
 
 
+_KEPT = "(has(self.generation.nodeLocal) ? self.generation.nodeLocal.gpusPerNode : 0)"
+_RANKS = f"self.trainer.groups.map(g, g.replicas * (g.gpus - {_KEPT})).sum()"
+_PORTS = (
+    "[self.rendezvous.port, self.rendezvous.statusPort]"
+    " + (has(self.generation.server) ? [self.generation.server.port, self.generation.server.transferPort] : [])"
+    " + (has(self.generation.nodeLocal) ? [self.generation.nodeLocal.port, self.generation.nodeLocal.transferPort] : [])"
+)
+
+
 class GRPOJobSpec(TrainerConfig):
     """Desired state of a GRPOJob."""
 
     RULES = (
         Rule(
-            "self.trainer.groups.map(g, g.replicas * g.gpus).sum() <= self.training.promptsPerStep",
-            "training.promptsPerStep must be at least the number of ranks (the sum of replicas x gpus over trainer.groups), "
-            "or ranks would be left without a prompt; raise promptsPerStep or use fewer GPUs",
-            lambda s: s.trainer.ranks <= s.training.prompts_per_step,
+            f"{_RANKS} <= self.training.promptsPerStep",
+            "training.promptsPerStep must be at least the number of ranks (GPUs of all trainer pods, without those that generate), "
+            "or ranks would be left without a prompt",
+            lambda s: s.ranks <= s.training.prompts_per_step,
+            lambda s: s.ranks,
+            _RANKS,
+        ),
+        Rule(
+            "!has(self.generation.nodeLocal) || self.trainer.groups.all(g, g.gpus > self.generation.nodeLocal.gpusPerNode)",
+            "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on",
+            lambda s: s.generation.node_local is None or all(g.gpus > s.generation.node_local.gpus_per_node for g in s.trainer.groups),
+            lambda s: max(1, min(g.gpus for g in s.trainer.groups) - 1),
+            "[1, self.trainer.groups.map(g, g.gpus).min() - 1].max()",
+        ),
+        Rule(
+            "!has(self.generation.nodeLocal) || !has(self.generation.nodeLocal.devices) || "
+            "self.generation.nodeLocal.devices.all(d, self.trainer.groups.all(g, d < g.gpus))",
+            "generation.nodeLocal.devices must be devices that every trainer pod has, 0 to gpus - 1; the highest that all have",
+            lambda s: all(
+                d < g.gpus for d in ((s.generation.node_local and s.generation.node_local.devices) or ()) for g in s.trainer.groups
+            ),
+            lambda s: min(g.gpus for g in s.trainer.groups) - 1,
+            "self.trainer.groups.map(g, g.gpus).min() - 1",
+        ),
+        Rule(
+            "self.generation.topology != 'Colocate' || self.trainer.groups.all(g, g.gpus % self.generation.tensorParallel == 0)",
+            "generation.tensorParallel must divide gpus of every trainer group, for no tensor-parallel group may cross pods: "
+            "1 always does, or choose other GPU counts",
+            lambda s: (
+                s.generation.topology is not Topology.COLOCATE or all(g.gpus % s.generation.tensor_parallel == 0 for g in s.trainer.groups)
+            ),
+        ),
+        Rule(
+            "!has(self.generation.server) || self.generation.server.groups.all(g, self.trainer.groups.all(t, t.name != g.name))",
+            "groups of trainer.groups and generation.server.groups must have different names: each becomes a StatefulSet",
+            lambda s: s.generation.server is None or not {g.name for g in s.generation.server.groups} & {g.name for g in s.trainer.groups},
+        ),
+        Rule(
+            f"({_PORTS}).all(p, ({_PORTS}).exists_one(q, q == p))",
+            "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
+            lambda s: len(set(s.ports)) == len(s.ports),
         ),
     )
 
@@ -142,133 +250,29 @@ class GRPOJobSpec(TrainerConfig):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field("IfNotPresent", description="When the image is pulled.")
     device: DeviceConfig = Field(default_factory=DeviceConfig, description="What the ranks compute on.")
     trainer: TrainerSpec = Field(description="The trainer's pods.")
+    generation: GenerationSpec = Field(default_factory=GenerationSpec, description="Who samples completions, and where.")
+    network: NetworkSpec = Field(default_factory=NetworkSpec, description="The fabric between nodes.")
     rendezvous: RendezvousSpec = Field(default_factory=RendezvousSpec, description="How ranks find each other.")
     cache: CacheSpec = Field(default_factory=CacheSpec, description="Where model and dataset downloads go.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Pod settings for all groups.")
 
+    @property
+    def ranks(self) -> int:
+        """Ranks over all trainer pods."""
+        kept = self.generation.node_local.gpus_per_node if self.generation.node_local else 0
+        return sum(group.replicas * (group.gpus - kept) for group in self.trainer.groups)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that pods listen on, as far as they are fields."""
+        generation = self.generation.server or self.generation.node_local
+        return (self.rendezvous.port, self.rendezvous.status_port, *((generation.port, generation.transfer_port) if generation else ()))
+
     def trainer_config(self) -> TrainerConfig:
         """The part of the spec that ranks read."""
-        return TrainerConfig(**{name: getattr(self, name) for name in TrainerConfig.model_fields})
-
-
-class StatusSection(Section):
-    """A part of the status: written by the operator alone, so unbounded lists are bounded by the spec's."""
-
-
-class ConditionStatus(StatusSection):
-    """metav1.Condition."""
-
-    type: str = Field(max_length=64, description="Accepted, Scheduled, Running, Complete or Failed.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(max_length=128, description="Word for programs.")
-    message: str = Field(max_length=32768, description="Sentence for people.")
-    last_transition_time: str = Field(max_length=40, description="When the status last changed.")
-    observed_generation: int = Field(description="Generation of the spec it speaks of.")
-
-
-class GroupStatus(StatusSection):
-    """Pods of a group."""
-
-    name: str = Field(max_length=63, description="Name of the group.")
-    role: str = Field(max_length=16, description="trainer.")
-    desired: int = Field(description="Pods wanted.")
-    ready: int = Field(description="Pods whose ranks run.")
-
-
-class MemberOutcome(StatusSection):
-    """How a pod's launcher ended, recorded at first sight."""
-
-    exit_code: int = Field(description="Exit code of the container.")
-    reason: str = Field(max_length=128, description="Word for programs.")
-    message: str = Field(max_length=4096, description="What the launcher, or the kubelet, said.")
-    finished_at: str = Field(max_length=40, description="When it ended.")
-
-
-class MemberStatus(StatusSection):
-    """One trainer pod of the epoch."""
-
-    pod: str = Field(max_length=253, description="Name of the pod.")
-    uid: str = Field(max_length=64, description="UID it was first seen with; another UID is another pod.")
-    node: str | None = Field(None, max_length=253, description="Node it runs on.")
-    outcome: MemberOutcome | None = Field(None, description="How it ended.")
-
-
-class Failure(StatusSection):
-    """What ended the job."""
-
-    pod: str | None = Field(None, max_length=253, description="Pod that failed first.")
-    node: str | None = Field(None, max_length=253, description="Node it ran on.")
-    exit_code: int | None = Field(None, description="Exit code of its container.")
-    reason: str = Field(max_length=128, description="Word for programs.")
-    message: str = Field(max_length=4096, description="What went wrong, with the last log lines where there are any.")
-    time: str = Field(max_length=40, description="When.")
-
-
-class Restarts(StatusSection):
-    """Restarts of the whole job."""
-
-    total: int = Field(0, description="All of them.")
-
-
-class ProgressStatus(StatusSection):
-    """The last progress that rank 0 reported."""
-
-    step: int = Field(0, description="Optimizer steps done.")
-    total_steps: int = Field(0, description="Optimizer steps to do.")
-    reward: float | None = Field(None, description="Mean reward of the last step.")
-    metrics: dict[Annotated[str, Field(max_length=128)], float] = Field(
-        default_factory=dict, max_length=128, description="Metrics of the last step under TRL's names."
-    )
-    tokens_per_second: float | None = Field(None, description="Completion tokens generated and trained a second, over the last step.")
-    weight_version: int | None = Field(None, description="Version of the weights that generation uses.")
-    checkpoint_step: int | None = Field(None, description="Step of the newest checkpoint.")
-    time: str = Field(max_length=40, description="When the operator read it.")
-
-    @classmethod
-    def read(cls, progress: Progress, now: str) -> ProgressStatus:
-        """What of a launcher's report goes into the status; numbers rounded for the reader."""
-        rounded = {name: float(f"{value:.6g}") for name, value in progress.metrics.items()}
-        return cls(
-            step=progress.step,
-            total_steps=progress.total_steps,
-            reward=None if progress.reward is None else round(progress.reward, 4),
-            metrics=rounded,
-            tokens_per_second=None if progress.tokens_per_second is None else round(progress.tokens_per_second, 1),
-            weight_version=progress.weight_version,
-            checkpoint_step=progress.checkpoint_step,
-            time=now,
-        )
-
-
-class Summary(StatusSection):
-    """Strings for the columns of `kubectl get`."""
-
-    step: str = Field("", max_length=32, description="Steps done of all, as 12/40.")
-    reward: str = Field("", max_length=32, description="Mean reward of the last step.")
-    trainer: str = Field("", max_length=32, description="Ready trainer pods of all, as 3/3.")
-    generation: str = Field("", max_length=32, description="Topology of generation.")
-    reason: str = Field("", max_length=128, description="Reason of the phase.")
-    message: str = Field("", max_length=32768, description="The phase in a sentence.")
-
-
-class GRPOJobStatus(StatusSection):
-    """Observed state of a GRPOJob."""
-
-    phase: str = Field("Pending", max_length=32, description="A word for people: Pending, Invalid, Starting, Running, Succeeded, Failed.")
-    observed_generation: int = Field(0, description="Generation of the spec that was last acted on.")
-    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32)] = Field(
-        (), description="What holds.", json_schema_extra=list_map("type")
-    )
-    epoch: int | None = Field(None, description="Number of the current attempt; set before the first pod is made.")
-    restarts: Restarts = Field(default_factory=Restarts, description="Restarts of the whole job.")
-    start_time: str | None = Field(None, max_length=40, description="When the job was accepted.")
-    completion_time: str | None = Field(None, max_length=40, description="When it became Complete or Failed.")
-    groups: Annotated[tuple[GroupStatus, ...], Field(max_length=64)] = Field((), description="Pods, group by group.")
-    members: Annotated[tuple[MemberStatus, ...], Field(max_length=8192)] = Field((), description="Trainer pods of the epoch.")
-    last_failure: Failure | None = Field(None, description="What ended the job.")
-    progress: ProgressStatus | None = Field(None, description="The last progress that rank 0 reported.")
-    checkpoint: str | None = Field(None, max_length=1024, description="Newest checkpoint, as a path below the claim and its subPath.")
-    summary: Summary = Field(default_factory=Summary, description="Strings for the columns of kubectl get.")
+        fields = {name: getattr(self, name) for name in TrainerConfig.model_fields}
+        fields["generation"] = GenerationConfig(**{name: getattr(self.generation, name) for name in GenerationConfig.model_fields})
+        return TrainerConfig(**fields)
 
 
 def parse_spec(raw: Any) -> GRPOJobSpec:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_operator import names
-from grpo_operator.api import PodTemplate
-from grpo_operator.podtemplate import merge
+from grpo_operator.fabric import fabric_environment, rdma_resources
+from grpo_operator.names import Role
+from grpo_operator.podtemplate import PodTemplate, merge
 from grpo_operator.topology import Group, Job, Topology, make_contract
 from grpo_workload import contract as c
 from grpo_workload.config import dump
@@ -21,12 +22,12 @@ _UID = 65532
 
 def manifests(job: Job, topology: Topology, epoch: int) -> list[Manifest]:
     """Every child of an epoch, in the order in which they are applied."""
-    return [service(job), contract_map(job, topology, epoch), *(statefulset(job, group, epoch) for group in topology.groups)]
+    shared = [service(job), network_policy(job), contract_map(job, topology, epoch)]
+    return [*shared, *(statefulset(job, group, epoch) for group in topology.groups)]
 
 
 def service(job: Job) -> Manifest:
     """The headless Service of all pods; addresses are published before pods are ready, or the rendezvous could never begin."""
-    rendezvous = job.spec.rendezvous
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -35,12 +36,34 @@ def service(job: Job) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {names.LABEL_JOB_UID: job.uid},
-            "ports": [
-                {"name": "rendezvous", "port": rendezvous.port, "protocol": "TCP", "targetPort": rendezvous.port},
-                {"name": "status", "port": rendezvous.status_port, "protocol": "TCP", "targetPort": rendezvous.status_port},
+            "ports": [{"name": name, "port": port, "protocol": "TCP", "targetPort": port} for name, port in _ports(job).items()],
+        },
+    }
+
+
+def network_policy(job: Job) -> Manifest:
+    """Only a job's own pods reach its pods, but for the launchers' read-only status port: vLLM's weight updates know no password."""
+    own = {"podSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, names.policy_name(job.name)),
+        "spec": {
+            "podSelector": own["podSelector"],
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [own]},
+                {"ports": [{"port": job.spec.rendezvous.status_port, "protocol": "TCP"}]},
             ],
         },
     }
+
+
+def _ports(job: Job) -> dict[str, int]:
+    """Names and numbers of the ports that the Service and the containers tell of."""
+    ports = {"rendezvous": job.spec.rendezvous.port, "status": job.spec.rendezvous.status_port}
+    generation = job.spec.generation.server or job.spec.generation.node_local
+    return ports | ({"engine": generation.port, "transfer": generation.transfer_port} if generation else {})
 
 
 def contract_map(job: Job, topology: Topology, epoch: int) -> Manifest:
@@ -60,7 +83,7 @@ def statefulset(job: Job, group: Group, epoch: int) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, group.statefulset, epoch=epoch, group=group.name),
+        "metadata": _metadata(job, group.statefulset, epoch=epoch, group=group),
         "spec": {
             "replicas": group.spec.replicas,
             "serviceName": job.name,
@@ -100,25 +123,24 @@ def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
         "imagePullSecrets": list(user.image_pull_secrets),
     }
     spec |= {key: value for key, value in optional.items() if value}
-    labels = user.labels | _labels(job, epoch=epoch, group=group.name)
+    labels = user.labels | _labels(job, epoch=epoch, group=group)
     return {"metadata": {"labels": labels, **({"annotations": user.annotations} if user.annotations else {})}, "spec": spec}
 
 
 def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
-    status_port = job.spec.rendezvous.status_port
+    trains = group.role is Role.TRAINER
+    module = "grpo_workload.launch" if trains else "grpo_workload.engine_process"
+    probe = {"path": "/readyz", "port": "status"} if trains else {"path": "/health", "port": "engine"}
     container: Manifest = {
         "name": names.CONTAINER,
         "image": job.spec.image,
         "imagePullPolicy": job.spec.image_pull_policy,
-        "command": ["python", "-m", "grpo_workload.launch"],
-        "env": list({variable["name"]: variable for variable in [*_environment(), *map(dump, user.env)]}.values()),
-        "ports": [
-            {"name": "rendezvous", "containerPort": job.spec.rendezvous.port, "protocol": "TCP"},
-            {"name": "status", "containerPort": status_port, "protocol": "TCP"},
-        ],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "status", "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
+        "command": ["python", "-m", module],
+        "env": list({variable["name"]: variable for variable in [*_environment(job), *map(dump, user.env)]}.values()),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _ports(job).items()],
+        "readinessProbe": {"httpGet": {**probe, "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
         "resources": _resources(job, group, user),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
         "terminationMessagePath": c.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*_mounts(job), *user.volume_mounts],
@@ -126,7 +148,12 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
     return container | ({"envFrom": list(user.env_from)} if user.env_from else {})
 
 
-def _environment() -> list[Manifest]:
+def _capabilities(job: Job) -> Manifest:
+    """RDMA registers memory, which locks it; without RDMA the pod passes the policy `restricted`."""
+    return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if job.spec.network.rdma_resource else {})
+
+
+def _environment(job: Job) -> list[Manifest]:
     return [
         _field(c.ENV_POD_NAME, "metadata.name"),
         _field(c.ENV_POD_UID, "metadata.uid"),
@@ -136,6 +163,7 @@ def _environment() -> list[Manifest]:
         {"name": c.ENV_TERMINATION_LOG, "value": c.TERMINATION_LOG},
         {"name": "HF_HOME", "value": c.CACHE_DIR},
         {"name": "HOME", "value": "/tmp"},
+        *fabric_environment(job.spec.network),
     ]
 
 
@@ -145,9 +173,11 @@ def _field(name: str, path: str) -> Manifest:
 
 def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     resources: Manifest = dict(user.resources)
+    extended = rdma_resources(job.spec.network)
     if job.spec.device.resource:
-        for kind in ("limits", "requests"):
-            resources[kind] = {**resources.get(kind, {}), job.spec.device.resource: str(group.spec.gpus)}
+        extended[job.spec.device.resource] = str(group.spec.gpus)
+    for kind in ("limits", "requests") if extended else ():
+        resources[kind] = {**resources.get(kind, {}), **extended}
     return resources
 
 
@@ -178,7 +208,7 @@ def _mounts(job: Job) -> list[Manifest]:
     ]
 
 
-def _labels(job: Job, *, epoch: int | None = None, group: str | None = None) -> dict[str, str]:
+def _labels(job: Job, *, epoch: int | None = None, group: Group | None = None) -> dict[str, str]:
     labels = {
         "app.kubernetes.io/name": "grpojob",
         "app.kubernetes.io/instance": job.name,
@@ -189,11 +219,11 @@ def _labels(job: Job, *, epoch: int | None = None, group: str | None = None) -> 
     if epoch is not None:
         labels[names.LABEL_EPOCH] = str(epoch)
     if group is not None:
-        labels |= {"app.kubernetes.io/component": names.ROLE_TRAINER, names.LABEL_ROLE: names.ROLE_TRAINER, names.LABEL_GROUP: group}
+        labels |= {"app.kubernetes.io/component": group.role, names.LABEL_ROLE: group.role, names.LABEL_GROUP: group.name}
     return labels
 
 
-def _metadata(job: Job, name: str, *, epoch: int | None = None, group: str | None = None) -> Manifest:
+def _metadata(job: Job, name: str, *, epoch: int | None = None, group: Group | None = None) -> Manifest:
     return {
         "name": name,
         "namespace": job.namespace,

@@ -23,12 +23,13 @@ _PATHS = {
     names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "Service": "/api/v1/namespaces/{}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Pod": "/api/v1/namespaces/{}/pods",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
-CHILD_KINDS = ("Service", "ConfigMap", "StatefulSet")
+CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
 
 
 class ConflictError(Exception):

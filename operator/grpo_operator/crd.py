@@ -14,7 +14,8 @@ import click
 import yaml
 
 from grpo_operator import names
-from grpo_operator.api import GRPOJobSpec, GRPOJobStatus
+from grpo_operator.api import GRPOJobSpec
+from grpo_operator.jobstatus import GRPOJobStatus
 
 Schema = dict[str, Any]
 

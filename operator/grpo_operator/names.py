@@ -21,8 +21,8 @@ LABEL_GROUP = f"{GROUP}/group"
 LABEL_EPOCH = f"{GROUP}/epoch"
 SELECTOR_MANAGED = f"{LABEL_MANAGED_BY}={MANAGER}"
 
-ROLE_TRAINER = "trainer"
-CONTAINER = "trainer"
+CONTAINER = "grpo"
+
 
 DEFAULT_IMAGE = "ghcr.io/grpo-operator/workload:0.1.0"
 
@@ -30,8 +30,15 @@ MAX_CHILD_NAME = 52
 """A StatefulSet's pods carry the label controller-revision-hash, `<name>-<10 characters>`, of at most 63 (kubernetes#64023)."""
 
 
+class Role(StrEnum):
+    """What a pod does."""
+
+    TRAINER = "trainer"
+    GENERATION = "generation"
+
+
 class Condition(StrEnum):
-    """Types of `status.conditions`."""
+    """Types of `status.conditions`, in the order in which they are listed."""
 
     ACCEPTED = "Accepted"
     SCHEDULED = "Scheduled"
@@ -55,6 +62,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_WAITING = "ContainerWaiting"
     STARTING = "Starting"
+    WAITING_FOR_ENGINES = "WaitingForEngines"
     WAITING_FOR_PEERS = "WaitingForPeers"
     ALL_RANKS_RUNNING = "AllRanksRunning"
     FINISHED = "Finished"
@@ -72,6 +80,11 @@ def child_name(job: str, group: str) -> str:
 def contract_name(job: str, epoch: int) -> str:
     """Name of the immutable ConfigMap that holds an epoch's contract."""
     return f"{job}-{epoch}"
+
+
+def policy_name(job: str) -> str:
+    """Name of the job's NetworkPolicy."""
+    return job
 
 
 def pod_host(pod: str, job: str, namespace: str) -> str:

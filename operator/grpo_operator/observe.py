@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_operator import names
-from grpo_operator.api import MemberOutcome
+from grpo_operator.jobstatus import MemberOutcome
 from grpo_workload.contract import ExitCode, Outcome, Progress
 
 Object = Mapping[str, Any]
@@ -26,7 +26,7 @@ class ObservedPod:
     node: str | None
     ip: str | None
     ready: bool
-    scheduling: str | None  # why it is not scheduled; None once it is
+    unschedulable: str | None  # why the scheduler finds no node for it
     waiting: str | None  # why its container does not start: "ErrImagePull: ..."
     restarts: int
     outcome: MemberOutcome | None
@@ -71,7 +71,7 @@ def read_pod(pod: Object) -> ObservedPod:
         node=pod.get("spec", {}).get("nodeName"),
         ip=status.get("podIP"),
         ready=_condition(status, "Ready").get("status") == "True",
-        scheduling=_scheduling(status),
+        unschedulable=_unschedulable(status),
         waiting=_text(waiting.get("reason"), waiting.get("message")) if waiting else None,
         restarts=container.get("restartCount", 0),
         outcome=outcome,
@@ -84,11 +84,9 @@ def _condition(status: Object, kind: str) -> Object:
     return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
 
 
-def _scheduling(status: Object) -> str | None:
+def _unschedulable(status: Object) -> str | None:
     scheduled = _condition(status, "PodScheduled")
-    if scheduled.get("status") == "True":
-        return None
-    return scheduled.get("message") or "waiting for the scheduler"
+    return scheduled.get("message") or "no reason given" if scheduled.get("status") == "False" else None
 
 
 def _text(reason: str | None, message: str | None) -> str:

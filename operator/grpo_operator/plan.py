@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from grpo_operator import names
-from grpo_operator.api import Failure, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus, ProgressStatus
-from grpo_operator.names import Condition, Reason
+from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus, ProgressStatus
+from grpo_operator.names import Condition, Reason, Role
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import holds, is_terminal, set_condition, summarise
 from grpo_operator.topology import Job, Topology
@@ -88,10 +87,10 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
 
     failure = _find_failure(draft.status, observed, now)
     waiting_for_culprit = failure is not None and failure.exit_code == ExitCode.PEER_LOST and not _overdue(failure.time, now)
-    if failure is not None and not waiting_for_culprit:
+    if topology.trainer_pods <= {member.pod for member in draft.status.members if _done(member.outcome)}:
+        _end(draft, None, now)  # engines have served their turn, however they end
+    elif failure is not None and not waiting_for_culprit:
         _end(draft, failure, now)
-    elif len(draft.status.members) == len(topology.members) and all(_done(member.outcome) for member in draft.status.members):
-        _end(draft, None, now)
     else:
         _observe_pods(draft, topology, observed, progress)
     new = draft.finish()
@@ -132,16 +131,16 @@ def _accept(draft: Draft, topology: Topology, now: str) -> None:
 
 
 def _record(topology: Topology, status: GRPOJobStatus, observed: Observed) -> tuple[MemberStatus, ...]:
-    """Members as first seen; an outcome once recorded stays."""
+    """Pods as first seen; an outcome once recorded stays."""
     known = {member.pod: member for member in status.members}
     members = []
-    for member in topology.members:
-        pod = observed.pods.get(member.pod)
-        old = known.get(member.pod)
-        if pod is not None and (old is None or (old.uid == pod.uid and old.outcome is None)):
-            old = MemberStatus(pod=pod.name, uid=pod.uid, node=pod.node, outcome=pod.outcome)
-        if old is not None:
-            members.append(old)
+    for group in topology.groups:
+        for name in group.pods:
+            pod, old = observed.pods.get(name), known.get(name)
+            if pod is not None and (old is None or (old.uid == pod.uid and old.outcome is None)):
+                old = MemberStatus(pod=name, role=group.role, uid=pod.uid, node=pod.node, outcome=pod.outcome)
+            if old is not None:
+                members.append(old)
     return tuple(members)
 
 
@@ -162,7 +161,7 @@ def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> Non
     groups = tuple(
         GroupStatus(
             name=group.name,
-            role=names.ROLE_TRAINER,
+            role=group.role,
             desired=group.spec.replicas,
             ready=sum(pod in observed.pods and observed.pods[pod].ready for pod in group.pods),
         )
@@ -172,14 +171,17 @@ def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> Non
 
 
 def _find_failure(status: GRPOJobStatus, observed: Observed, now: str) -> Failure | None:
-    """The pod that failed first; a pod that only lost its peers comes last, for it names an effect and not the cause."""
+    """The pod that failed first. A pod that only lost its peers comes last, and an engine before the ranks that missed it within the
+    same second: they name an effect and not the cause.
+    """
     failures = []
     for member in status.members:
         pod = observed.pods.get(member.pod)
         verdict = member.outcome or _lost(member, pod, now)
-        if verdict is not None and not _done(verdict):
+        if verdict is not None and not (_done(verdict) and member.role == Role.TRAINER):
             failures.append(
                 Failure(
+                    role=member.role,
                     pod=member.pod,
                     node=member.node,
                     exit_code=verdict.exit_code,
@@ -188,7 +190,7 @@ def _find_failure(status: GRPOJobStatus, observed: Observed, now: str) -> Failur
                     time=verdict.finished_at or now,
                 )
             )
-    return min(failures, key=lambda f: (f.exit_code == ExitCode.PEER_LOST, f.time), default=None)
+    return min(failures, key=lambda f: (f.exit_code == ExitCode.PEER_LOST, f.time, f.role == Role.TRAINER), default=None)
 
 
 def _lost(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
@@ -209,11 +211,12 @@ def _done(outcome: MemberOutcome | None) -> bool:
 def _end(draft: Draft, failure: Failure | None, now: str) -> None:
     """Set the terminal condition, once."""
     if failure is None:
+        trainers = sum(member.role == Role.TRAINER for member in draft.status.members)
         steps = f" after {draft.status.progress.step} steps" if draft.status.progress else ""
         where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
-        draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, f"all {len(draft.status.members)} trainer pods finished{steps}{where}")
+        draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, f"all {trainers} trainer pods finished{steps}{where}")
     else:
-        place = f"pod {failure.pod} on node {failure.node}"
+        place = f"{failure.role} pod {failure.pod} on node {failure.node}"
         draft.set(Condition.FAILED, True, failure.reason, f"{place}, exit code {failure.exit_code}: {failure.message}")
         draft.update(last_failure=failure)
     draft.set(Condition.RUNNING, False, Reason.FINISHED, "the job has ended")
@@ -221,31 +224,37 @@ def _end(draft: Draft, failure: Failure | None, now: str) -> None:
 
 
 def _observe_pods(draft: Draft, topology: Topology, observed: Observed, progress: Progress | None) -> None:
-    expected = [member.pod for member in topology.members]
+    expected = topology.pods
     pods = [observed.pods[name] for name in expected if name in observed.pods]
-    unscheduled = next((pod for pod in pods if pod.scheduling), None)
+    unschedulable = next((pod for pod in pods if pod.unschedulable), None)
+    waiting = [pod.name for pod in pods if pod.node is None]
     if len(pods) < len(expected):
         missing = next(name for name in expected if name not in observed.pods)
         hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
         why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing ({hint})"
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, why)
-    elif unscheduled is not None:
-        draft.set(Condition.SCHEDULED, False, Reason.UNSCHEDULABLE, f"pod {unscheduled.name}: {unscheduled.scheduling}")
+    elif unschedulable is not None:
+        draft.set(Condition.SCHEDULED, False, Reason.UNSCHEDULABLE, f"pod {unschedulable.name}: {unschedulable.unschedulable}")
+    elif waiting:
+        draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, f"{len(waiting)} pods wait for the scheduler, first {waiting[0]}")
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
-    draft.set(Condition.RUNNING, *_running(pods, len(expected), progress))
+    draft.set(Condition.RUNNING, *_running(topology, pods, progress))
 
 
-def _running(pods: list[ObservedPod], expected: int, progress: Progress | None) -> tuple[bool, str, str]:
-    ready = sum(pod.ready for pod in pods)
+def _running(topology: Topology, pods: list[ObservedPod], progress: Progress | None) -> tuple[bool, str, str]:
+    expected, ready = len(topology.pods), sum(pod.ready for pod in pods)
     if ready == expected:
-        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} trainer pods are ready"
+        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready"
     stuck = next((pod for pod in pods if pod.waiting and not pod.waiting.startswith(("ContainerCreating", "PodInitializing"))), None)
     if stuck is not None:
         return False, Reason.CONTAINER_WAITING, f"pod {stuck.name} on node {stuck.node}: {stuck.waiting}"
     if progress is not None and progress.waiting_for:
         return False, Reason.WAITING_FOR_PEERS, f"rank 0 waits for {'; '.join(progress.waiting_for[:8])}"
-    return False, Reason.STARTING, f"{ready} of {expected} trainer pods are ready"
+    engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
+    if engines and ready + len(engines) == expected:
+        return False, Reason.WAITING_FOR_ENGINES, f"the ranks wait for {len(engines)} engines to load: {', '.join(engines[:8])}"
+    return False, Reason.STARTING, f"{ready} of {expected} pods are ready"
 
 
 def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:

@@ -1,11 +1,67 @@
-"""Laying one pod template over another, as users of strategic merge patch expect: maps by key, lists by each element's key. Pure."""
+"""What of a pod users set, and laying one template over another as users of strategic merge patch expect. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from grpo_operator.api import PodTemplate
+from pydantic import Field, JsonValue
+
+from grpo_workload.config import Name, Rule, Section
+from grpo_workload.contract import RESERVED_ENV
+
+Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
+LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]
+TextMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=4096)]]
+Objects = Annotated[tuple[Object, ...], Field(max_length=64)]
+
+
+def list_map(key: str) -> dict[str, JsonValue]:
+    """Schema extension: the list is a map by `key`, which server-side apply merges by and the API server keeps unique."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+class EnvVar(Section):
+    """A variable of the container, as in a pod."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the variable.")
+    value: Annotated[str, Field(max_length=32768)] | None = Field(None, description="Its value.")
+    value_from: Object | None = Field(None, description="Source of its value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef.")
+
+
+class PodTemplate(Section):
+    """What of a pod users set; container name, command, GPU limit and reserved variables belong to the operator."""
+
+    RULES = (
+        Rule(
+            f"!has(self.env) || self.env.all(e, !(e.name in [{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]))",
+            f"env must not set the operator's own variables: {', '.join(sorted(RESERVED_ENV))}",
+            lambda t: not any(e.name in RESERVED_ENV for e in t.env),
+        ),
+    )
+
+    labels: LabelMap = Field(default_factory=dict, max_length=64, description="Further labels of the pod.")
+    annotations: TextMap = Field(default_factory=dict, max_length=64, description="Further annotations of the pod.")
+    node_selector: LabelMap = Field(default_factory=dict, max_length=64, description="Labels a node must have.")
+    tolerations: Objects = Field((), description="Taints the pod tolerates.")
+    affinity: Object = Field(default_factory=dict, description="Affinity, as in a pod.")
+    priority_class_name: Name | None = Field(None, description="PriorityClass of the pod.")
+    service_account_name: Name | None = Field(None, description="Service account; its token is not mounted.")
+    image_pull_secrets: Objects = Field((), description="Secrets for pulling the image.")
+    security_context: Object = Field(
+        default_factory=dict, description="The pod's security context, laid over the default: non-root 65532, seccomp RuntimeDefault."
+    )
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+        (), description="Variables of the container.", json_schema_extra=list_map("name")
+    )
+    env_from: Objects = Field((), description="ConfigMaps and Secrets whose keys become variables.")
+    resources: Object = Field(default_factory=dict, description="Requests and limits, as in a pod; the GPU limit is the group's `gpus`.")
+    volumes: Objects = Field((), description="Further volumes.")
+    volume_mounts: Objects = Field((), description="Further mounts of the container.")
+    termination_grace_period_seconds: int | None = Field(
+        None, ge=1, le=86400, description="Time to save a checkpoint after SIGTERM; 300 by default."
+    )
+
 
 _KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
 """Merge keys, from k8s.io/api/core/v1's patchMergeKey tags; lists not named here (tolerations, envFrom) are replaced, as there."""

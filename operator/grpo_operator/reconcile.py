@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from grpo_operator import names
-from grpo_operator.api import GRPOJobStatus, parse_spec
+from grpo_operator.api import parse_spec
 from grpo_operator.builders import manifests
 from grpo_operator.cluster import CHILD_KINDS, Cluster, ForeignError, Object, RefusedError
+from grpo_operator.jobstatus import GRPOJobStatus
 from grpo_operator.names import Reason
 from grpo_operator.observe import Observed, observe
 from grpo_operator.plan import Plan, plan, refuse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo_operator.api import ConditionStatus, GRPOJobStatus, Summary
-from grpo_operator.names import Condition
+from grpo_operator.jobstatus import ConditionStatus, GRPOJobStatus, Summary
+from grpo_operator.names import Condition, Role
 
 _PHASES = {Condition.COMPLETE: "Succeeded", Condition.FAILED: "Failed"}
 
@@ -47,20 +47,24 @@ def set_condition(
     return status.model_copy(update={"conditions": tuple(conditions)})
 
 
-def summarise(status: GRPOJobStatus, generation_topology: str) -> GRPOJobStatus:
+def summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     """The status with its phase and its printer strings, which follow from the rest."""
     phase, telling = _phase(status)
     progress = status.progress
-    ready, desired = (sum(getattr(group, field) for group in status.groups) for field in ("ready", "desired"))
     summary = Summary(
         step=f"{progress.step}/{progress.total_steps}" if progress and progress.total_steps else "",
         reward=f"{progress.reward:.3f}" if progress and progress.reward is not None else "",
-        trainer=f"{ready}/{desired}" if desired else "",
-        generation=generation_topology,
+        trainer=_ready(status, Role.TRAINER),
+        generation=_ready(status, Role.GENERATION) or topology,
         reason=telling.reason if telling else "",
         message=telling.message if telling else "",
     )
     return status.model_copy(update={"phase": phase, "summary": summary})
+
+
+def _ready(status: GRPOJobStatus, role: Role) -> str:
+    groups = [group for group in status.groups if group.role == role]
+    return f"{sum(g.ready for g in groups)}/{sum(g.desired for g in groups)}" if groups else ""
 
 
 def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:

@@ -117,7 +117,7 @@ class Jobs:
         """Say on the kubelet's behalf that a pod's container ended."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
-        status = {"name": "trainer", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
+        status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
         status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
         conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
         patch = {"status": {"containerStatuses": [status], "conditions": conditions}}

@@ -43,7 +43,7 @@ def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> No
     jobs.apply(make_job("defaults"))
     spec = jobs.get("grpo", "defaults")["spec"]
     assert spec["training"]["lossType"] == "dapo"
-    assert spec["generation"]["colocate"]["sleepLevel"] == 2
+    assert spec["generation"]["topology"] == "Colocate"
     assert "Completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
 
 

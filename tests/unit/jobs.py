@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from grpo_operator.api import MemberOutcome, parse_spec
+from grpo_operator.api import parse_spec
+from grpo_operator.jobstatus import MemberOutcome
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.topology import Job, Topology, plan_topology
 
@@ -34,7 +35,7 @@ def pod(name: str, *, uid: str | None = None, ready: bool = False, restarts: int
         node="node",
         ip="10.0.0.1",
         ready=ready,
-        scheduling=None,
+        unschedulable=None,
         waiting=None,
         restarts=restarts,
         outcome=outcome,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import NOW, ended, observed, pod, world
 
-from grpo_operator.api import GRPOJobStatus
+from grpo_operator.jobstatus import GRPOJobStatus
 from grpo_operator.names import Condition
 from grpo_operator.observe import ObservedPod
 from grpo_operator.plan import Plan, plan, refuse

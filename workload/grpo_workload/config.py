@@ -21,11 +21,29 @@ Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a
 
 
 class Rule(NamedTuple):
-    """One statement about a section, for the API server (CEL) and for pydantic, refused by both in the same words."""
+    """One statement about a section, for the API server (CEL) and for pydantic, refused by both in the same words.
+
+    `works` and `works_cel` give a value that would do, put behind the message.
+    """
 
     cel: str
     message: str
     holds: Callable[[Any], bool]
+    works: Callable[[Any], object] | None = None
+    works_cel: str = ""
+
+    def complaint(self, section: Any) -> str:
+        """What is said when the rule does not hold."""
+        return self.message if self.works is None else f"{self.message}; {self.works(section)} would work"
+
+    def validation(self) -> dict[str, str]:
+        """The rule as an entry of x-kubernetes-validations."""
+        entry = {"rule": self.cel, "message": self.message}
+        if self.works_cel:
+            quoted = self.message.replace("'", "\\'").replace("%", "%%")
+            # format(), since the API server takes string() + string for unbounded and refuses the CRD for its cost.
+            entry["messageExpression"] = f"'{quoted}; %d would work'.format([{self.works_cel}])"
+        return entry
 
 
 class Section(BaseModel):
@@ -36,7 +54,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        broken = [rule.message for rule in self.RULES if not rule.holds(self)]
+        broken = [rule.complaint(self) for rule in self.RULES if not rule.holds(self)]
         if broken:
             raise ValueError("; ".join(broken))
         return self
@@ -45,7 +63,7 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         json = handler(schema)
         if cls.RULES:
-            handler.resolve_ref_schema(json)["x-kubernetes-validations"] = [{"rule": r.cel, "message": r.message} for r in cls.RULES]
+            handler.resolve_ref_schema(json)["x-kubernetes-validations"] = [rule.validation() for rule in cls.RULES]
         return json
 
 
@@ -173,6 +191,8 @@ class Topology(StrEnum):
     """Where vLLM runs relative to the trainer."""
 
     COLOCATE = "Colocate"
+    SERVER = "Server"
+    NODE_LOCAL = "NodeLocal"
 
 
 class ColocateConfig(Section):
@@ -186,7 +206,11 @@ class ColocateConfig(Section):
 class GenerationConfig(Section):
     """Who samples completions, and how."""
 
-    topology: Topology = Field(Topology.COLOCATE, description="Colocate: vLLM inside every trainer rank.")
+    topology: Topology = Field(
+        Topology.COLOCATE,
+        description="Colocate: vLLM inside the trainer's ranks. Server: on pods of its own. NodeLocal: on GPUs of each trainer pod.",
+    )
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that one copy of the model is spread over in generation.")
     engine: Literal["vLLM", "Transformers"] = Field(
         "vLLM", description="Transformers is plain generate(), for machines that vLLM does not run on and for debugging."
     )
@@ -198,7 +222,12 @@ class GenerationConfig(Section):
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
     )
-    colocate: ColocateConfig = Field(default_factory=ColocateConfig, description="Settings of the topology Colocate.")
+    colocate: ColocateConfig | None = Field(None, description="Settings of the topology Colocate.")
+
+    @property
+    def sleep_level(self) -> int:
+        """What a colocated engine releases while the trainer trains."""
+        return (self.colocate or ColocateConfig()).sleep_level
 
     @property
     def kv_cache_bytes(self) -> int | None:

@@ -65,6 +65,36 @@ class Member(Section):
     status_port: int = Field(STATUS_PORT, ge=1, le=65535, description="Port of the launcher's HTTP server.")
     gpus: int = Field(ge=1, description="Ranks of this pod: one a GPU.")
     rank_offset: int = Field(ge=0, description="Global rank of its first local rank.")
+    devices: tuple[int, ...] = Field((), description="Local devices of its ranks, in their order; 0, 1, ... when empty.")
+
+
+class Engine(Section):
+    """One vLLM server: on a pod of its own (Server), or beside a trainer pod's ranks (NodeLocal)."""
+
+    name: str = Field(description="Unique in the job: the pod's name, with /<index> where a pod has several.")
+    pod: str
+    group: str
+    host: str
+    port: int = Field(ge=1, le=65535, description="Port of its HTTP server.")
+    tensor_parallel: int = Field(1, ge=1)
+    data_parallel: int = Field(1, ge=1)
+    devices: tuple[int, ...] = Field(description="Local devices of its pod that it runs on.")
+    transfer: int = Field(0, ge=0, description="Index of the transfer group that feeds it.")
+    rank_offset: int = Field(ge=1, description="Rank of its first worker in that group: 1 + the workers of the engines before it.")
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the engine."""
+        return self.tensor_parallel * self.data_parallel
+
+
+class TransferGroup(Section):
+    """One process group for weights: a trainer rank, which sends, and the workers of all engines it feeds."""
+
+    sender: int = Field(ge=0, description="Global rank that is rank 0 of the group.")
+    host: str = Field(description="Where the sender listens.")
+    port: int = Field(ge=1, le=65535)
+    world_size: int = Field(ge=2, description="1 + the workers of its engines.")
 
 
 class JobRef(Section):
@@ -88,6 +118,8 @@ class Contract(Section):
     epoch: int = Field(ge=0)
     device: Device
     members: tuple[Member, ...] = Field(min_length=1)
+    engines: tuple[Engine, ...] = Field((), description="Empty for Colocate.")
+    transfers: tuple[TransferGroup, ...] = Field((), description="One over all engines (Server), one a node (NodeLocal).")
     master_port: int = Field(MASTER_PORT, ge=1, le=65535)
     timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous gate and of collectives.")
     durable: bool = Field(description="Whether the data folder outlives the pod (a claim is mounted).")
