@@ -30,7 +30,7 @@ class Cluster:
         return self.state / "kubeconfig"
 
     def up(self, nodes: str | None = None) -> None:
-        """Start everything that does not run, and return when both nodes take pods."""
+        """Start everything that does not run, and return when every node takes pods."""
         with locked(self.state):
             wanted = self._settle_nodes(nodes)
             binaries.build()
@@ -108,13 +108,14 @@ class Cluster:
     def _start(self, *, fresh: bool) -> None:
         since = _now()
         network.up(len(self._specs()))
+        # Before etcd has its folder, which is what tells a fresh cluster: a start that fails half-way is gone on with.
+        storage.prepare(self.state / "storage", fresh=fresh)
         plane = self.control_plane()
         plane.start()
-        kube.apply(self.kubeconfig, services.coredns_rights())
+        kube.apply(self.kubeconfig, [*services.coredns_rights(), *storage.manifests(self.state / "storage")])
         programs = self._services()
         for daemon in programs:
             daemon.start()
-        storage.create(self.kubeconfig, self.state / "storage", fresh=fresh)
         for node in self.nodes():
             node.start()
         for node in self.nodes():
@@ -139,7 +140,7 @@ class Cluster:
                 api.patch_node_status(spec.name, {"status": {"capacity": count, "allocatable": count}})
             return spec.gpus == 0
 
-        wait_until(ready, f"{spec.name} ready", timeout=60)
+        wait_until(ready, f"{spec.name} ready", timeout=120)
 
     def _services(self) -> list[Daemon]:
         config = self.state / "config"

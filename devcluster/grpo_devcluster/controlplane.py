@@ -97,15 +97,15 @@ class ControlPlane:
         etcd, apiserver, *others = self.daemons()
         etcd.start()
         apiserver.start()
-        self._wait(self._ready, "kube-apiserver", [etcd, apiserver], timeout=60)
+        self._wait(self._ready, "kube-apiserver", [etcd, apiserver], timeout=120)
         for daemon in others:
             daemon.start()
         if self._kwok_nodes:
             kube.apply(self.kubeconfig, [kwok.node(i) for i in range(self._kwok_nodes)])
         # Pods are refused until the controller manager has made the namespace's service account.
-        self._wait(self._service_account, "service account", others, timeout=30)
+        self._wait(self._service_account, "service account", others, timeout=60)
         if self._kwok_nodes:
-            self._wait(self._nodes_ready, f"{self._kwok_nodes} fake nodes", others, timeout=30)
+            self._wait(self._nodes_ready, f"{self._kwok_nodes} fake nodes", others, timeout=60)
 
     def stop(self) -> None:
         """End the programs and remove the state; logs stay for whoever asks why."""

@@ -92,7 +92,7 @@ def _write(path: Path, text: str) -> None:
 def wait_ready(programs: list[Daemon]) -> None:
     """Until names resolve and the rules for service addresses are there."""
     for daemon, url in zip(programs, (f"http://{network.GATEWAY}:10256/healthz", f"http://{network.GATEWAY}:8181/ready"), strict=True):
-        wait_until(lambda daemon=daemon, url=url: _healthy(daemon, url), daemon.name, timeout=30)  # type: ignore[misc]
+        wait_until(lambda daemon=daemon, url=url: _healthy(daemon, url), daemon.name, timeout=60)  # type: ignore[misc]
 
 
 def _healthy(daemon: Daemon, url: str) -> bool:

@@ -39,8 +39,8 @@ def _volume(path: Path) -> dict[str, Any]:
     }
 
 
-def create(kubeconfig: Path, folder: Path, *, fresh: bool) -> None:
-    """Make folders, class and volumes; those of an earlier cluster are emptied if this one is `fresh`."""
+def prepare(folder: Path, *, fresh: bool) -> None:
+    """Make the folders; those of an earlier cluster are emptied if this one is `fresh`."""
     for index in range(VOLUMES):
         path = folder / f"pv{index:02d}"
         if fresh:
@@ -48,7 +48,6 @@ def create(kubeconfig: Path, folder: Path, *, fresh: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         # Pods run under any user, and a host folder is not changed over to a pod's fsGroup.
         path.chmod(0o777)
-    kube.apply(kubeconfig, manifests(folder))
 
 
 def recycle(kubeconfig: Path) -> None:
