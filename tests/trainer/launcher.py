@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -123,6 +124,23 @@ class Pod:
         status, text = self.get(path)
         return json.loads(text) if status == 200 else None
 
+    def rank_pids(self) -> list[int]:
+        """The pod's rank processes that live, whether or not their launcher does."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # ended meanwhile, or not ours
+                continue
+            if command.endswith(f"{self.world.script}\0".encode()) and f"GRPO_STATE_DIR={self.state}\0".encode() in environ:
+                found.append(int(process.name))
+        return found
+
+    def signal_ranks(self, number: int) -> None:
+        """Signal the pod's ranks, as the end of a container's first process does with SIGKILL."""
+        for pid in self.rank_pids():
+            os.kill(pid, number)
+
     def marks(self, name: str) -> list[int]:
         """Ranks that called mark(name)."""
         path = self.state / name
@@ -169,8 +187,9 @@ class World:
         return [pod.start() for pod in self.pods]
 
     def close(self) -> None:
-        """Kill launchers that a failed test left, and with them nothing else: their ranks end by themselves."""
+        """Kill what a failed test left: these pods' launchers and ranks."""
         for pod in self.pods:
+            pod.signal_ranks(signal.SIGKILL)
             if pod.process is not None and pod.process.poll() is None:
                 pod.process.kill()
                 pod.process.wait()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import Pod, World, eventually
+from launcher import World, eventually
 
 from grpo_workload.contract import ExitCode
 
@@ -96,7 +96,7 @@ def test_a_killed_rank_ends_the_others_of_its_pod(make_world: MakeWorld) -> None
 
     assert (outcome.exit_code, outcome.rank) == (ExitCode.RANK_FAILED, 1)
     assert "rank 1 was killed by SIGKILL (probably out of memory" in outcome.message
-    assert not ranks_alive(pod)
+    assert not pod.rank_pids()
 
 
 def test_a_rank_refuses_the_users_configuration(make_world: MakeWorld) -> None:
@@ -166,11 +166,11 @@ def test_a_killed_launcher_is_recorded_and_seen_by_its_peer(make_world: MakeWorl
     world = make_world([1, 1], HANG)
     first, second = world.start()
     eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
-    end_ranks(second, signal.SIGSTOP)  # a stuck rank says nothing
+    second.signal_ranks(signal.SIGSTOP)  # a stuck rank says nothing
     second.signal(signal.SIGKILL)
     assert second.process is not None
     second.process.wait()
-    end_ranks(second, signal.SIGKILL)  # as the end of a container's first process does
+    second.signal_ranks(signal.SIGKILL)  # as the end of a container's first process does
 
     lost = first.ends()
     died = second.start().ends()
@@ -178,7 +178,7 @@ def test_a_killed_launcher_is_recorded_and_seen_by_its_peer(make_world: MakeWorl
     assert (lost.exit_code, lost.reason) == (ExitCode.PEER_LOST, "PeerLost")
     assert "pod pod-1 has not answered for" in lost.message
     assert (died.exit_code, died.reason) == (ExitCode.RANK_FAILED, "LauncherDied")
-    assert not ranks_alive(first)
+    assert not first.rank_pids()
 
 
 def test_a_replaced_pod_ends_the_epoch(make_world: MakeWorld) -> None:
@@ -189,7 +189,7 @@ def test_a_replaced_pod_ends_the_epoch(make_world: MakeWorld) -> None:
     second.signal(signal.SIGKILL)
     assert second.process is not None
     second.process.wait()
-    end_ranks(second, signal.SIGKILL)
+    second.signal_ranks(signal.SIGKILL)
     (second.state / "epoch-4" / "started").unlink()
     second.start(uid="another-uid")
 
@@ -242,25 +242,3 @@ def test_a_plain_start_tells_what_is_missing() -> None:
     assert done.returncode == ExitCode.CONFIG_ERROR
     assert "missing variables: GRPO_CONTRACT, POD_NAME, POD_UID" in done.stderr
     assert "grpo run" in done.stderr
-
-
-def rank_pids(pod: Pod) -> list[int]:
-    """Processes whose GRPO_STATE_DIR is the pod's and which run the rank script."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if command.endswith(f"{pod.world.script}\0".encode()) and f"GRPO_STATE_DIR={pod.state}\0".encode() in environ:
-            found.append(int(process.name))
-    return found
-
-
-def ranks_alive(pod: Pod) -> bool:
-    return bool(rank_pids(pod))
-
-
-def end_ranks(pod: Pod, number: int) -> None:
-    for pid in rank_pids(pod):
-        os.kill(pid, number)
