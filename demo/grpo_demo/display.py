@@ -81,13 +81,22 @@ def curve_as_png(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def completions(title: str, rows: Sequence[Row], limit: int = 6) -> None:
     """A few completions with their rewards, one for each prompt."""
-    table = Table("Prompt", "Completion", "Reward", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    by_prompt = {str(row["prompt"]): row for row in rows}
-    for row in list(by_prompt.values())[:limit]:
-        table.add_row(Text(_shorten(row["prompt"])), Text(_shorten(row["completion"])), f"{row['reward']:.2f}")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
+    for heading in ("Prompt", "Completion"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("Reward", justify="right")
+    by_prompt: dict[str, Row] = {}
+    for row in rows:
+        by_prompt.setdefault(_question(row["prompt"]), row)
+    for question, row in list(by_prompt.items())[:limit]:
+        reward = "-" if row["reward"] is None else f"{row['reward']:.2f}"
+        table.add_row(Text(_flat(question)), Text(_flat(row["completion"])), reward)
     console.print(table)
 
 
-def _shorten(text: str, width: int = 60) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+def _question(prompt: str | list[dict[str, str]]) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())

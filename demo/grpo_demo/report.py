@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_demo import display
 from grpo_demo.console import console, step
-from grpo_demo.results import Verdict, judge, read_rows
+from grpo_demo.results import EDGE, Verdict, judge, read_rows
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ def report(run: Run, output: Path) -> Verdict:
         display.curve_as_png(rows, picture, "quickstart: reward and accuracy by step")
         samples = read_rows(run.folder / "completions.jsonl")
         steps = sorted({row["step"] for row in samples})
-        if steps:
-            for title, number in (("Before (step {})", steps[0]), ("After (step {})", steps[-1])):
-                display.completions(title.format(number), [row for row in samples if row["step"] == number])
+        for title, some in (("Before", steps[:EDGE]), ("After", steps[-EDGE:])):
+            display.completions(f"{title} (of steps {some[0]} to {some[-1]})", [row for row in samples if row["step"] in some])
         console.print(f"   curve       {picture.resolve()}", soft_wrap=True)
         console.print(f"   metrics     {run.folder / 'metrics.jsonl'}", soft_wrap=True)
         console.print(f"   checkpoint  {run.checkpoint}", soft_wrap=True)

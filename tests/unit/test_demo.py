@@ -81,3 +81,18 @@ def test_a_failing_program_is_named_after_its_output() -> None:
     with console.capture() as shown, pytest.raises(DemoError, match="exit status 3"):
         run(["sh", "-c", "echo said; exit 3"])
     assert "said" in shown.get()
+
+
+def test_completions_of_chats_and_texts_are_shown_once_a_prompt() -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    samples = [
+        {"step": 0, "prompt": chat, "completion": "two\nof [them]", "reward": 0.5},
+        {"step": 0, "prompt": chat, "completion": "second", "reward": 1.0},
+        {"step": 1, "prompt": "2 + 2?", "completion": "x" * 99, "reward": None},
+    ]
+    with console.capture() as shown:
+        display.completions("Before", samples)
+    assert "two of [them]" in shown.get()
+    assert "1 + 1?" in shown.get()
+    assert "second" not in shown.get()
+    assert "…" in shown.get()
