@@ -54,13 +54,13 @@ class Cluster:
             for node in self.nodes():
                 node.stop()
             for daemon in self._services():
-                daemon.stop()
+                daemon.stop(grace=0)
             self.control_plane().stop()
             _unmount_below(self.state)
             _drop_log_links(self.state)
             cgroups.remove()
             if not packages.missing(packages.NODE):
-                network.down()
+                network.down(self.state / "sysctls.json")
             for path in self.state.iterdir():
                 if path.name not in _KEPT:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -107,7 +107,7 @@ class Cluster:
 
     def _start(self, *, fresh: bool) -> None:
         since = _now()
-        network.up(len(self._specs()))
+        network.up(len(self._specs()), self.state / "sysctls.json")
         # Before etcd has its folder, which is what tells a fresh cluster: a start that fails half-way is gone on with.
         storage.prepare(self.state / "storage", fresh=fresh)
         plane = self.control_plane()

@@ -112,7 +112,8 @@ class ControlPlane:
         if not (self.state / "endpoints.json").exists():
             return
         for daemon in reversed(self.daemons()):
-            daemon.stop()
+            # Nothing of theirs is kept, so nobody has to finish anything.
+            daemon.stop(grace=0)
         for folder in ("etcd", "pki", "config", "run"):
             shutil.rmtree(self.state / folder, ignore_errors=True)
         for file in ("endpoints.json", "kubeconfig", "scheduler.yaml", "audit-policy.yaml"):

@@ -1,6 +1,7 @@
 """The bridge that nodes and pods live on, and the rules that keep their traffic on this machine."""
 
 import ipaddress
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -24,8 +25,8 @@ def pod_range(index: int) -> tuple[str, str]:
     return f"10.244.{index + 1}.2", f"10.244.{index + 1}.254"
 
 
-def up(nodes: int) -> None:
-    """Make bridge, addresses, routes and rules, as far as they are missing."""
+def up(nodes: int, before: Path) -> None:
+    """Make bridge, addresses, routes and rules, as far as they are missing; `before` keeps the settings they replace."""
     if not Path(f"/sys/class/net/{BRIDGE}").exists():
         _ip("link", "add", BRIDGE, "type", "bridge")
     _ip("link", "set", BRIDGE, "up")
@@ -34,6 +35,8 @@ def up(nodes: int) -> None:
         _ip("address", "replace", f"{node_address(index)}/32", "dev", BRIDGE)
     # A service address that kube-proxy does not translate ends here, instead of on the default route.
     _ip("route", "replace", "blackhole", flags.SERVICE_RANGE)
+    if not before.exists():
+        before.write_text(json.dumps({name: Path("/proc/sys", name).read_text() for name in _SYSCTLS}))
     for name, value in _SYSCTLS.items():
         Path("/proc/sys", name).write_text(value)
     for rule in _rules():
@@ -41,8 +44,11 @@ def up(nodes: int) -> None:
             _iptables("-I", rule)
 
 
-def down() -> None:
+def down(before: Path) -> None:
     """Remove all of it, kube-proxy's and the kubelet's rules included."""
+    if before.exists():
+        for name, value in json.loads(before.read_text()).items():
+            Path("/proc/sys", name).write_text(value)
     for rule in _rules():
         while _iptables("-D", rule, check=False):
             continue
