@@ -15,7 +15,7 @@ from grpo_workload.rewards import RewardTable
 
 
 class MetricsLog:
-    """One JSON object a step, appended to a file."""
+    """JSON objects with the step they belong to, appended to a file."""
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
         """Open `path`, dropping lines of steps >= `resume_step`, so that a resumed run continues the curve of its checkpoint."""
@@ -24,9 +24,9 @@ class MetricsLog:
             _truncate(path, resume_step)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step; a reader of the file sees it as soon as this returns. NaN and infinity, which JSON lacks, become null."""
-        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    def write(self, step: int, values: Mapping[str, object]) -> None:
+        """Append a line; a reader of the file sees it as soon as this returns. NaN and infinity, which JSON lacks, become null."""
+        values = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
 

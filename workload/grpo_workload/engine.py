@@ -1,0 +1,277 @@
+"""The policy under DeepSpeed, set up through accelerate: one optimizer step over micro-batches, and its weights by name.
+
+Shapes: B sequences, T completion tokens, L prompt and completion tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, get_scheduler
+
+from grpo_workload.batching import MicroBatch
+from grpo_workload.config import ParallelismConfig, TrainerConfig
+from grpo_workload.contract import Device
+from grpo_workload.loss import LossScale, grpo_loss, sampling_logp_difference, token_entropy, token_logprobs, token_means
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
+_REDUCE_ELEMENTS = 50_000_000  # DeepSpeed's own default keeps buffers of 2 GB in float32
+
+
+class Policy:
+    """A causal language model, AdamW and the learning rate's schedule, over all ranks of the world."""
+
+    def __init__(self, config: TrainerConfig, device: Device, *, timeout_seconds: int, pad_token_id: int) -> None:
+        """Join the process group and load the model; collective.
+
+        Raises:
+            ValueError: the model cannot be loaded, or settings do not go together; names the field.
+        """
+        self._config = config
+        self._dtype = DTYPES[config.model.dtype]
+        self.is_partitioned = config.parallelism.zero_stage == 3
+        ds_config = deepspeed_config(config, device)
+        self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
+        self.device: torch.device = self._accelerator.device
+        model = load_model(config)
+        model.config.pad_token_id = pad_token_id
+        if config.parallelism.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        # DeepSpeed casts the whole module, but transformers keeps rotary frequencies in float32 on purpose, and so does vLLM.
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.training.learning_rate, weight_decay=config.training.weight_decay, fused=device == Device.CUDA
+        )
+        schedule = get_scheduler(
+            config.training.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=config.training.warmup_steps,
+            num_training_steps=config.training.max_steps,
+        )
+        self.engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
+        _restore_buffers(self.module, buffers, self.device)
+        self._reference = self._load_reference(ds_config, buffers) if config.training.beta > 0 else None
+
+    @property
+    def module(self) -> Any:
+        """The transformers model that is trained, as DeepSpeed holds it."""
+        return self.engine.module
+
+    def step(self, batches: Sequence[MicroBatch], scale: LossScale) -> dict[str, float]:
+        """Take one optimizer step; collective, with the same number of micro-batches on every rank.
+
+        Args:
+            batches: this rank's share of the step.
+            scale: denominators of the whole step, over all ranks.
+
+        Returns:
+            Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens.
+        """
+        self.engine.train()
+        sums: dict[str, Tensor] = {}
+        worst = torch.zeros((), device=self.device)
+        learning_rate = self.schedule.get_last_lr()[0]
+        for index, batch in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            shares, difference = self._backward(batch.to(self.device), scale)
+            worst = torch.maximum(worst, difference)
+            sums = {name: sums.get(name, 0) + value for name, value in shares.items()}
+        grad_norm = self._finish_step()
+        metrics = _sum_over_ranks(sums)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        loss = metrics.pop("loss")
+        return {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate,
+            **token_means(metrics),
+            "sampling/sampling_logp_difference/max": worst.item(),
+        }
+
+    def _backward(self, batch: MicroBatch, scale: LossScale) -> tuple[dict[str, Tensor], Tensor]:
+        training = self._config.training
+        logits_BTV = completion_logits(self.engine, batch)
+        logprobs_BT = token_logprobs(logits_BTV, batch.completion_ids_BC, training.temperature)
+        output = grpo_loss(
+            logprobs_BT,
+            logprobs_BT.detach(),
+            batch.advantages_B,
+            batch.mask_BC,
+            scale=scale,
+            loss_type=training.loss_type,
+            epsilon=training.epsilon,
+            epsilon_high=training.epsilon_high,
+            beta=training.beta,
+            max_completion_length=training.max_completion_length,
+            ref_logprobs_BT=self._reference_logprobs(batch),
+            entropy_BT=token_entropy(logits_BTV, training.temperature),
+        )
+        # DeepSpeed averages over ranks; the shares of the loss have to be summed.
+        self.engine.backward(output.loss * dist.get_world_size())
+        difference_sum, difference_max = sampling_logp_difference(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
+        shares = {"loss": output.loss.detach(), **output.metrics, "sampling/sampling_logp_difference/mean": difference_sum}
+        return shares, difference_max
+
+    def _finish_step(self) -> float:
+        grad_norm = None
+        if self._config.parallelism.zero_stage == 0 and self._dtype == torch.float32:
+            # Here alone DeepSpeed clips without keeping the norm. The gradients are reduced by now.
+            grad_norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+        self.engine.step()
+        self.schedule.step()
+        return float(self.engine.get_global_grad_norm() if grad_norm is None else grad_norm)
+
+    def go_to(self, step: int) -> None:
+        """Set the schedule to where it is after `step` optimizer steps."""
+        self.schedule.scheduler.step(step)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and full weights in the training type, tied ones once; collective under ZeRO-3: every rank must take them all.
+
+        Under ZeRO-3 parameters are gathered in buckets of `GATHER_BYTES`: neither one by one nor the whole model at once. A tensor may be
+        kept after the next one was taken, since giving a parameter up leaves its gathered storage to whoever holds it.
+        """
+        with torch.no_grad():
+            for bucket in _buckets(list(self.module.named_parameters()), GATHER_BYTES):
+                with self._gathered([parameter for _, parameter in bucket]):
+                    for name, parameter in bucket:
+                        yield name, parameter.data
+
+    def _gathered(self, parameters: list[nn.Parameter]) -> AbstractContextManager[None]:
+        if not self.is_partitioned:
+            return nullcontext()
+        from deepspeed.zero import GatheredParameters
+
+        context: AbstractContextManager[None] = GatheredParameters(parameters)
+        return context
+
+    def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> Any:
+        """A frozen copy of the initial model: plain below ZeRO-3, partitioned over the ranks as the policy is with it."""
+        model = load_model(self._config).requires_grad_(False).eval()
+        if not self.is_partitioned:
+            return model.to(self.device)
+        keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
+        keep["zero_optimization"] = {"stage": 3}
+        reference = deepspeed.initialize(model=model, config=keep)[0].eval()
+        _restore_buffers(reference.module, buffers, self.device)
+        return reference
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        logits_BTV = completion_logits(self._reference, batch)
+        return token_logprobs(logits_BTV, batch.completion_ids_BC, self._config.training.temperature)
+
+
+def completion_logits(model: Any, batch: MicroBatch) -> Tensor:
+    """Logits [B, T, V] of each completion token of `batch`, given what stands before it."""
+    output = model(
+        input_ids=batch.input_ids_BL,
+        attention_mask=batch.attention_mask_BL,
+        position_ids=batch.position_ids_BL,
+        logits_to_keep=batch.completion_ids_BC.size(1) + 1,
+        use_cache=False,
+    )
+    logits_BTV: Tensor = output.logits[:, :-1]
+    return logits_BTV
+
+
+def load_model(config: TrainerConfig) -> Any:
+    """The model as transformers loads it; ValueError naming the field when it cannot be found or read."""
+    field = "model.name" if config.model.name is not None else "model.path"
+    if config.model.path is not None and not Path(config.model.path).is_dir():
+        raise ValueError(f"{field}: there is no folder {config.model.path} in the container; is its volume mounted in every trainer pod?")
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            config.model.source,
+            revision=config.model.revision or "main",
+            dtype=DTYPES[config.model.dtype],
+            attn_implementation=config.model.attention,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
+
+
+def deepspeed_config(config: TrainerConfig, device: Device) -> dict[str, Any]:
+    """DeepSpeed's configuration. ValueError for settings that do not go together, naming the field."""
+    parallelism, training, dtype = config.parallelism, config.training, config.model.dtype
+    if parallelism.zero_stage == 0 and parallelism.offload_optimizer == "cpu":
+        raise ValueError("parallelism.offloadOptimizer: ZeRO stage 0 keeps the optimizer on the device; use zeroStage 1, 2 or 3, or none")
+    zero: dict[str, Any] = {
+        "stage": parallelism.zero_stage,
+        "reduce_bucket_size": _REDUCE_ELEMENTS,
+        "allgather_bucket_size": _REDUCE_ELEMENTS,
+        "offload_optimizer": {"device": parallelism.offload_optimizer},
+        "offload_param": {"device": "none"},
+        "stage3_gather_16bit_weights_on_model_save": False,
+    }
+    ds_config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and `Policy.step` says where a step ends
+        "gradient_clipping": training.max_grad_norm,
+        "zero_optimization": zero,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16"},
+        "zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(parallelism, device),
+    }
+    if parallelism.zero_stage > 0:
+        ds_config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return ds_config
+
+
+def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:
+    """Whether accelerate is to replace AdamW by DeepSpeed's for CPUs: it is faster there, but is compiled when it is first used."""
+    return parallelism.offload_optimizer == "cpu" and device == Device.CUDA and shutil.which(os.environ.get("CXX", "c++")) is not None
+
+
+def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
+    precision = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}[config.model.dtype]
+    backend = "gloo" if device == Device.CPU else "nccl"
+    if device == Device.CPU:
+        # DeepSpeed would compile an all-reduce over shared memory: a minute, a compiler in the image, and no use between pods.
+        deepspeed.ops.__compatible_ops__ = {}
+    return Accelerator(
+        mixed_precision=precision,
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds))],
+    )
+
+
+def _restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:
+    for name, buffer in buffers.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, buffer.to(device))
+
+
+def _buckets(parameters: list[tuple[str, nn.Parameter]], max_bytes: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    bucket: list[tuple[str, nn.Parameter]] = []
+    size = 0
+    for name, parameter in parameters:
+        # A partitioned parameter has no elements of its own; DeepSpeed keeps their number beside it.
+        num_bytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        if bucket and size + num_bytes > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, parameter))
+        size += num_bytes
+    yield bucket
+
+
+def _sum_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
+    packed = torch.stack([value.double() for value in sums.values()])
+    dist.all_reduce(packed)
+    return dict(zip(sums, packed.tolist(), strict=True))

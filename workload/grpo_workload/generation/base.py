@@ -1,0 +1,54 @@
+"""What the training loop needs of whoever samples completions, and the one place where it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from grpo_workload.config import Topology, TrainerConfig
+from grpo_workload.contract import Device
+from grpo_workload.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from grpo_workload.engine import Policy
+
+Weights = Iterable[tuple[str, Tensor]]
+
+
+class Generator(Protocol):
+    """Samples completions with the policy's weights. Every rank has one, and calls the same methods in the same order."""
+
+    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+        """`num_generations` completions of each of this rank's prompts, in the order of the prompts.
+
+        Sampling draws from torch's global random state, so a rank that seeds it before the call gets the same completions again.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give memory back until weights come; between `generate` and `sync_weights`."""
+        ...
+
+    def sync_weights(self, weights: Weights, version: int) -> None:
+        """Take over all of `weights`, in the checkpoint's names; completions carry `version` from here on."""
+        ...
+
+    def close(self) -> None:
+        """End it; collective. The process group is unusable afterwards: no collective may follow."""
+        ...
+
+
+def build_generator(config: TrainerConfig, device: Device, policy: Policy, tokenizer: Any) -> Generator:
+    """The generator that `generation.topology` and `generation.engine` ask for; collective. ValueError names the field that is wrong."""
+    match config.generation.topology, config.generation.engine:
+        case Topology.COLOCATE, "vLLM":
+            from grpo_workload.generation.colocate import ColocateGenerator
+
+            return ColocateGenerator(config, device)
+        case Topology.COLOCATE, "Transformers":
+            from grpo_workload.generation.transformers import TransformersGenerator
+
+            return TransformersGenerator(config.training, policy, tokenizer)
+    raise AssertionError(f"no generator for {config.generation.topology}")

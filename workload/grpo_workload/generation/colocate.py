@@ -1,0 +1,123 @@
+"""vLLM inside every rank of the trainer, on the trainer's own device.
+
+Each rank has a whole engine (tensor parallel size 1) that samples its share of the prompts; weights go from the module to the engine
+within the process. The engine joins the trainer's process group (vLLM's `external_launcher`), and building it is collective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm import LLM, SamplingParams, TokensPrompt
+
+from grpo_workload.config import TrainerConfig
+from grpo_workload.contract import Device
+from grpo_workload.generation.base import Weights
+from grpo_workload.generation.sleep import Level, SleepCycle
+from grpo_workload.types import Completion, Prompt
+
+logger = logging.getLogger(__name__)
+
+# Arguments that the rest of the trainer relies on.
+_OURS = frozenset(
+    {"model", "revision", "dtype", "seed", "tensor_parallel_size", "distributed_executor_backend", "logprobs_mode", "enable_sleep_mode"}
+    | {"data_parallel_size", "pipeline_parallel_size"}
+)
+
+
+class ColocateGenerator:
+    """One vLLM engine of this rank."""
+
+    def __init__(self, config: TrainerConfig, device: Device) -> None:
+        """Load the engine; collective. ValueError when `generation.engineArgs` sets what is ours, or vLLM refuses the settings."""
+        generation, training = config.generation, config.training
+        if taken := sorted(_OURS & generation.engine_args.keys()):
+            raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+        level = generation.sleep_level
+        self._cycle = SleepCycle(level)
+        self._version = 0
+        self._sampling = {
+            "temperature": training.temperature,
+            "top_p": training.top_p,
+            "top_k": training.top_k,
+            "max_tokens": training.max_completion_length,
+            "logprobs": 0,  # of the sampled token alone
+        }
+        self._max_prompt_length = None if generation.max_model_len is None else generation.max_model_len - training.max_completion_length
+        self._can_sleep = device == Device.CUDA and level > 0
+        arguments: dict[str, Any] = {
+            "model": config.model.source,
+            "revision": config.model.revision,
+            "dtype": config.model.dtype,
+            "seed": training.seed + int(os.environ["RANK"]),
+            "tensor_parallel_size": 1,
+            "distributed_executor_backend": "external_launcher",
+            "logprobs_mode": "processed_logprobs",
+            "enable_sleep_mode": self._can_sleep,
+            "gpu_memory_utilization": generation.gpu_memory_utilization,
+            "kv_cache_memory_bytes": generation.kv_cache_bytes,
+            "max_model_len": generation.max_model_len,
+        }
+        self._llm = _build(arguments | dict(generation.engine_args))
+
+    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+        """See `Generator.generate`. ValueError for a prompt that leaves no room for its completion."""
+        self._cycle.check_generate()
+        for prompt in prompts:
+            if self._max_prompt_length is not None and len(prompt.token_ids) > self._max_prompt_length:
+                raise ValueError(
+                    f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; generation.maxModelLen less "
+                    f"training.maxCompletionLength leaves {self._max_prompt_length}"
+                )
+        requests = [TokensPrompt(prompt_token_ids=list(prompt.token_ids)) for prompt in prompts]
+        outputs = self._llm.generate(requests, SamplingParams(n=num_generations, **self._sampling), use_tqdm=False)
+        return [[self._completion(answer) for answer in output.outputs] for output in outputs]
+
+    def sleep(self) -> None:
+        """See `Generator.sleep`. vLLM cannot on CPUs; the rules of the cycle hold all the same."""
+        level = self._cycle.sleep()
+        if level and self._can_sleep:
+            self._llm.sleep(level=level)
+
+    def sync_weights(self, weights: Weights, version: int) -> None:
+        """See `Generator.sync_weights`."""
+        self._wake(self._cycle.begin_push())
+        # Never without an iterator: vLLM would then load the original checkpoint again.
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True})
+        self._wake(self._cycle.end_push())
+        self._version = version
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM's prefix cache could not be reset: requests still hold blocks of the old weights")
+
+    def close(self) -> None:
+        """See `Generator.close`: the engine's shutdown destroys the default process group."""
+        dist.barrier()
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _wake(self, tags: list[str]) -> None:
+        if tags and self._can_sleep:
+            torch.cuda.empty_cache()
+            self._llm.wake_up(tags=tags)
+
+    def _completion(self, answer: Any) -> Completion:
+        assert answer.finish_reason in ("stop", "length"), answer.finish_reason
+        logprobs = tuple(position[token].logprob for token, position in zip(answer.token_ids, answer.logprobs, strict=True))
+        return Completion(
+            token_ids=tuple(answer.token_ids),
+            logprobs=logprobs,
+            text=answer.text,
+            finish_reason=answer.finish_reason,
+            weight_version=self._version,
+        )
+
+
+def _build(arguments: dict[str, Any]) -> Any:
+    try:
+        return LLM(**arguments)
+    except (TypeError, ValueError) as error:  # unknown arguments; values that vLLM's own configuration refuses
+        raise ValueError(f"generation: vLLM refuses these settings: {error}") from error

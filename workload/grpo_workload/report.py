@@ -1,0 +1,96 @@
+"""What a run leaves behind for people and for the launcher, while it goes: curves, samples of its text, and its progress."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from grpo_workload.contract import Progress
+from grpo_workload.metrics import MetricsLog
+from grpo_workload.progress import write_progress
+from grpo_workload.types import Sample
+
+SAMPLES_PER_STEP = 4
+
+logger = logging.getLogger(__name__)
+
+
+class Report(Protocol):
+    """What the loop tells."""
+
+    def phase(self, phase: str) -> None:
+        """It enters a phase: Generating, Training, Syncing, Saving, Done or Stopped."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+        """Step number `step` (from 0) is finished."""
+        ...
+
+    def saved(self, step: int, folder: Path) -> None:
+        """The checkpoint of `step` steps was written to `folder`, relative to the data folder."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more to tell."""
+        ...
+
+
+class NoReport:
+    """For ranks other than 0: what they would tell is the same."""
+
+    def phase(self, phase: str) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None: ...
+
+    def saved(self, step: int, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunReport:
+    """`metrics.jsonl` and `completions.jsonl` in the run's folder, and the progress file at each phase and step."""
+
+    def __init__(self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int) -> None:
+        """A run of `total_steps` that stands at `step`: lines of later steps, which an interrupted run has left, are dropped."""
+        self._state_dir = state_dir
+        self._metrics = MetricsLog(run_dir / "metrics.jsonl", resume_step=step)
+        self._completions = MetricsLog(run_dir / "completions.jsonl", resume_step=step)
+        self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
+        self._last_step = time.monotonic()
+
+    def phase(self, phase: str) -> None:
+        """See `Report.phase`."""
+        self._tell(phase=phase, age_seconds=time.monotonic() - self._last_step)
+
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+        """See `Report.step`."""
+        self._metrics.write(step, metrics)
+        for sample in samples[:SAMPLES_PER_STEP]:
+            text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
+            self._completions.write(step, text)
+        logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
+        self._last_step = time.monotonic()
+        self._tell(
+            step=step + 1,
+            reward=metrics["reward"],
+            metrics=dict(metrics),
+            tokens_per_second=metrics["tokens_per_second"],
+            weight_version=step + 1,
+            age_seconds=0.0,
+        )
+
+    def saved(self, step: int, folder: Path) -> None:
+        """See `Report.saved`."""
+        self._tell(checkpoint_step=step, checkpoint=str(folder))
+
+    def close(self) -> None:
+        """See `Report.close`."""
+        self._metrics.close()
+        self._completions.close()
+
+    def _tell(self, **changes: object) -> None:
+        self._progress = self._progress.model_copy(update=changes)
+        write_progress(self._state_dir, self._progress)

@@ -1,0 +1,106 @@
+"""All parts of the training on one rank, loaded in the order in which they need each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from grpo_workload import batching, checkpoint
+from grpo_workload.checkpoint import Checkpoints, TrainerState
+from grpo_workload.config import ModelConfig, TrainerConfig
+from grpo_workload.contract import Contract
+from grpo_workload.engine import Policy
+from grpo_workload.generation.base import Generator, build_generator
+from grpo_workload.report import NoReport, Report, RunReport
+from grpo_workload.rewards import Reward, build_rewards
+from grpo_workload.tasks import PromptSource, load_prompts
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the loop works with."""
+
+    config: TrainerConfig
+    rank: int
+    world_size: int
+    share: range  # this rank's prompts among those of a step
+    num_micro_batches: int  # on every rank
+    tokenizer: Any
+    source: PromptSource
+    rewards: list[Reward]
+    policy: Policy
+    generator: Generator
+    checkpoints: Checkpoints
+    start: TrainerState
+    report: Report
+    event_loop: asyncio.Runner  # one for all steps: async rewards may keep connections
+
+
+def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, state_dir: Path) -> Run:
+    """Load everything; collective.
+
+    Args:
+        contract: the job.
+        event_loop: for async rewards, kept open by the caller.
+        data_dir: storage shared by all ranks, runs are below it.
+        state_dir: the pod's own folder, for the launcher.
+
+    Raises:
+        ValueError: what the user has to mend, naming the field.
+    """
+    config, rank, world_size = contract.config, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    training, zero_stage = config.training, config.parallelism.zero_stage
+    share = batching.shard(training.prompts_per_step, world_size, rank)
+    checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep)
+    resumed_from = checkpoints.find(config.storage.resume_from)
+    tokenizer = load_tokenizer(config.model)
+    source = load_prompts(config.dataset, tokenizer, seed=training.seed)
+    rewards = build_rewards(config.rewards, source)
+    policy = Policy(config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id)
+    start = TrainerState(step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage)
+    if resumed_from is not None:
+        start = checkpoint.load(resumed_from, policy, world_size=world_size, zero_stage=zero_stage)
+        logger.info("going on from %s", resumed_from)
+    generator = build_generator(config, contract.device, policy, tokenizer)
+    if start.weight_version > 0:
+        generator.sync_weights(policy.weights(), start.weight_version)
+    report: Report = NoReport()
+    if rank == 0:
+        report = RunReport(data_dir / contract.job.run, state_dir, total_steps=training.max_steps, step=start.step)
+    return Run(
+        config=config,
+        rank=rank,
+        world_size=world_size,
+        share=share,
+        num_micro_batches=batching.num_micro_batches(
+            training.prompts_per_step, training.num_generations, world_size, training.per_device_train_batch_size
+        ),
+        tokenizer=tokenizer,
+        source=source,
+        rewards=rewards,
+        policy=policy,
+        generator=generator,
+        checkpoints=checkpoints,
+        start=start,
+        report=report,
+        event_loop=event_loop,
+    )
+
+
+def load_tokenizer(model: ModelConfig) -> Any:
+    """The model's tokenizer, with a pad token. ValueError when it cannot be found."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model.source, revision=model.revision or "main")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.{'name' if model.name else 'path'}: cannot load the tokenizer of {model.source}: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,221 @@
+"""GRPO training on one rank: `python -m grpo_workload.train`, started by the launcher with torchrun's variables.
+
+Group Relative Policy Optimization (arXiv:2402.03300), with these departures from the paper:
+- One optimizer step a batch (mu = 1), on-policy: the old log-probabilities are the new ones without their graph, so the ratio is 1 and
+  clipping never acts. How far the generator's own log-probabilities are from them is logged, not corrected for.
+- Token losses are divided by the tokens of the whole batch (dapo, arXiv:2503.14476) unless `lossType` says otherwise.
+- No KL term and no reference model unless `beta` > 0; the reference is the initial model throughout.
+- The batch of a step is prompts x generations over all ranks, in contiguous shares of prompts that may differ by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_workload import environment
+from grpo_workload.contract import CONTRACT_PATH, DATA_DIR, ENV_CONTRACT, ENV_DATA_DIR, ENV_STATE_DIR, STATE_DIR, Contract, ExitCode
+
+# torch, DeepSpeed and vLLM read variables when they are imported that `environment.prepare` sets: functions import what needs them.
+if TYPE_CHECKING:
+    from grpo_workload.rewards import RewardTable
+    from grpo_workload.setup import Run
+    from grpo_workload.types import Completion, Prompt, Sample
+
+logger = logging.getLogger(__name__)
+
+
+def train(run: Run, stop: StopFlag) -> ExitCode:
+    """The loop; collective. DONE after maxSteps; STOPPED, with a checkpoint, when any rank was asked to stop before."""
+    from grpo_workload.batching import local_scale, micro_batches
+    from grpo_workload.checkpoint import TrainerState
+    from grpo_workload.collectives import add_scales, any_rank
+
+    training, storage = run.config.training, run.config.storage
+    num_tokens = run.start.num_tokens
+    stopping = False
+    for step in range(run.start.step, training.max_steps):
+        clock = Clock()
+        seed_step(training.seed, step, run.rank)
+
+        run.report.phase("Generating")
+        prompts = run.source.batch(step, training.prompts_per_step)[run.share.start : run.share.stop]
+        groups = run.generator.generate(prompts, training.num_generations)
+        run.generator.sleep()
+        clock.lap("generate")
+
+        samples, table, lengths = score_step(run, prompts, groups)
+        clock.lap("reward")
+
+        run.report.phase("Training")
+        batches = micro_batches(
+            samples,
+            training.per_device_train_batch_size,
+            run.tokenizer.pad_token_id,
+            num_micro_batches=run.num_micro_batches,
+            mask_truncated_completions=training.mask_truncated_completions,
+        )
+        update = run.policy.step(batches, add_scales(local_scale(batches), run.policy.device))
+        clock.lap("train")
+
+        run.report.phase("Syncing")
+        run.generator.sync_weights(run.policy.weights(), step + 1)
+        clock.lap("sync")
+
+        metrics = summarise_step(run, table, lengths, num_tokens, clock) | update
+        num_tokens = int(metrics["num_tokens"])
+        run.report.step(step, metrics, samples)
+
+        stopping = any_rank(stop.is_set, run.policy.device)
+        if stopping or step + 1 == training.max_steps or (step + 1) % storage.checkpoint_every_steps == 0:
+            run.report.phase("Saving")
+            state = TrainerState(
+                step=step + 1,
+                weight_version=step + 1,
+                num_tokens=num_tokens,
+                world_size=run.world_size,
+                zero_stage=run.config.parallelism.zero_stage,
+            )
+            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
+        if stopping:
+            break
+    done = not stopping or step + 1 == training.max_steps
+    run.report.phase("Done" if done else "Stopped")
+    return ExitCode.DONE if done else ExitCode.STOPPED
+
+
+def score_step(
+    run: Run, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]
+) -> tuple[list[Sample], RewardTable, list[tuple[int, int, bool]]]:
+    """Rewards and advantages of this rank's completions, which need the rewards of all ranks.
+
+    Returns:
+        This rank's samples; the rewards of all ranks; of each completion of all ranks, tokens of the prompt, its own, and whether it was
+        cut at maxCompletionLength.
+    """
+    from grpo_workload.advantage import group_advantages
+    from grpo_workload.collectives import gather
+    from grpo_workload.rewards import RewardTable, score
+    from grpo_workload.types import Sample
+
+    training = run.config.training
+    flat = [(prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group]
+    own_table = run.event_loop.run(score(run.rewards, [prompt for prompt, _ in flat], [completion for _, completion in flat]))
+    own_lengths = [(len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length") for prompt, completion in flat]
+    gathered = gather((own_table, own_lengths))
+    table = RewardTable.concat([rank_table for rank_table, _ in gathered])
+    advantages = group_advantages(table.totals, training.num_generations, training.scale_rewards)
+    own_advantages = advantages[run.share.start * training.num_generations : run.share.stop * training.num_generations]
+    samples = [
+        Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
+        for (prompt, completion), reward, advantage in zip(flat, own_table.totals, own_advantages.tolist(), strict=True)
+    ]
+    return samples, table, [lengths for _, rank_lengths in gathered for lengths in rank_lengths]
+
+
+def summarise_step(
+    run: Run, table: RewardTable, lengths: Sequence[tuple[int, int, bool]], num_tokens: int, clock: Clock
+) -> dict[str, float]:
+    """Metrics of a step under TRL's names, and how many seconds each part of it took on this rank."""
+    from grpo_workload.metrics import summarise
+
+    prompt_lengths, completion_lengths, truncated = zip(*lengths, strict=True)
+    metrics = summarise(
+        table,
+        num_generations=run.config.training.num_generations,
+        scale_rewards=run.config.training.scale_rewards,
+        prompt_lengths=prompt_lengths,
+        completion_lengths=completion_lengths,
+        truncated=truncated,
+        step_time=clock.seconds,
+        num_tokens_before=num_tokens,
+    )
+    return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed python, numpy and torch for one step of one rank, so that a resumed run draws what an uninterrupted one would have."""
+    import numpy as np
+    from transformers import set_seed
+
+    set_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))
+
+
+class Clock:
+    """Seconds since it was made, and those of the parts between."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.perf_counter() - self._start
+
+    def lap(self, name: str) -> None:
+        """End the part `name`."""
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+class StopFlag:
+    """Whether this process was asked to stop (SIGTERM); the loop asks all ranks at the end of each step."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def install(self) -> None:
+        """Take over SIGTERM."""
+        signal.signal(signal.SIGTERM, self._set)
+
+    def _set(self, *_: Any) -> None:
+        self.is_set = True
+
+
+def main() -> ExitCode:
+    """Train as the environment and the contract say."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s")
+    contract = Contract.model_validate_json(Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text())
+    environment.prepare(contract.device, os.environ)
+    stop = StopFlag()
+    stop.install()
+
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    from grpo_workload.setup import load
+
+    errors = get_error_handler()
+    errors.initialize()
+    try:
+        with asyncio.Runner() as event_loop:
+            try:
+                run = load(
+                    contract,
+                    event_loop,
+                    data_dir=Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)),
+                    state_dir=Path(os.environ.get(ENV_STATE_DIR, STATE_DIR)),
+                )
+            except ValueError as error:
+                logger.error("%s", error)
+                errors.record_exception(error)
+                return ExitCode.CONFIG_ERROR
+            stop.install()  # libraries put handlers of their own in its place
+            exit_code = train(run, stop)
+            run.report.close()
+            run.generator.close()
+            return exit_code
+    except Exception as error:
+        errors.record_exception(error)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
