@@ -29,9 +29,9 @@ def main(manifest: Path, force_local: bool, output: Path) -> None:
     start = time.monotonic()
     why = "because of --local" if force_local else host.obstacle()
     if why is None:
-        console.print("This machine can host a cluster: the demo runs on a real Kubernetes of two nodes.")
+        console.print("This machine can host a cluster: the demo runs on a real Kubernetes of two nodes.", soft_wrap=True)
     else:
-        console.print(f"No cluster ({why}): the demo runs the same manifest with local processes.")
+        console.print(f"No cluster ({why}): the demo runs the same manifest with local processes.", soft_wrap=True)
     try:
         run = local.run_job(manifest, output / "run") if why else cluster.run_job(manifest)
         verdict = report(run, output)
@@ -42,7 +42,7 @@ def main(manifest: Path, force_local: bool, output: Path) -> None:
         if why is None:
             cluster.how_to_look_around()
     style, word = ("bold green", "learned") if verdict.rose else ("bold red", "did not learn")
-    console.print(f"\nThe model {word}: {verdict}. {(time.monotonic() - start) / 60:.1f} minutes in all.", style=style)
+    console.print(f"\nThe model {word}: {verdict}. {(time.monotonic() - start) / 60:.1f} minutes in all.", style=style, soft_wrap=True)
     sys.exit(0 if verdict.rose else 1)
 
 

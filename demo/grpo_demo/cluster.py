@@ -57,7 +57,8 @@ def _install_operator(kubectl: Kubectl, archive: Path) -> None:
 
 def _train(kubectl: Kubectl, manifest: Path, name: str) -> Run:
     with step(f"kubectl apply -f {manifest}"):
-        kubectl.show("delete", "grpojob", name, "--ignore-not-found", "--wait")
+        # Foreground: returns when the pods of an earlier run are gone too, and their GPUs free.
+        kubectl.show("delete", "grpojob", name, "--ignore-not-found", "--cascade=foreground", "--timeout=5m")
         kubectl.show("apply", "-f", str(manifest))
     job = kubectl.get("grpojob", name)
     storage_spec = job["spec"]["storage"]

@@ -23,7 +23,7 @@ class DemoError(Exception):
 def step(title: str) -> Iterator[None]:
     """Announce a step, and tell how long it took."""
     start = time.monotonic()
-    console.print(f"\n[bold cyan]{next(_numbers)}. {title}[/]")
+    console.print(f"\n[bold cyan]{next(_numbers)}. {title}[/]", soft_wrap=True)
     yield
     console.print(f"   [green]done[/] in {time.monotonic() - start:.1f} s")
 

@@ -5,12 +5,28 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_demo.console import DemoError, run, show
 from grpo_devcluster import binaries
+
+
+_SKIPPED = ("Volumes:", "Mounts:", "Spec:")
+
+
+def condensed(lines: Iterable[str]) -> Iterator[str]:
+    """A description without what its reader has written himself, and without volumes: a devcluster's pod has dozens."""
+    skipped: int | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if skipped is not None and indent > skipped:
+            continue
+        skipped = indent if line.strip() in _SKIPPED else None
+        if skipped is None:
+            yield line
 
 
 @dataclass(frozen=True)
@@ -56,9 +72,11 @@ class Kubectl:
         ):
             show(f"--- kubectl {' '.join(args)}")
             try:
-                self.show(*args)
+                lines = self.text(*args).splitlines()
             except DemoError as error:
-                show(str(error))
+                lines = [str(error)]
+            for line in condensed(lines):
+                show(line)
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

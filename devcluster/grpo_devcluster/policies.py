@@ -46,7 +46,8 @@ def environment(venv: Path, hf_cache: Path) -> dict[str, str]:
     return {
         "PATH": f"{venv}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
-        "HF_HOME": str(hf_cache),
+        # Not HF_HOME, which is the job's own: its cache volume.
+        "HF_HUB_CACHE": str(hf_cache / "hub"),
         "HF_HUB_OFFLINE": "1",
         # The shared cache is read-only; what a library derives from it goes to the pod's own /tmp.
         "HF_DATASETS_CACHE": "/tmp/huggingface/datasets",

@@ -9,6 +9,7 @@ import pytest
 from grpo_demo import display, watch
 from grpo_demo.cluster import job_name
 from grpo_demo.console import DemoError, console, run
+from grpo_demo.kubectl import condensed
 from grpo_demo.results import MARGIN, judge, read_rows
 
 
@@ -96,3 +97,23 @@ def test_completions_of_chats_and_texts_are_shown_once_a_prompt() -> None:
     assert "1 + 1?" in shown.get()
     assert "second" not in shown.get()
     assert "…" in shown.get()
+
+
+def test_descriptions_are_shown_condensed() -> None:
+    described = """\
+Spec:
+  Trainer:
+    Groups:
+Containers:
+  trainer:
+    Image:  i
+    Mounts:
+      /data from data (rw)
+      /tmp from tmp (rw)
+    State:  Waiting
+Volumes:
+  data:
+    Type:  EmptyDir
+Events:  none
+""".splitlines()
+    assert list(condensed(described)) == ["Containers:", "  trainer:", "    Image:  i", "    State:  Waiting", "Events:  none"]

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_CONVERSION = "1"  # raise it when the files written below change: caches are then filled anew
+_CONVERSION = "2"  # raise it when the files written below change: caches are then filled anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,8 @@ def _convert(source: Path, end_token: str, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    for file in target.iterdir():
+        file.chmod(0o644)  # safetensors makes its files for their owner alone, and pods run as another user
 
 
 def main() -> None:
