@@ -13,7 +13,6 @@ from typing import Any
 from grpo_demo.console import DemoError, run, show
 from grpo_devcluster import binaries
 
-
 _SKIPPED = ("Volumes:", "Mounts:", "Spec:")
 
 
