@@ -37,7 +37,7 @@ def run_job(manifest: Path) -> Run:
         "custom-columns=NODE:.metadata.name,GPUS:.status.allocatable.nvidia\\.com/gpu,VERSION:.status.nodeInfo.kubeletVersion",
     )
     with step(f"helm install {CHART.relative_to(paths.REPO)}"):
-        _install_operator(kubectl, archive)
+        install_operator(kubectl, archive)
     name = job_name(manifest)
     try:
         return _train(kubectl, manifest, name)
@@ -46,7 +46,7 @@ def run_job(manifest: Path) -> Run:
         raise
 
 
-def _install_operator(kubectl: Kubectl, archive: Path) -> None:
+def install_operator(kubectl: Kubectl, archive: Path) -> None:
     repository, tag = images.OPERATOR.split(":")
     image = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
     # The tag never changes; the archive's name does with its content, and a changed annotation rolls the Deployment.
