@@ -101,6 +101,9 @@ def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # The launcher is not process 1 then, for which the kernel drops signals that it does not handle yet: a pod deleted while its
+        # container starts would keep its GPUs for the whole grace. Orphans of the ranks are reaped too.
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": user.termination_grace_period_seconds or SAVE_SECONDS,
         "securityContext": {
             "runAsNonRoot": True,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_devcluster import kube, storage
+from grpo_demo.cluster import install_operator
+from grpo_demo.kubectl import Kubectl as DemoKubectl
+from grpo_devcluster import images, kube, storage
 from grpo_devcluster.cluster import Cluster
 
 Kubectl = Callable[..., str]
@@ -37,6 +39,14 @@ def kubectl(cluster: Path) -> Kubectl:
         return kube.kubectl(cluster, *args, stdin=stdin)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def operator(devcluster: Cluster) -> None:
+    """The operator, installed by its chart from the image of this checkout."""
+    archive = images.build_operator()
+    devcluster.load(archive)
+    install_operator(DemoKubectl(devcluster.kubeconfig), archive)
 
 
 @pytest.fixture

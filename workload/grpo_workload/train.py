@@ -186,7 +186,6 @@ def main() -> ExitCode:
     contract = Contract.model_validate_json(Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text())
     environment.prepare(contract.device, os.environ)
     stop = StopFlag()
-    stop.install()
 
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -207,7 +206,8 @@ def main() -> ExitCode:
                 logger.error("%s", error)
                 errors.record_exception(error)
                 return ExitCode.CONFIG_ERROR
-            stop.install()  # libraries put handlers of their own in its place
+            # Only now: while it loads, a rank has nothing to save and may as well die of the signal. Libraries put handlers there too.
+            stop.install()
             exit_code = train(run, stop)
             run.report.close()
             run.generator.close()
