@@ -8,16 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from grpo_workload.contract import ExitCode, Outcome
-from grpo_workload.world import Place
+from grpo_workload.contract import Contract, ExitCode, Outcome
+
+
+class PodState(Protocol):
+    """What a pod of any role knows of itself."""
+
+    @property
+    def contract(self) -> Contract: ...
+    @property
+    def pod(self) -> str: ...
+    @property
+    def pod_uid(self) -> str: ...
+    @property
+    def state_dir(self) -> Path: ...
+    @property
+    def termination_log(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunOnce:
     """The mark and the result of one epoch."""
 
-    place: Place
+    place: PodState
 
     @property
     def _dir(self) -> Path:
@@ -51,13 +66,13 @@ class RunOnce:
         self.place.termination_log.write_text(outcome.to_message())
 
 
-def launcher_died(place: Place) -> Outcome:
+def launcher_died(place: PodState) -> Outcome:
     """The outcome of an epoch that was begun by a launcher which left no result."""
     return Outcome(
         epoch=place.contract.epoch,
         pod_uid=place.pod_uid,
         exit_code=ExitCode.RANK_FAILED,
         reason="LauncherDied",
-        message=f"pod {place.member.pod}: the container was ended from outside before it could record an outcome; probably it ran out "
+        message=f"pod {place.pod}: the container was ended from outside before it could record an outcome; probably it ran out "
         "of memory: raise resources.limits.memory, or use more pods with fewer ranks each",
     )

@@ -46,6 +46,11 @@ class Place:
     termination_log: Path
 
     @property
+    def pod(self) -> str:
+        """Name of this pod."""
+        return self.member.pod
+
+    @property
     def ranks(self) -> range:
         """Global ranks of this pod."""
         return range(self.member.rank_offset, self.member.rank_offset + self.member.gpus)
@@ -74,11 +79,11 @@ class Place:
         }
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
-    """The place that the container's variables and the contract file describe.
+def read_contract(environ: Mapping[str, str]) -> Contract:
+    """The contract that the container's variables lead to.
 
     Raises ValueError when variables or the contract's file are missing, and ContractError, which is one too, when the contract is of
-    another version, invalid, or without this pod.
+    another version or invalid.
     """
     missing = [name for name in (ENV_POD_NAME, ENV_POD_UID) if not environ.get(name)]
     path = Path(environ.get(ENV_CONTRACT, CONTRACT_PATH))
@@ -88,9 +93,13 @@ def read_place(environ: Mapping[str, str]) -> Place:
         raise ValueError(f"missing variables: {', '.join(missing)}. The operator sets them in a pod; on one machine, `grpo run` does.")
     if not path.is_file():
         raise ValueError(f"{ENV_CONTRACT}: there is no file {path}; it must be the contract that the operator or `grpo run` wrote")
-    contract = parse_contract(path.read_text())
+    return parse_contract(path.read_text())
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """The place that the container's variables and the contract file describe; raises as `read_contract`, and when the pod is no member."""
     return find_place(
-        contract,
+        read_contract(environ),
         pod_name=environ[ENV_POD_NAME],
         pod_uid=environ[ENV_POD_UID],
         state_dir=Path(environ.get(ENV_STATE_DIR, STATE_DIR)),

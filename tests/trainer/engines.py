@@ -1,0 +1,99 @@
+"""Real vLLM servers for tests: `Engines` writes a contract and starts `grpo_workload.engine_process` for each pod."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import eventually, free_ports
+
+from grpo_workload.contract import Contract, Engine
+
+PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
+
+
+def make_contract(
+    model: Path, tensor_parallel: Sequence[int], *, data_parallel: int = 1, timeout: int = 240, **generation: Any
+) -> Contract:
+    """One rank on this machine and an engine on a pod of its own for each entry of `tensor_parallel`, all in one transfer group."""
+    *ports, transfer_port, status_port, master_port = free_ports(len(tensor_parallel) + 3)
+    engines, offset = [], 1
+    for index, (size, port) in enumerate(zip(tensor_parallel, ports, strict=True)):
+        engine = {"name": f"engine-{index}", "pod": f"engine-{index}", "group": "generation", "host": "127.0.0.1", "port": port}
+        sizes = {"tensorParallel": size, "dataParallel": data_parallel, "devices": list(range(size * data_parallel))}
+        engines.append({**engine, **sizes, "rankOffset": offset})
+        offset += size * data_parallel
+    settings = {"topology": "Server", "maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}}
+    return Contract.model_validate(
+        {
+            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            "epoch": 0,
+            "device": "cpu",
+            "members": [
+                {"pod": "learner-0", "group": "learner", "host": "127.0.0.1", "statusPort": status_port, "gpus": 1, "rankOffset": 0}
+            ],
+            "engines": engines,
+            "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port, "worldSize": offset}],
+            "masterPort": master_port,
+            "timeoutSeconds": timeout,
+            "durable": False,
+            "config": {
+                "model": {"path": str(model), "dtype": "float32"},
+                "dataset": {"name": "d"},
+                "rewards": [{"name": "r", "accuracy": {}}],
+                "training": {"maxCompletionLength": 8},
+                "generation": settings | generation,
+            },
+        }
+    )
+
+
+class Engines:
+    """The engine pods of a contract. What a killed launcher leaves is ended by `close`: every process of a pod is in one of its groups."""
+
+    def __init__(self, folder: Path, contract: Contract) -> None:
+        self.folder, self.contract = folder, contract
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
+
+    def start(self, engine: Engine) -> subprocess.Popen[bytes]:
+        """Start the container of an engine's pod once more."""
+        state = self.folder / engine.pod
+        state.mkdir(exist_ok=True)
+        environ = {
+            "GRPO_CONTRACT": str(self.folder / "contract.json"),
+            "GRPO_STATE_DIR": str(state),
+            "GRPO_TERMINATION_LOG": str(self.termination_log(engine)),
+            "POD_NAME": engine.pod,
+            "POD_UID": f"uid-of-{engine.pod}",
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log(engine).open("ab") as log:
+            command = [sys.executable, "-m", "grpo_workload.engine_process"]
+            process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)
+        self.processes[engine.name] = process
+        return process
+
+    def log(self, engine: Engine) -> Path:
+        return self.folder / f"{engine.pod}.log"
+
+    def termination_log(self, engine: Engine) -> Path:
+        return self.folder / f"{engine.pod}.termination-log"
+
+    def server(self, engine: Engine) -> int:
+        """Process id of an engine's vLLM server."""
+        launcher = self.processes[engine.name].pid
+        children = eventually(lambda: Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split(), "the launcher starts vLLM")
+        return int(children[0])
+
+    def close(self) -> None:
+        """Stop all pods."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            process.wait(30)

@@ -1,0 +1,227 @@
+"""The client of an engine, and the watch over engines, against a real HTTP server that misbehaves as engines do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from launcher import free_ports
+
+from grpo_workload.contract import Engine
+from grpo_workload.generation.engine_client import ATTEMPTS, EngineClient, EngineError, RefusedError
+from grpo_workload.generation.engine_link import settle
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ANSWER = {
+    "choices": [
+        {"index": 1, "text": "b", "token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"},
+        {"index": 0, "text": "a", "token_ids": [8, 2], "logprobs": {"token_logprobs": [-1.5, -2.5]}, "finish_reason": "stop"},
+    ]
+}
+
+
+def engine(port: int, name: str = "engine-3", **sizes: int) -> Engine:
+    return Engine(name=name, pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1, **sizes)
+
+
+@asynccontextmanager
+async def client_of(path: str, handler: Handler, deadline: float = 20) -> AsyncIterator[EngineClient]:
+    """A client of a server that answers `path` with `handler`."""
+    app = web.Application()
+    app.add_routes([web.route("*", path, handler)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_ports(1)[0]).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield EngineClient(engine(port), session, deadline, retry_wait=0.01)
+    finally:
+        await runner.cleanup()
+
+
+class Failing:
+    """Fails some times, then answers."""
+
+    def __init__(self, times: int, failure: Handler, answer: Any) -> None:
+        self.calls, self.times, self.failure, self.answer = 0, times, failure, answer
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.calls += 1
+        return await self.failure(request) if self.calls <= self.times else web.json_response(self.answer)
+
+
+async def drop(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def busy(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=503, text="paused")
+
+
+async def broken(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=500, text="shape mismatch in layer 3")
+
+
+async def held(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"success": False})
+
+
+@pytest.mark.parametrize("failure", [drop, busy])
+async def test_completions_are_asked_for_again(failure: Handler) -> None:
+    handler = Failing(2, failure, ANSWER)
+    async with client_of("/v1/completions", handler.handle) as client:
+        first, second = await client.complete([1, 2], model="m", num_samples=2, sampling={}, version=5)
+    assert handler.calls == 3
+    assert (first.token_ids, first.logprobs, first.text, first.finish_reason) == ((8, 2), (-1.5, -2.5), "a", "stop")
+    assert (second.token_ids, second.weight_version) == ((7,), 5)
+
+
+@pytest.mark.parametrize("failure", [drop, busy, broken])
+async def test_steps_of_an_update_are_never_repeated(failure: Handler) -> None:
+    handler = Failing(9, failure, {})
+    async with client_of("/update_weights", handler.handle) as client:
+        with pytest.raises(EngineError, match=r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"):
+            await client.update({"names": []})
+    assert handler.calls == 1
+
+
+async def test_attempts_are_bounded() -> None:
+    handler = Failing(99, drop, {})
+    async with client_of("/resume", handler.handle) as client:
+        with pytest.raises(EngineError, match="lost the connection"):
+            await client.resume()
+    assert handler.calls == ATTEMPTS
+
+
+async def test_a_failure_of_the_engine_itself_is_not_repeated() -> None:
+    handler = Failing(9, broken, {})
+    async with client_of("/resume", handler.handle) as client:
+        with pytest.raises(EngineError, match="answered /resume with 500: shape mismatch in layer 3"):
+            await client.resume()
+    assert handler.calls == 1
+
+
+async def test_the_deadline_ends_a_call() -> None:
+    async def never(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with client_of("/update_weights", never, deadline=0.3) as client:
+        start = time.monotonic()
+        with pytest.raises(EngineError, match=r"did not answer /update_weights within 0.3 s"):
+            await client.update({})
+        assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("times", "succeeds"), [(ATTEMPTS - 1, True), (ATTEMPTS, False)])
+async def test_a_prefix_cache_that_is_held_is_reset_again(times: int, succeeds: bool) -> None:
+    async with client_of("/reset_prefix_cache", Failing(times, held, {"success": True}).handle) as client:
+        if succeeds:
+            await client.reset_prefix_cache()
+        else:
+            with pytest.raises(EngineError, match="could not reset its prefix cache in 4 attempts"):
+                await client.reset_prefix_cache()
+
+
+async def test_an_engine_of_another_size_is_refused() -> None:
+    async def world_size(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"world_size": 4})
+
+    async with client_of("/get_world_size", world_size) as client:
+        with pytest.raises(EngineError, match="has 4 workers, and the contract says 1"):
+            await client.identify()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [(400, RefusedError, "answered /v1/completions with 400: too long"), (404, EngineError, "its container was started anew")],
+)
+async def test_refusals_are_told_apart(status: int, kind: type[Exception], text: str) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="too long")
+
+    async with client_of("/v1/completions", refuse) as client:
+        with pytest.raises(kind, match=text):
+            await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
+
+
+async def test_an_aborted_completion_is_an_error() -> None:
+    choice = ANSWER["choices"][0] | {"index": 0, "finish_reason": "abort"}
+    async with client_of("/v1/completions", Failing(0, drop, {"choices": [choice]}).handle) as client:
+        with pytest.raises(EngineError, match="ended a completion with 'abort'"):
+            await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
+
+
+async def test_the_dead_engine_is_blamed_and_not_its_neighbours() -> None:
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async with client_of("/health", Failing(0, drop, {}).handle) as living:
+        dead = EngineClient(engine(free_ports(1)[0], "dead"), living.session, 5)
+        with pytest.raises(EngineError, match=r"engine dead \(pod pod-3"):
+            await settle([living, dead], [fails(EngineError(living.engine, "lost its group")), fails(RuntimeError("connection reset"))])
+
+
+def test_errors_travel_between_ranks() -> None:
+    error = EngineError(engine(80), "failed")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.engine) == (str(error), error.engine)
+
+
+STUCK = """
+import sys, threading
+from aiohttp import web
+from grpo_workload.contract import Engine
+from grpo_workload.generation.engine_link import EngineLink, Timing
+port = int(sys.argv[1])
+engine = Engine(name="engine-3", pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1)
+link = EngineLink([engine], deadline=30, timing=Timing(look=0.1, lost=0.5, grace=0.5))
+link.wait_ready()
+print("watching", flush=True)
+threading.Event().wait()  # as in a collective whose other ranks are gone
+"""
+SERVER = """
+import sys
+from aiohttp import web
+async def health(_):
+    return web.Response()
+app = web.Application()
+app.add_routes([web.get("/health", health)])
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+"""
+
+
+def test_a_stuck_rank_ends_with_the_lost_engine_on_record(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    error_file = tmp_path / "error.json"
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(port)])
+    environ = {"PATH": "/usr/bin:/bin", "TORCHELASTIC_ERROR_FILE": str(error_file), "OMP_NUM_THREADS": "1"}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", STUCK, str(port)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "watching\n"
+        server.kill()
+        _, stderr = rank.communicate(timeout=30)
+    finally:
+        server.kill()
+        rank.kill()
+        server.wait()
+    assert rank.returncode == 1
+    message = json.loads(error_file.read_text())["message"]["message"]
+    assert message.startswith(f"EngineError: engine engine-3 (pod pod-3, 127.0.0.1:{port}) has not been well for")
+    assert "threading.py" in stderr  # where it was stuck

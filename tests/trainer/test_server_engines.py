@@ -1,0 +1,144 @@
+"""Two real vLLM servers, of one and of two workers, in one transfer group with this process as the trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engines import PROMPTS, Engines, make_contract
+from launcher import DEADLINE
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.contract import ExitCode, Outcome
+from grpo_workload.generation.engine_client import EngineError
+from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.types import Completion, Prompt
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    pods = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [1, 2]))
+    for engine in pods.contract.engines:
+        pods.start(engine)
+    yield pods
+    pods.close()
+
+
+@pytest.fixture(scope="module")
+def generator(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    ready = ServerGenerator(engines.contract, rank=0)
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+def prompts() -> list[Prompt]:
+    return [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+
+
+def logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
+    """What transformers says of the completion's tokens."""
+    ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].log_softmax(dim=-1)
+    return scores.gather(1, torch.tensor(completion.token_ids).unsqueeze(1)).squeeze(1)
+
+
+def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
+    groups = generator.generate(prompts(), num_generations)
+    differences = [
+        (logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
+        for prompt, group in zip(prompts(), groups, strict=True)
+        for completion in group
+    ]
+    return float(torch.stack(differences).max())
+
+
+def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any) -> None:
+    assert largest_difference(model, generator) < 1e-4
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    stale = largest_difference(model, generator)
+
+    start = time.perf_counter()
+    generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version=3)
+    seconds = time.perf_counter() - start
+
+    # Both engines: more prompts than engines, spread by load.
+    fresh = largest_difference(model, generator)
+    print(f"pushed in {seconds:.2f} s; largest difference {stale:.2e} before, {fresh:.2e} after")  # noqa: T201
+    assert fresh < 1e-4
+    assert stale > 100 * fresh
+
+
+def test_completions_are_this_ranks_and_reproducible(generator: ServerGenerator, tiny_tokenizer: Any) -> None:
+    torch.manual_seed(5)
+    groups = generator.generate(prompts(), 3)
+    torch.manual_seed(5)
+    again = generator.generate(prompts(), 3)
+
+    assert [len(group) for group in groups] == [3, 3, 3]
+    assert [[one.token_ids for one in group] for group in groups] == [[one.token_ids for one in group] for group in again]
+    completions = [one for group in groups for one in group]
+    assert len({one.token_ids for one in completions}) > 1
+    assert {one.weight_version for one in completions} == {generator._version}
+    for one in completions:
+        assert one.finish_reason == ("stop" if one.token_ids[-1] == tiny_tokenizer.eos_token_id else "length")
+        assert len(one.token_ids) == 8 or one.finish_reason == "stop"
+
+
+def test_a_prompt_without_room_names_its_index(generator: ServerGenerator) -> None:
+    with pytest.raises(ValueError, match=r"prompt 7 of the dataset has 121 tokens; .* leaves 120"):
+        generator.generate([Prompt(index=7, text="", token_ids=(5,) * 121)], 2)
+
+
+def test_an_engine_with_other_weights_is_left_out(generator: ServerGenerator, caplog: pytest.LogCaptureFixture) -> None:
+    first = generator._link.clients[0]
+    version = generator._version
+    generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": "2"}))
+    try:
+        groups = generator.generate(prompts(), 2)
+        assert len(groups) == len(PROMPTS)
+        assert "engine engine-0 (pod engine-0" in caplog.text
+        assert f"has weights 2, not {version}" in caplog.text
+    finally:
+        generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": str(version)}))
+
+
+# The last of this file: an engine is gone after it.
+def test_a_killed_engine_is_named(generator: ServerGenerator, engines: Engines, model: Any) -> None:
+    killed = engines.contract.engines[1]
+    os.kill(engines.server(killed), signal.SIGKILL)
+    start = time.monotonic()
+
+    with pytest.raises(EngineError, match=r"engine engine-1 \(pod engine-1, 127.0.0.1:"):
+        generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version=4)
+
+    assert time.monotonic() - start < 30
+    generator.close()  # else the watch would end this process, since the engine is lost
+    launcher = engines.processes[killed.name]
+    assert launcher.wait(DEADLINE) == ExitCode.RANK_FAILED
+    outcome = Outcome.model_validate_json(engines.termination_log(killed).read_text())
+    assert (outcome.reason, outcome.pod_uid) == ("EngineDied", "uid-of-engine-1")
+    assert "engine engine-1 was killed by SIGKILL" in outcome.message
+    assert json.loads((engines.folder / killed.pod / "epoch-0" / "result.json").read_text())["reason"] == "EngineDied"

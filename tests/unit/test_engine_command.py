@@ -1,0 +1,110 @@
+"""The command line of an engine, read back by the rules it follows; and what the shim tells releases of vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+
+from grpo_workload.contract import Contract
+from grpo_workload.engine_command import as_flags, engine_command
+from grpo_workload.generation import vllm_api
+from grpo_workload.generation.transfer import buckets
+
+OLD, NEW = Version("0.26.0"), Version("0.32.0")
+
+
+def contract(device: str = "cuda", **generation: Any) -> Contract:
+    engines = [
+        {"name": f"engine-{index}", "pod": "pod-0", "group": "g", "host": "h", "port": 8000 + index, "rankOffset": offset}
+        | {"tensorParallel": size, "dataParallel": 2, "devices": list(range(offset - 1, offset - 1 + 2 * size))}
+        for index, size, offset in ((0, 1, 1), (1, 2, 3))
+    ]
+    return Contract.model_validate(
+        {
+            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            "epoch": 0,
+            "device": device,
+            "members": [{"pod": "learner-0", "group": "learner", "host": "h", "gpus": 1, "rankOffset": 0}],
+            "engines": engines,
+            "transfers": [{"sender": 0, "host": "h", "port": 9000, "worldSize": 7}],
+            "durable": False,
+            "config": {
+                "model": {"name": "org/model", "revision": "abc"},
+                "dataset": {"name": "d"},
+                "rewards": [{"name": "r", "accuracy": {}}],
+                "generation": {"topology": "Server", **generation},
+            },
+        }
+    )
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_an_engine_gets_its_devices_and_sizes() -> None:
+    job = contract(maxModelLen=4096)
+    command, environ = engine_command(job, job.engines[1], {"RANK": "3", "MASTER_ADDR": "x", "HOME": "/root"})
+
+    assert (value(command, "--tensor-parallel-size"), value(command, "--data-parallel-size")) == ("2", "2")
+    assert (value(command, "--model"), value(command, "--revision"), value(command, "--max-model-len")) == ("org/model", "abc", "4096")
+    assert (value(command, "--port"), value(command, "--weight-transfer-config")) == ("8001", '{"backend": "nccl"}')
+    assert environ["CUDA_VISIBLE_DEVICES"] == "2,3,4,5"
+    assert environ["VLLM_SERVER_DEV_MODE"] == "1"
+    assert environ["HOME"] == "/root"
+    assert not {"RANK", "MASTER_ADDR"} & environ.keys()
+
+
+def test_each_start_has_another_name() -> None:
+    job = contract()
+    names = {value(engine_command(job, job.engines[0], {})[0], "--served-model-name") for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_the_cache_is_sized_in_bytes_or_by_share() -> None:
+    by_share, _ = engine_command(contract(), contract().engines[0], {})
+    in_bytes, _ = engine_command(contract(kvCacheMemory="4Gi"), contract().engines[0], {})
+    own, _ = engine_command(contract(engineArgs={"gpu_memory_utilization": 0.5}), contract().engines[0], {})
+    assert value(by_share, "--gpu-memory-utilization") == "0.9"
+    assert value(in_bytes, "--kv-cache-memory-bytes") == str(4 * 2**30)
+    assert "--gpu-memory-utilization" not in in_bytes
+    assert value(own, "--gpu-memory-utilization") == "0.5"
+
+
+def test_engines_on_cpus_share_the_cores() -> None:
+    job = contract("cpu")
+    command, environ = engine_command(job, job.engines[0], {})
+    assert value(command, "--weight-transfer-config") == '{"backend": "gloo"}'
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert int(environ["OMP_NUM_THREADS"]) >= 1
+    assert "CUDA_VISIBLE_DEVICES" not in environ
+
+
+@pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight-transfer-config"])
+def test_what_the_trainer_sets_is_refused(name: str) -> None:
+    job = contract(engineArgs={name: 1})
+    with pytest.raises(ValueError, match=rf"generation.engineArgs: {name.replace('-', '_')} cannot be set"):
+        engine_command(job, job.engines[0], {})
+
+
+def test_arguments_as_flags() -> None:
+    arguments = {"enforce_eager": True, "enable_prefix_caching": False, "max_num_seqs": 8, "seed": None, "a": {"b": [1]}, "c": [1, "x"]}
+    flags = ["--enforce-eager", "--no-enable-prefix-caching", "--max-num-seqs", "8", "--a", '{"b": [1]}', "--c", "1", "x"]
+    assert as_flags(arguments) == flags  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("vllm", "in_init", "in_update"), [(OLD, False, True), (NEW, True, False)])
+def test_packed_is_said_where_the_release_reads_it(vllm: Version, in_init: bool, in_update: bool) -> None:
+    init = vllm_api.init_info("nccl", vllm, host="h", port=1, rank_offset=1, world_size=2)
+    update = vllm_api.update_info("nccl", vllm, [("w", torch.zeros(2, 3, dtype=torch.bfloat16))])
+    assert ("packed" in init, "packed" in update) == (in_init, in_update)
+    assert (update["names"], update["dtype_names"], update["shapes"]) == (["w"], ["bfloat16"], [[2, 3]])
+
+
+def test_buckets_are_cut_by_bytes() -> None:
+    weights = [(str(index), torch.zeros(size, dtype=torch.bfloat16)) for index, size in enumerate([2, 2, 9, 1, 3])]
+    assert [[name for name, _ in bucket] for bucket in buckets(weights, 8)] == [["0", "1"], ["2"], ["3", "4"]]
+    assert list(buckets([], 8)) == []
