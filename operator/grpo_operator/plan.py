@@ -216,8 +216,10 @@ def _end(draft: Draft, failure: Failure | None, now: str) -> None:
         where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
         draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, f"all {trainers} trainer pods finished{steps}{where}")
     else:
-        place = f"{failure.role} pod {failure.pod} on node {failure.node}"
-        draft.set(Condition.FAILED, True, failure.reason, f"{place}, exit code {failure.exit_code}: {failure.message}")
+        place = f"{failure.role} pod {failure.pod} on node {failure.node}, exit code {failure.exit_code}"
+        first, _, more = failure.message.partition("\n")
+        hint = " (more in status.lastFailure)" if more else ""
+        draft.set(Condition.FAILED, True, failure.reason, f"{place}: {first}{hint}")
         draft.update(last_failure=failure)
     draft.set(Condition.RUNNING, False, Reason.FINISHED, "the job has ended")
     draft.update(completion_time=now)

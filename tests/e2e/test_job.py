@@ -79,7 +79,7 @@ class JobOnCluster:
 
         wait_until(settled, f"{kind} of the job", timeout, interval=0.5)
         status = self.get()["status"]
-        assert self.conditions()[kind]["status"] == "True", json.dumps(status, indent=1)
+        assert self.conditions().get(kind, {}).get("status") == "True", json.dumps(status, indent=1)
         return dict(status)
 
     def replicas(self) -> list[int]:

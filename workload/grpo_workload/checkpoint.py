@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_workload.engine import Policy
+from grpo_workload.files import make_readable
 
 _MODEL = "model"
 _DEEPSPEED = "deepspeed"
@@ -129,6 +130,7 @@ def _latest(folder: Path) -> Path | None:
 
 
 def _publish(scratch: Path, target: Path) -> None:
+    make_readable(scratch)
     for path in [*scratch.rglob("*"), scratch]:
         _sync(path)
     # A run that goes on from an earlier checkpoint comes by steps that an interrupted one has saved before.

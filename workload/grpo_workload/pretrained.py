@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_workload.files import make_readable
+
 _CONVERSION = "2"  # raise it when the files written below change: caches are then filled anew
 
 
@@ -104,8 +106,7 @@ def _convert(source: Path, end_token: str, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():
-        file.chmod(0o644)  # safetensors makes its files for their owner alone, and pods run as another user
+    make_readable(target)
 
 
 def main() -> None:

@@ -85,12 +85,12 @@ def _how(code: int) -> str:
     return f"failed with exit code {code}"
 
 
-def describe_error(error_file: Path, logs: Sequence[Path]) -> str:
-    """The exception that torch's @record left in `error_file` with the end of its traceback; else the end of the first log that has one."""
+def describe_error(error_file: Path, logs: Sequence[Path], *, traceback: bool = True) -> str:
+    """What torch's @record left in `error_file`, with the end of its traceback; else the end of the first log that has any."""
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # no exception, or killed while it was written
         recorded = json.loads(error_file.read_text())["message"]
-        traceback = recorded["extraInfo"]["py_callstack"].rstrip().splitlines()
-        return "\n".join([recorded["message"], *traceback[-TAIL_LINES:]])
+        callstack = recorded["extraInfo"]["py_callstack"].rstrip().splitlines() if traceback else []
+        return "\n".join([recorded["message"], *callstack[-TAIL_LINES:]])
     for log in logs:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
@@ -139,7 +139,8 @@ class Ranks:
         error_file, *logs = (self._log_dir / f"rank-{rank}.{kind}" for kind in ("error.json", "stderr.log", "stdout.log"))
         # The exception was recorded before the interpreter shut down, which can take seconds.
         at = error_file.stat().st_mtime if error_file.exists() else ended
-        error = describe_error(error_file, logs) if code not in AGREED_EXITS else ""
+        # What a user has to mend is told in the message; where in our code it was noticed helps nobody.
+        error = describe_error(error_file, logs, traceback=code != ExitCode.CONFIG_ERROR) if code not in AGREED_EXITS else ""
         return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)
 
     def ask_to_stop(self) -> None:
