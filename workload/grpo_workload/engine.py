@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import deepspeed.ops
+import deepspeed
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
@@ -152,9 +152,7 @@ class Policy:
     def _gathered(self, parameters: list[nn.Parameter]) -> AbstractContextManager[None]:
         if not self.is_partitioned:
             return nullcontext()
-        from deepspeed.zero import GatheredParameters
-
-        context: AbstractContextManager[None] = GatheredParameters(parameters)
+        context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters)
         return context
 
     def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> Any:
@@ -164,7 +162,8 @@ class Policy:
             return model.to(self.device)
         keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
         keep["zero_optimization"] = {"stage": 3}
-        reference = deepspeed.initialize(model=model, config=keep)[0].eval()
+        reference = deepspeed.initialize(model=model, config=keep)[0]
+        reference.eval()
         _restore_buffers(reference.module, buffers, self.device)
         return reference
 

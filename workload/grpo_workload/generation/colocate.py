@@ -18,7 +18,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.generation.base import Weights
-from grpo_workload.generation.sleep import Level, SleepCycle
+from grpo_workload.generation.sleep import SleepCycle
 from grpo_workload.types import Completion, Prompt
 
 logger = logging.getLogger(__name__)

@@ -6,16 +6,12 @@ from it answers with noise and no error, so from level 2 only a full push of wei
 
 from __future__ import annotations
 
-from typing import Literal
-
-Level = Literal[0, 1, 2]
-
 
 class SleepCycle:
     """State of one engine. Methods that lead out of sleep return the tags to pass to vLLM's `wake_up`, none when it is awake."""
 
-    def __init__(self, level: Level) -> None:
-        """An awake engine with weights, which goes to sleep at `level`; 0 keeps it awake."""
+    def __init__(self, level: int) -> None:
+        """An awake engine with weights, which goes to sleep at `level` 1 or 2; 0 keeps it awake."""
         self._level = level
         self._asleep: set[str] = set()
         self._has_weights = True
@@ -27,13 +23,13 @@ class SleepCycle:
         if self._asleep:
             raise RuntimeError("the engine is asleep; push weights to wake it")
 
-    def sleep(self) -> Level:
+    def sleep(self) -> int:
         """Level to sleep at, 0 for not at all."""
         if self._asleep:
             return 0
         if self._level > 0:
             self._asleep = {"weights", "kv_cache"}
-        self._has_weights = self._level < 2
+        self._has_weights = self._has_weights and self._level < 2
         return self._level
 
     def begin_push(self) -> list[str]:
