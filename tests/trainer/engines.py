@@ -17,17 +17,15 @@ from grpo_workload.contract import Contract, Engine
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
 
-def make_contract(
-    model: Path, tensor_parallel: Sequence[int], *, data_parallel: int = 1, timeout: int = 240, **generation: Any
-) -> Contract:
-    """One rank on this machine and an engine on a pod of its own for each entry of `tensor_parallel`, all in one transfer group."""
-    *ports, transfer_port, status_port, master_port = free_ports(len(tensor_parallel) + 3)
+def make_contract(model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int = 400, **generation: Any) -> Contract:
+    """One rank on this machine, and an engine on a pod of its own for each pair of (tensor, data) parallel sizes, in one transfer group."""
+    *ports, transfer_port, status_port, master_port = free_ports(len(sizes) + 3)
     engines, offset = [], 1
-    for index, (size, port) in enumerate(zip(tensor_parallel, ports, strict=True)):
+    for index, ((tensor, data), port) in enumerate(zip(sizes, ports, strict=True)):
         engine = {"name": f"engine-{index}", "pod": f"engine-{index}", "group": "generation", "host": "127.0.0.1", "port": port}
-        sizes = {"tensorParallel": size, "dataParallel": data_parallel, "devices": list(range(size * data_parallel))}
-        engines.append({**engine, **sizes, "rankOffset": offset})
-        offset += size * data_parallel
+        parallel = {"tensorParallel": tensor, "dataParallel": data, "devices": list(range(tensor * data))}
+        engines.append({**engine, **parallel, "rankOffset": offset})
+        offset += tensor * data
     settings = {"topology": "Server", "maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}}
     return Contract.model_validate(
         {
@@ -51,6 +49,14 @@ def make_contract(
             },
         }
     )
+
+
+def with_ranks(contract: Contract, ranks: int) -> Contract:
+    """The same engines for another number of trainer ranks, which meet them at another port."""
+    (port,) = free_ports(1)
+    members = tuple(member.model_copy(update={"gpus": ranks}) for member in contract.members)
+    transfers = tuple(group.model_copy(update={"port": port}) for group in contract.transfers)
+    return contract.model_copy(update={"members": members, "transfers": transfers})
 
 
 class Engines:

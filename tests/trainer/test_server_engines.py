@@ -1,4 +1,4 @@
-"""Two real vLLM servers, of one and of two workers, in one transfer group with this process as the trainer."""
+"""Two real vLLM servers, one of two copies and one of a copy over two workers, in one transfer group with this process as the trainer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract
+from engines import PROMPTS, Engines, make_contract, with_ranks
 from launcher import DEADLINE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import ExitCode, Outcome
-from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.types import Completion, Prompt
 
 pytestmark = pytest.mark.vllm
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="module")
 def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    pods = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [1, 2]))
+    pods = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [(1, 2), (2, 1)]))
     for engine in pods.contract.engines:
         pods.start(engine)
     yield pods
@@ -126,18 +126,27 @@ def test_an_engine_with_other_weights_is_left_out(generator: ServerGenerator, ca
 
 
 # The last of this file: an engine is gone after it.
-def test_a_killed_engine_is_named(generator: ServerGenerator, engines: Engines, model: Any) -> None:
+def test_a_killed_engine_is_named_on_every_rank(
+    generator: ServerGenerator, engines: Engines, start_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    generator.close()  # its watch would end this process too
+    (tmp_path / "contract.json").write_text(with_ranks(engines.contract, 2).model_dump_json(by_alias=True))
+    ranks = start_ranks([str(PROGRAMS / "server_ranks.py"), str(tmp_path)], 2, "ranks")
+    results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
+    ranks.until(lambda: all(result.exists() for result in results))
+    for result in results:
+        assert json.loads(result.read_text()) == {"versions": [7, 7], "is_close": True}
+
     killed = engines.contract.engines[1]
     os.kill(engines.server(killed), signal.SIGKILL)
     start = time.monotonic()
 
-    with pytest.raises(EngineError, match=r"engine engine-1 \(pod engine-1, 127.0.0.1:"):
-        generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version=4)
-
+    assert all(code != 0 for code in ranks.exit_codes())
     assert time.monotonic() - start < 30
-    generator.close()  # else the watch would end this process, since the engine is lost
-    launcher = engines.processes[killed.name]
-    assert launcher.wait(DEADLINE) == ExitCode.RANK_FAILED
+    for rank in range(2):
+        message = json.loads((tmp_path / "ranks" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
+        assert f"engine engine-1 (pod engine-1, 127.0.0.1:{killed.port})" in message
+    assert engines.processes[killed.name].wait(DEADLINE) == ExitCode.RANK_FAILED
     outcome = Outcome.model_validate_json(engines.termination_log(killed).read_text())
     assert (outcome.reason, outcome.pod_uid) == ("EngineDied", "uid-of-engine-1")
     assert "engine engine-1 was killed by SIGKILL" in outcome.message

@@ -64,6 +64,10 @@ class EngineLink:
 
         self.run(watch())
 
+    def blame(self, error: Exception) -> Exception:
+        """The EngineError of an engine that is not healthy, else `error`: for failures that the loss of an engine may look like."""
+        return asyncio.run_coroutine_threadsafe(first_ill(self.clients), self._loop).result() or error
+
     def close(self) -> None:
         """Stop watching, and the thread; a second call does nothing."""
         if self._loop.is_closed():
@@ -168,7 +172,11 @@ async def settle(clients: Sequence[EngineClient], work: Sequence[Coroutine[Any, 
     for task in pending:
         task.cancel()
     errors = [error for task in tasks if task in done and (error := task.exception()) is not None]
-    health = await asyncio.gather(*(client.is_healthy() for client in clients), return_exceptions=True)
-    ill = [error for error in health if isinstance(error, EngineError)]
     failed = [error for error in errors if isinstance(error, EngineError)]
-    raise [*ill, *failed, *errors][0]
+    raise await first_ill(clients) or [*failed, *errors][0]
+
+
+async def first_ill(clients: Sequence[EngineClient]) -> EngineError | None:
+    """What is wrong with the first engine that is not healthy."""
+    health = await asyncio.gather(*(client.is_healthy() for client in clients), return_exceptions=True)
+    return next((error for error in health if isinstance(error, EngineError)), None)

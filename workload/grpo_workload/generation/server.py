@@ -68,6 +68,10 @@ class ServerGenerator:
         self._agree(push)
         self._version = version
 
+    def blame(self, error: Exception) -> Exception:
+        """The EngineError of an engine that is not healthy, else `error`, for example of a collective whose other ranks are gone."""
+        return self._link.blame(error)
+
     def close(self) -> None:
         """See `Generator.close`. The engines run on: whoever started them ends them."""
         self._link.close()
@@ -88,7 +92,10 @@ class ServerGenerator:
             work()
         except EngineError as error:
             failure = error
-        failures = [error for error in gather(failure) if error is not None]
+        try:
+            failures = [error for error in gather(failure) if error is not None]
+        except RuntimeError as error:  # a rank is gone, perhaps for an engine's sake
+            raise failure or self.blame(error) from error
         if failures:
             raise failure or failures[0]
 

@@ -1,0 +1,104 @@
+"""A vLLM server on the second GPU, fed over NCCL by this process on the first: what arrives, and how long 1.5 billion parameters take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engines import PROMPTS, Engines, make_contract
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_workload.contract import Contract, Device
+from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.tiny import make_tiny_tokenizer
+from grpo_workload.types import Prompt
+
+pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
+
+SYNC_SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A random Llama of 1.5 billion parameters in bfloat16 on the first GPU, saved where its name says."""
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer = make_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda:0"):
+        random = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    random.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    random.name_or_path = str(folder)
+    return random
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    raw = make_contract(Path(model.name_or_path), [(1, 1)], timeout=400, kvCacheMemory="2Gi").model_dump(mode="json", by_alias=True)
+    raw["device"] = Device.CUDA
+    raw["engines"][0]["devices"] = [1]
+    raw["config"]["model"]["dtype"] = "bfloat16"
+    pods = Engines(tmp_path_factory.mktemp("engines"), Contract.model_validate(raw))
+    try:
+        pods.start(pods.contract.engines[0])
+        torch.cuda.set_device(0)
+        dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
+        ready = ServerGenerator(pods.contract, rank=0)
+        yield ready
+        ready.close()
+        dist.destroy_process_group()
+    finally:
+        pods.close()
+
+
+def mean_difference(model: Any, generator: ServerGenerator) -> float:
+    """Of log-probs of sampled tokens, between the engine and the module, over all tokens."""
+    prompts = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+    differences = []
+    for prompt, group in zip(prompts, generator.generate(prompts, 8), strict=True):
+        for one in group:
+            ids = torch.tensor([[*prompt.token_ids, *one.token_ids]], device="cuda:0")
+            with torch.no_grad():
+                scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
+            own = scores.gather(1, torch.tensor(one.token_ids, device="cuda:0").unsqueeze(1)).squeeze(1)
+            differences.append((own.cpu() - torch.tensor(one.logprobs)).abs())
+    return float(torch.cat(differences).mean())
+
+
+def test_a_push_arrives_in_time(model: Any, generator: ServerGenerator) -> None:
+    assert mean_difference(model, generator) < 0.05
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    stale = mean_difference(model, generator)
+
+    seconds = []
+    for version in range(1, 6):
+        start = time.perf_counter()
+        generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version)
+        seconds.append(time.perf_counter() - start)
+
+    fresh = mean_difference(model, generator)
+    print(f"seconds of pushes {seconds}; mean difference {stale:.3f} before, {fresh:.4f} after")  # noqa: T201
+    assert fresh < 0.05
+    assert stale > 10 * fresh
+    assert min(seconds) < SYNC_SECONDS

@@ -1,0 +1,51 @@
+"""Ranks on real engines: rank 0 pushes weights, each samples and compares, then all push until an engine is lost."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.contract import Contract
+from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.types import Prompt
+
+
+@record
+def main(folder: Path) -> None:
+    contract = Contract.model_validate_json((folder / "contract.json").read_text())
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = AutoModelForCausalLM.from_pretrained(contract.config.model.source, dtype=torch.float32).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    generator = ServerGenerator(contract, rank)
+    weights = [(name, parameter.data) for name, parameter in model.named_parameters()]
+    generator.sync_weights(weights, 7)
+    prompt = Prompt(index=rank, text="", token_ids=(10 + rank, 20, 30))
+    (group,) = generator.generate([prompt], 2)
+    is_close = all(
+        torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0) for one in group
+    )
+    result = {"versions": [one.weight_version for one in group], "is_close": is_close}
+    fresh = folder / f"rank-{rank}.tmp"
+    fresh.write_text(json.dumps(result))
+    fresh.rename(folder / f"rank-{rank}.json")
+    for version in itertools.count(8):
+        generator.sync_weights(weights, version)
+
+
+def logprobs(model: torch.nn.Module, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        logits_LV = model(input_ids=torch.tensor([[*prompt_ids, *token_ids]])).logits[0]
+    scores_TV = logits_LV[len(prompt_ids) - 1 : -1].log_softmax(dim=-1)
+    return scores_TV.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
+
+
+main(Path(sys.argv[1]))
