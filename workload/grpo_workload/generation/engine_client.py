@@ -19,7 +19,7 @@ from grpo_workload.contract import Engine
 from grpo_workload.types import Completion
 
 ATTEMPTS = 4
-ANSWER_SECONDS = 5.0  # for a question that an engine answers from memory
+ANSWER_SECONDS = 5.0  # for its health, which the server knows without asking its workers
 ERROR_CHARS = 500
 
 
@@ -62,15 +62,15 @@ class EngineClient:
 
     async def identify(self) -> str:
         """The name of this process of the engine: `engine_command` gives each start another one. EngineError when its size is wrong."""
-        size = (await self._repeat("GET", "/get_world_size", deadline=ANSWER_SECONDS))["world_size"]
+        size = (await self._repeat("GET", "/get_world_size"))["world_size"]
         if size != self.engine.world_size:
             raise EngineError(self.engine, f"has {size} workers, and the contract says {self.engine.world_size}")
-        models = await self._repeat("GET", "/v1/models", deadline=ANSWER_SECONDS)
+        models = await self._repeat("GET", "/v1/models")
         return str(models["data"][0]["id"])
 
     async def weight_version(self) -> str:
         """The version that the last `finish_update` gave; only where `vllm_api.tells_weight_version`."""
-        return str((await self._repeat("GET", "/weight_info", deadline=ANSWER_SECONDS))["weight_version"])
+        return str((await self._repeat("GET", "/weight_info"))["weight_version"])
 
     async def init_transfer(self, init_info: Mapping[str, Any]) -> None:
         """Let its workers join a transfer group; returns when all of the group have."""
@@ -137,7 +137,7 @@ class EngineClient:
             weight_version=version,
         )
 
-    async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, deadline: float | None = None, **request: Any) -> Any:
+    async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:
         """A call that may be repeated: after a lost connection, while the engine is busy, and while `again` says so of the answer."""
         attempts = AsyncRetrying(
             retry=retry_if_exception_type((_NoAnswerError, _BusyError)) | retry_if_result(again),
@@ -146,7 +146,7 @@ class EngineClient:
             # The last attempt's answer or exception, not tenacity's own.
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
-        return await attempts(self._call, method, path, deadline=deadline, **request)
+        return await attempts(self._call, method, path, **request)
 
     async def _call(self, method: str, path: str, *, deadline: float | None = None, **request: Any) -> Any:
         limit = deadline or self.deadline

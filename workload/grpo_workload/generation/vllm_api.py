@@ -19,7 +19,7 @@ Bucket = Sequence[tuple[str, Tensor]]
 
 OLDEST = Version("0.22")
 _PACKED_IN_HANDSHAKE = Version("0.28")
-_TELLS_WEIGHT_VERSION = Version("0.30")
+_TELLS_WEIGHT_VERSION = Version("0.32")  # the oldest where the route was seen
 
 
 def installed() -> Version:
