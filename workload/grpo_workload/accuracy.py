@@ -11,6 +11,7 @@ import logging
 import select
 import subprocess
 import sys
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,15 @@ def verify_answer(gold: str, answer: str) -> float | None:
     gold_parsed = parse(gold, parsing_timeout=_PARSE_SECONDS)
     if not gold_parsed:
         return None
-    return float(verify(gold_parsed, parse(answer, parsing_timeout=_PARSE_SECONDS), timeout_seconds=_PARSE_SECONDS))
+    parsed = parse(answer, parsing_timeout=_PARSE_SECONDS)
+    # math-verify calculates: to it, "8 - 2 = ?" states 6, and a model soon learns to hand problems back.
+    if _is_number(gold_parsed) and not _is_number(parsed):
+        return 0.0
+    return float(verify(gold_parsed, parsed, timeout_seconds=_PARSE_SECONDS))
+
+
+def _is_number(parsed: list[Any]) -> bool:
+    return bool(parsed) and getattr(parsed[0], "is_Number", False)
 
 
 def _serve() -> None:

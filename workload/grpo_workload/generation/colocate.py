@@ -19,9 +19,8 @@ from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.sleep import SleepCycle
+from grpo_workload.generation.vllm_api import repack_output_layer
 from grpo_workload.types import Completion, Prompt
-
-logger = logging.getLogger(__name__)
 
 # Arguments that the rest of the trainer relies on.
 _OURS = frozenset(
@@ -40,6 +39,7 @@ class ColocateGenerator:
             raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
+        self._device = device
         self._version = 0
         self._sampling = {
             "temperature": training.temperature,
@@ -63,6 +63,8 @@ class ColocateGenerator:
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
         }
+        # At each push it warns of layers that no weight is pushed to: tied ones, and those without weights.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_Once())
         self._llm = _build(arguments | dict(generation.engine_args))
 
     def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
@@ -89,6 +91,8 @@ class ColocateGenerator:
         self._wake(self._cycle.begin_push())
         # Never without an iterator: vLLM would then load the original checkpoint again.
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True})
+        if self._device == Device.CPU:
+            self._llm.collective_rpc(lambda worker: repack_output_layer(worker.get_model()))
         self._wake(self._cycle.end_push())
         self._version = version
         if not self._llm.reset_prefix_cache():
@@ -114,6 +118,20 @@ class ColocateGenerator:
             finish_reason=answer.finish_reason,
             weight_version=self._version,
         )
+
+
+class _Once(logging.Filter):
+    """Lets a message pass the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log it."""
+        is_new = (message := record.getMessage()) not in self._seen
+        self._seen.add(message)
+        return is_new
 
 
 def _build(arguments: dict[str, Any]) -> Any:

@@ -1,0 +1,88 @@
+"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE."""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+
+from grpo_workload import environment
+from grpo_workload.contract import Device
+
+environment.prepare(Device.CPU, os.environ)
+
+import torch
+
+from grpo_workload.batching import local_scale, micro_batches, num_micro_batches
+from grpo_workload.collectives import add_scales, gather
+from grpo_workload.config import TrainerConfig
+from grpo_workload.engine import Policy, completion_logits, load_model
+from grpo_workload.generation.colocate import ColocateGenerator
+from grpo_workload.loss import token_logprobs
+from grpo_workload.types import Prompt, Sample
+
+NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+
+
+def differences(model, samples):
+    """Largest |difference| between a model's log-probabilities and the generator's, over all tokens."""
+    (batch,) = micro_batches(samples, len(samples), PAD, num_micro_batches=1)
+    with torch.no_grad():
+        logprobs_BT = token_logprobs(completion_logits(model, batch), batch.completion_ids_BC, TEMPERATURE)
+    return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
+
+
+def main(model, out, zero_stage):
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": model, "dtype": "float32"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {
+                "learningRate": 1e-3,
+                "lrSchedulerType": "constant",
+                "maxCompletionLength": LENGTH,
+                "temperature": TEMPERATURE,
+            },
+            "parallelism": {"zeroStage": zero_stage},
+            "generation": {"maxModelLen": 64, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
+        }
+    )
+    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+    generator = ColocateGenerator(config, Device.CPU)
+    initial = load_model(config) if zero_stage < 3 else None
+    prompts = [Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index))) for index in range(1 + rank)]
+
+    def generate():
+        groups = generator.generate(prompts, NUM_GENERATIONS)
+        generator.sleep()
+        for prompt, group in zip(prompts, groups, strict=True):
+            rewards = [sum(token % 2 == 0 for token in completion.token_ids) / len(completion.token_ids) for completion in group]
+            assert max(rewards) > min(rewards), "all advantages are zero: nothing would be learned"
+            for completion, reward in zip(group, rewards, strict=True):
+                advantage = reward - sum(rewards) / len(rewards)
+                yield Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
+
+    count = num_micro_batches(world_size * 2, NUM_GENERATIONS, world_size, 4)
+    logged = []
+    for step in range(2):
+        torch.manual_seed(step)
+        batches = micro_batches(list(generate()), 4, PAD, num_micro_batches=count)
+        metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
+        logged.append(metrics["sampling/sampling_logp_difference/max"])
+        generator.sync_weights(policy.weights(), step + 1)
+    samples = list(generate())
+    result = {
+        "logged": logged,
+        "versions": [sample.completion.weight_version for sample in samples],
+        "trained": differences(policy.engine, samples),
+        "initial": differences(initial, samples) if initial is not None else None,
+        "logprobs": [logprob for sample in samples for logprob in sample.completion.logprobs],
+    }
+    results = gather(result)
+    if rank == 0:
+        torch.save(results, out)
+    generator.close()
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,88 @@
+"""The loop as the launcher starts it: stopping, going on, and what it refuses."""
+
+import json
+import shutil
+import signal
+
+import pytest
+from safetensors.torch import load_file
+
+from grpo_workload.contract import ExitCode, Progress
+
+
+def make_config(model, *, max_steps, engine="Transformers"):
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "dataset": {
+            "reasoningGym": {"dataset": "basic_arithmetic", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
+        },
+        "rewards": [{"name": "even", "function": "token_reward:even_tokens"}, {"name": "stopped", "stopped": {}, "weight": 0.1}],
+        "training": {
+            "maxSteps": max_steps,
+            "promptsPerStep": 3,
+            "numGenerations": 4,
+            "perDeviceTrainBatchSize": 3,
+            "learningRate": 1e-3,
+            "lrSchedulerType": "constant",
+            "maxCompletionLength": 6,
+        },
+        "generation": {"engine": engine, "maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
+        "storage": {"checkpointEverySteps": 1000, "keep": 1},
+    }
+
+
+def curve(run_dir):
+    timed = ("time", "tokens_per_second", "step_time")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+@pytest.mark.parametrize("engine", ["Transformers", pytest.param("vLLM", marks=pytest.mark.vllm)])
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine):
+    stopped = tmp_path / "data" / "ns" / "job" / "stopped"
+    ranks = start_training(make_config(tiny_model, max_steps=100_000, engine=engine), 2, uid="stopped")
+    metrics = stopped / "metrics.jsonl"
+    ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    assert ranks.exit_codes() == [ExitCode.STOPPED] * 2, ranks.logs()
+    step = len(curve(stopped))
+    assert (stopped / "checkpoints" / "latest").read_text() == f"step-{step}"
+    progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
+    assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
+
+    # A rank that was killed later leaves lines that its checkpoint knows nothing of.
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "reward": 9.0}) + "\n")
+    config = make_config(tiny_model, max_steps=step + 2, engine=engine)
+    resumed = start_training(config, 2, uid="stopped")
+    assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
+    straight = start_training(config, 2, uid="straight")
+    assert straight.exit_codes() == [ExitCode.DONE] * 2, straight.logs()
+
+    expected = curve(straight_dir := tmp_path / "data" / "ns" / "job" / "straight")
+    assert [line["step"] for line in expected] == list(range(step + 2))
+    for ours, line in zip(curve(stopped), expected, strict=True):
+        assert ours == pytest.approx(line, rel=1e-5, abs=1e-6)
+    assert all(line["grad_norm"] > 0 for line in expected)
+    assert max(line["sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
+    weights, expected_weights = (
+        load_file(folder / "checkpoints" / f"step-{step + 2}" / "model" / "model.safetensors") for folder in (stopped, straight_dir)
+    )
+    assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
+    assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
+    completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in completions} == set(range(step + 2))
+
+    shutil.move(stopped, tmp_path / "data" / "ns" / "job" / "before")
+    config["storage"]["resumeFrom"] = "ns/job/before"
+    refused = start_training(config, 1, uid="smaller")
+    assert refused.exit_codes() == [ExitCode.CONFIG_ERROR]
+    assert "saved by 2 ranks and cannot be loaded by 1" in refused.logs()
+
+
+def test_a_model_that_is_not_there_is_a_config_error_with_the_field(start_training, tmp_path):
+    ranks = start_training(make_config(tmp_path / "nowhere", max_steps=1), 1)
+    assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "model.path" in message
+    assert "nowhere" in message
