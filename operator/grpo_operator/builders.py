@@ -222,7 +222,8 @@ def _labels(job: Job, *, epoch: int | None = None, group: Group | None = None) -
     if epoch is not None:
         labels[names.LABEL_EPOCH] = str(epoch)
     if group is not None:
-        labels |= {"app.kubernetes.io/component": group.role, names.LABEL_ROLE: group.role, names.LABEL_GROUP: group.name}
+        role = group.role.value
+        labels |= {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_GROUP: group.name}
     return labels
 
 

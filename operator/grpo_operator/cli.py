@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import uuid
@@ -13,7 +14,9 @@ import yaml
 from grpo_operator import local, names
 from grpo_operator.api import parse_spec
 from grpo_operator.builders import manifests
-from grpo_operator.topology import Job, plan_topology
+from grpo_operator.render import table
+from grpo_operator.topology import Job, make_contract, plan_topology
+from grpo_workload.launch_config import accelerate_config, deepspeed_config
 from grpo_workload.progress import read_progress
 
 
@@ -46,10 +49,33 @@ def main() -> None:
 @main.command()
 @click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--namespace", default="default", show_default=True, help="Namespace when the manifest names none.")
-def render(manifest: Path, namespace: str) -> None:
-    """Print the objects that the operator would make."""
+@click.option(
+    "--show", type=click.Choice(["all", "ranks", "configs", "manifests"]), default="all", show_default=True, help="What to print."
+)
+def render(manifest: Path, namespace: str, show: str) -> None:
+    """Print what the job becomes: every rank and engine, DeepSpeed's and accelerate's configuration, the objects of the cluster.
+
+    All but the objects is printed as comments, so that the output stays YAML.
+    """
     job = load_job(manifest, namespace)
-    print(yaml.safe_dump_all(manifests(job, plan_topology(job), 0), sort_keys=False), end="")
+    topology = plan_topology(job)
+    contract = make_contract(job, topology, 0)
+    if show in ("all", "ranks"):
+        _comment(f"{len(topology.pods)} pods, {topology.world_size} ranks, {len(topology.engines)} vLLM servers", table(contract))
+    if show in ("all", "configs"):
+        try:
+            deepspeed = deepspeed_config(contract.config)
+        except ValueError as error:
+            raise click.ClickException(f"{manifest}: {error}") from error
+        _comment("deepspeed.json, on every pod", json.dumps(deepspeed, indent=2))
+        accelerate = accelerate_config(contract, contract.master)
+        _comment("accelerate.yaml, on the first pod (machine_rank counts up)", yaml.safe_dump(accelerate, sort_keys=False))
+    if show in ("all", "manifests"):
+        print(yaml.safe_dump_all(manifests(job, topology, 0), sort_keys=False), end="")
+
+
+def _comment(title: str, text: str) -> None:
+    print(f"# {title}", *(f"#   {line}" for line in text.rstrip().splitlines()), "#", sep="\n")
 
 
 @main.command()

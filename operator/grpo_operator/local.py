@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,35 +33,48 @@ class LocalResult:
 def local_contract(job: Job, topology: Topology) -> Contract:
     """The job's contract with every pod on this machine, each on ports of its own."""
     contract = make_contract(job, topology, 0)
-    ports = _free_ports(len(contract.members) + 1)
-    members = tuple(
-        member.model_copy(update={"host": "127.0.0.1", "status_port": port}) for member, port in zip(contract.members, ports, strict=False)
+    ports = iter(_free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
+    here = "127.0.0.1"
+    return contract.model_copy(
+        update={
+            "master_port": next(ports),
+            "members": tuple(member.model_copy(update={"host": here, "status_port": next(ports)}) for member in contract.members),
+            "engines": tuple(engine.model_copy(update={"host": here, "port": next(ports)}) for engine in contract.engines),
+            "transfers": tuple(group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers),
+            "durable": True,
+        }
     )
-    return contract.model_copy(update={"members": members, "master_port": ports[-1], "durable": True})
 
 
 def run(job: Job, topology: Topology, output: Path, tell: Callable[[Path], None]) -> LocalResult:
-    """Run all pods below `output` until they end; `tell` is called every second with rank 0's state folder.
+    """Run all pods below `output` until the trainer's have ended; `tell` is called every second with rank 0's state folder.
 
-    A pod that fails ends the others: their launchers notice that a peer is gone, as in a cluster.
+    A trainer pod that fails ends the others: their launchers notice that a peer is gone, as in a cluster. An engine that fails ends the
+    run, and engines are ended when the trainer is.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
     path = output / "contract.json"
     path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
-    launchers = {member.pod: _launch(member.pod, path, output) for member in contract.members}
+    trainers = {member.pod: _launch("grpo_workload.launch", member.pod, path, output) for member in contract.members}
+    engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
+    engines = {pod: _launch("grpo_workload.engine_process", pod, path, output) for pod in sorted(engine_pods)}
+    processes = trainers | engines
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through `finally`: no pod outlives this process
     try:
-        while any(process.poll() is None for process in launchers.values()):
+        while any(one.poll() is None for one in trainers.values()) and all(one.poll() is None for one in engines.values()):
             tell(_state(output, contract.master.pod))
             time.sleep(1)
+        ended_by_itself = {pod for pod, one in processes.items() if one.poll() is not None}
     finally:
-        for process in launchers.values():
+        for process in processes.values():
             if process.poll() is None:
                 process.terminate()
-        for process in launchers.values():
+        for process in processes.values():
             process.wait()
     tell(_state(output, contract.master.pod))
-    outcomes = {pod: _outcome(output, pod, process.returncode) for pod, process in launchers.items()}
+    counted = sorted(ended_by_itself | trainers.keys(), key=lambda pod: (pod in trainers, pod))
+    outcomes = {pod: _outcome(output, pod, processes[pod].returncode) for pod in counted}
     return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
 
 
@@ -68,7 +82,7 @@ def _state(output: Path, pod: str) -> Path:
     return output / "pods" / pod
 
 
-def _launch(pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
+def _launch(module: str, pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
     state = _state(output, pod)
     state.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
@@ -80,7 +94,7 @@ def _launch(pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
         c.ENV_TERMINATION_LOG: str(state / "termination-log"),
     }
     with (state / "launcher.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "grpo_workload.launch"], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
 
 
 def _outcome(output: Path, pod: str, returncode: int) -> Outcome:

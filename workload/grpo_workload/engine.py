@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM, get_scheduler
 from grpo_workload.batching import MicroBatch
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
+from grpo_workload.launch_config import PRECISION, deepspeed_config
 from grpo_workload.loss import LossScale, grpo_loss, sampling_logp_difference, token_entropy, token_logprobs, token_means
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
-_REDUCE_ELEMENTS = 50_000_000  # DeepSpeed's own default keeps buffers of 2 GB in float32
 
 
 class Policy:
@@ -42,7 +42,7 @@ class Policy:
         self._config = config
         self._dtype = DTYPES[config.model.dtype]
         self.is_partitioned = config.parallelism.zero_stage == 3
-        ds_config = deepspeed_config(config, device)
+        ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(config.parallelism, device)}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
         model = load_model(config)
@@ -204,46 +204,18 @@ def load_model(config: TrainerConfig) -> Any:
         raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
 
 
-def deepspeed_config(config: TrainerConfig, device: Device) -> dict[str, Any]:
-    """DeepSpeed's configuration. ValueError for settings that do not go together, naming the field."""
-    parallelism, training, dtype = config.parallelism, config.training, config.model.dtype
-    if parallelism.zero_stage == 0 and parallelism.offload_optimizer == "cpu":
-        raise ValueError("parallelism.offloadOptimizer: ZeRO stage 0 keeps the optimizer on the device; use zeroStage 1, 2 or 3, or none")
-    zero: dict[str, Any] = {
-        "stage": parallelism.zero_stage,
-        "reduce_bucket_size": _REDUCE_ELEMENTS,
-        "allgather_bucket_size": _REDUCE_ELEMENTS,
-        "offload_optimizer": {"device": parallelism.offload_optimizer},
-        "offload_param": {"device": "none"},
-        "stage3_gather_16bit_weights_on_model_save": False,
-    }
-    ds_config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
-        "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and `Policy.step` says where a step ends
-        "gradient_clipping": training.max_grad_norm,
-        "zero_optimization": zero,
-        "bf16": {"enabled": dtype == "bfloat16"},
-        "fp16": {"enabled": dtype == "float16"},
-        "zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(parallelism, device),
-    }
-    if parallelism.zero_stage > 0:
-        ds_config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return ds_config
-
-
 def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:
     """Whether accelerate is to replace AdamW by DeepSpeed's for CPUs: it is faster there, but is compiled when it is first used."""
     return parallelism.offload_optimizer == "cpu" and device == Device.CUDA and shutil.which(os.environ.get("CXX", "c++")) is not None
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
-    precision = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}[config.model.dtype]
     backend = "gloo" if device == Device.CPU else "nccl"
     if device == Device.CPU:
         # DeepSpeed would compile an all-reduce over shared memory: a minute, a compiler in the image, and no use between pods.
         deepspeed.ops.__compatible_ops__ = {}
     return Accelerator(
-        mixed_precision=precision,
+        mixed_precision=PRECISION[config.model.dtype],
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds))],

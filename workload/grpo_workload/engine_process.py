@@ -15,7 +15,8 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,20 +155,44 @@ async def run_engines(pod: EnginePod) -> Outcome:
     return outcome
 
 
-async def _run(pod: EnginePod, stop: asyncio.Event) -> Outcome:
+@asynccontextmanager
+async def running(contract: Contract, engines: Sequence[Engine]) -> AsyncIterator[asyncio.Task[str]]:
+    """Run engines as processes of this pod; a task that ends when the first of them does, with what happened. They end with the context.
+
+    Raises ValueError as `engine_command`, before any is started.
+    """
+    commands = [(engine, *engine_command(contract, engine)) for engine in engines]
+    processes = [await EngineProcess.start(engine, command, environ) for engine, command, environ in commands]
+    first = asyncio.create_task(_first_end(processes))
     try:
-        commands = [(engine, *engine_command(pod.contract, engine)) for engine in pod.engines]
+        yield first
+    finally:
+        first.cancel()
+        await asyncio.gather(*(process.end() for process in processes))
+
+
+async def _first_end(processes: Sequence[EngineProcess]) -> str:
+    if not processes:
+        await asyncio.Event().wait()  # a pod without engines never loses one
+    ends = [asyncio.create_task(process.ended()) for process in processes]
+    done, rest = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in rest:
+        end.cancel()
+    return done.pop().result()
+
+
+async def _run(pod: EnginePod, stop: asyncio.Event) -> Outcome:
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        async with running(pod.contract, pod.engines) as ended:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return _outcome(pod, ExitCode.RANK_FAILED, "EngineDied", f"pod {pod.pod}: {ended.result()}")
+            return _outcome(pod, ExitCode.STOPPED, "Stopped", f"pod {pod.pod} was stopped, and its engines with it")
     except ValueError as error:
         return _outcome(pod, ExitCode.CONFIG_ERROR, "ConfigError", str(error))
-    processes = [await EngineProcess.start(engine, command, environ) for engine, command, environ in commands]
-    ends = [asyncio.create_task(process.ended()) for process in processes]
-    stopped = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait({*ends, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.gather(*(process.end() for process in processes))
-    if stopped in done:
-        return _outcome(pod, ExitCode.STOPPED, "Stopped", f"pod {pod.pod} was stopped, and its engines with it")
-    stopped.cancel()
-    return _outcome(pod, ExitCode.RANK_FAILED, "EngineDied", f"pod {pod.pod}: {done.pop().result()}")
+    finally:
+        stopped.cancel()
 
 
 def _outcome(pod: EnginePod, exit_code: ExitCode, reason: str, message: str) -> Outcome:

@@ -7,6 +7,8 @@ state folder, as the container's termination message, and as the exit code. It r
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import signal
@@ -14,9 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
+
+import yaml
 
 from grpo_workload.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION_LOG, ExitCode, Outcome
+from grpo_workload.engine_process import running
+from grpo_workload.launch_config import accelerate_config, deepspeed_config
 from grpo_workload.peers import Loss, Peers, Timing, peers_of
 from grpo_workload.progress import FILE_NAME, read_progress
 from grpo_workload.ranks import AFTERMATH, RankExit, Ranks, judge
@@ -47,6 +53,7 @@ async def launch(place: Place, command: Sequence[str] = TRAIN, timing: Timing = 
             await stop.wait()
             return ended
         once.begin()
+        write_configs(place)
         (place.state_dir / FILE_NAME).unlink(missing_ok=True)
         outcome = await _run(status, peers, command, stop)
         once.finish(outcome)
@@ -70,23 +77,37 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
         return _peer_lost(place, loss)
 
     logger.info("all %d pods are there; starting ranks %d to %d", len(place.contract.members), place.ranks[0], place.ranks[-1])
+    try:
+        async with running(place.contract, place.engines) as engine_end:
+            return await _run_ranks(status, peers, command, stopped, engine_end)
+    except ValueError as error:
+        return _outcome(place, ExitCode.CONFIG_ERROR, "ConfigError", str(error))
+
+
+async def _run_ranks(
+    status: Status, peers: Peers, command: Sequence[str], stopped: asyncio.Task[Literal[True]], engine_end: asyncio.Task[str]
+) -> Outcome:
+    place = status.place
     ranks = await Ranks.start(place, command)
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settled())
     watch = asyncio.create_task(peers.watch())
-    await asyncio.wait({settled, watch, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({settled, watch, stopped, engine_end}, return_when=asyncio.FIRST_COMPLETED)
     if stopped.done() and not settled.done():
         logger.info("stopping: the ranks save a checkpoint at the end of their step")
         ranks.ask_to_stop()
-        await settled
-    watch_loss = watch.result() if watch.done() and not stopped.done() else None
+        await asyncio.wait({settled, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+    outcome = None
+    if engine_end.done():
+        outcome = _outcome(place, ExitCode.RANK_FAILED, "EngineDied", f"pod {place.pod}: {engine_end.result()}")
+    elif watch.done() and not stopped.done():
+        outcome = _peer_lost(place, watch.result())
     watch.cancel()
-    if watch_loss:
-        outcome = _peer_lost(place, watch_loss)
-        status.end(outcome)
-        await ranks.end(peers.timing.rank_grace)
-        return outcome
-    return await _after_ranks(status, peers, ranks, settled)
+    if outcome is None:
+        return await _after_ranks(status, peers, ranks, settled)
+    status.end(outcome)
+    await ranks.end(peers.timing.rank_grace)
+    return outcome
 
 
 async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, settled: asyncio.Task[list[RankExit]]) -> Outcome:
@@ -101,6 +122,13 @@ async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, settled: asyn
     if loss := await peers.culprit(verdict.at):
         return _peer_lost(status.place, Loss(loss.reason, f"{loss.message}; after that, {verdict.message}"))
     return outcome
+
+
+def write_configs(place: Place) -> None:
+    """Leave DeepSpeed's and accelerate's configuration in the state folder, for whoever wants to see what the ranks run under."""
+    with contextlib.suppress(ValueError):  # the ranks refuse the same settings, with their fields
+        (place.state_dir / "deepspeed.json").write_text(json.dumps(deepspeed_config(place.contract.config), indent=1))
+    (place.state_dir / "accelerate.yaml").write_text(yaml.safe_dump(accelerate_config(place.contract, place.member), sort_keys=False))
 
 
 def _peer_lost(place: Place, loss: Loss) -> Outcome:

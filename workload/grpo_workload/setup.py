@@ -69,7 +69,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     if resumed_from is not None:
         start = checkpoint.load(resumed_from, policy, world_size=world_size, zero_stage=zero_stage)
         logger.info("going on from %s", resumed_from)
-    generator = build_generator(config, contract.device, policy, tokenizer)
+    generator = build_generator(contract, rank, policy, tokenizer)
     if start.weight_version > 0:
         generator.sync_weights(policy.weights(), start.weight_version)
     report: Report = NoReport()

@@ -20,6 +20,7 @@ from grpo_workload.contract import (
     STATE_DIR,
     TERMINATION_LOG,
     Contract,
+    Engine,
     Member,
 )
 
@@ -56,6 +57,11 @@ class Place:
         return range(self.member.rank_offset, self.member.rank_offset + self.member.gpus)
 
     @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Engines beside this pod's ranks."""
+        return tuple(engine for engine in self.contract.engines if engine.pod == self.pod)
+
+    @property
     def is_master(self) -> bool:
         """Whether rank 0 is in this pod."""
         return self.group_rank == 0
@@ -66,9 +72,10 @@ class Place:
         return tuple(member for member in self.contract.members if member.pod != self.member.pod)
 
     def rank_env(self, local_rank: int) -> dict[str, str]:
-        """The variables of `contract.RANK_ENV` for one rank, as torchrun would set them."""
+        """The variables of `contract.RANK_ENV` for one rank, as torchrun would set them; beside engines, its pod's devices less theirs."""
         assert 0 <= local_rank < self.member.gpus
-        return {
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.member.devices))} if self.engines else {}
+        return devices | {
             "RANK": str(self.member.rank_offset + local_rank),
             "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.contract.world_size),

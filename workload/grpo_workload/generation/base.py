@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from grpo_workload.config import Topology, TrainerConfig
-from grpo_workload.contract import Device
+from grpo_workload.config import Topology
+from grpo_workload.contract import Contract
 from grpo_workload.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -40,15 +40,20 @@ class Generator(Protocol):
         ...
 
 
-def build_generator(config: TrainerConfig, device: Device, policy: Policy, tokenizer: Any) -> Generator:
+def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any) -> Generator:
     """The generator that `generation.topology` and `generation.engine` ask for; collective. ValueError names the field that is wrong."""
+    config = contract.config
     match config.generation.topology, config.generation.engine:
         case Topology.COLOCATE, "vLLM":
             from grpo_workload.generation.colocate import ColocateGenerator
 
-            return ColocateGenerator(config, device)
+            return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
             from grpo_workload.generation.transformers import TransformersGenerator
 
             return TransformersGenerator(config.training, policy, tokenizer)
-    raise AssertionError(f"no generator for {config.generation.topology}")
+        case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
+            from grpo_workload.generation.server import ServerGenerator
+
+            return ServerGenerator(contract, rank)
+    raise ValueError(f"generation.engine: {config.generation.engine} works with topology Colocate alone")

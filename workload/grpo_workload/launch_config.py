@@ -1,0 +1,65 @@
+"""DeepSpeed's and accelerate's configuration, as a user would have written them by hand for a multi-node run. Torch-free and pure.
+
+The trainer runs under the first; the second says the same to whoever reads accelerate's files, and is what `accelerate launch
+--config_file` would have been given on each machine (huggingface/accelerate, commands/config/cluster.py). `grpo render` shows both, and
+every launcher writes them into its state folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_workload.config import TrainerConfig
+from grpo_workload.contract import Contract, Device, Member
+
+REDUCE_ELEMENTS = 50_000_000
+"""Of a bucket that is reduced or gathered at once: DeepSpeed's own default keeps buffers of 2 GB in float32."""
+
+PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+
+
+def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration. ValueError for settings that do not go together, naming the field."""
+    parallelism, training, dtype = config.parallelism, config.training, config.model.dtype
+    if parallelism.zero_stage == 0 and parallelism.offload_optimizer == "cpu":
+        raise ValueError("parallelism.offloadOptimizer: ZeRO stage 0 keeps the optimizer on the device; use zeroStage 1, 2 or 3, or none")
+    zero: dict[str, Any] = {
+        "stage": parallelism.zero_stage,
+        "reduce_bucket_size": REDUCE_ELEMENTS,
+        "allgather_bucket_size": REDUCE_ELEMENTS,
+        "overlap_comm": parallelism.zero_stage == 3,
+        "contiguous_gradients": True,
+        "offload_optimizer": {"device": parallelism.offload_optimizer},
+        "offload_param": {"device": "none"},
+        "stage3_gather_16bit_weights_on_model_save": False,
+    }
+    ds_config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and the trainer says where a step ends
+        "gradient_clipping": training.max_grad_norm,
+        "zero_optimization": zero,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16"},
+    }
+    if parallelism.zero_stage > 0:
+        ds_config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return ds_config
+
+
+def accelerate_config(contract: Contract, member: Member) -> dict[str, Any]:
+    """Accelerate's configuration for one machine. Its machines are assumed to have equal numbers of processes; ranks here are not."""
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": contract.config.parallelism.zero_stage == 3},
+        "machine_rank": contract.members.index(member),
+        "main_process_ip": contract.master.host,
+        "main_process_port": contract.master_port,
+        "num_machines": len(contract.members),
+        "num_processes": contract.world_size,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "mixed_precision": PRECISION[contract.config.model.dtype],
+        "use_cpu": contract.device is Device.CPU,
+        "main_training_function": "main",
+    }
