@@ -43,7 +43,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     stopping = False
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
-        seed_step(training.seed, step, run.rank)
+        # Ranks that hold one copy of the model together draw the same tokens; other copies draw others.
+        seed_step(training.seed, step, run.rank // run.config.generation.tensor_parallel)
 
         run.report.phase("Generating")
         prompts = run.source.batch(step, training.prompts_per_step)[run.share.start : run.share.stop]
@@ -140,12 +141,12 @@ def summarise_step(
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed python, numpy and torch for one step of one rank, so that a resumed run draws what an uninterrupted one would have."""
+def seed_step(seed: int, step: int, copy: int) -> None:
+    """Seed python, numpy and torch for one step of one copy of the model: a resumed run draws what an uninterrupted one would have."""
     import numpy as np
     from transformers import set_seed
 
-    set_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))
+    set_seed(int(np.random.SeedSequence([seed, step, copy]).generate_state(1)[0]))
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE."""
+"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL."""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
@@ -12,7 +12,7 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 
-from grpo_workload.batching import local_scale, micro_batches, num_micro_batches
+from grpo_workload.batching import local_scale, micro_batches
 from grpo_workload.collectives import add_scales, gather
 from grpo_workload.config import TrainerConfig
 from grpo_workload.engine import Policy, completion_logits, load_model
@@ -31,7 +31,7 @@ def differences(model, samples):
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
-def main(model, out, zero_stage):
+def main(model, out, zero_stage, tensor_parallel):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = TrainerConfig.model_validate(
         {
@@ -45,7 +45,12 @@ def main(model, out, zero_stage):
                 "temperature": TEMPERATURE,
             },
             "parallelism": {"zeroStage": zero_stage},
-            "generation": {"maxModelLen": 64, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
+            "generation": {
+                "tensorParallel": tensor_parallel,
+                "maxModelLen": 64,
+                "kvCacheMemory": "64Mi",
+                "engineArgs": {"enforce_eager": True},
+            },
         }
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
@@ -63,10 +68,10 @@ def main(model, out, zero_stage):
                 advantage = reward - sum(rewards) / len(rewards)
                 yield Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
 
-    count = num_micro_batches(world_size * 2, NUM_GENERATIONS, world_size, 4)
+    count = world_size * NUM_GENERATIONS // 4  # the last rank brings the most prompts
     logged = []
     for step in range(2):
-        torch.manual_seed(step)
+        torch.manual_seed(1000 * step + rank // tensor_parallel)
         batches = micro_batches(list(generate()), 4, PAD, num_micro_batches=count)
         metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
         logged.append(metrics["sampling/sampling_logp_difference/max"])
@@ -74,6 +79,7 @@ def main(model, out, zero_stage):
     samples = list(generate())
     result = {
         "logged": logged,
+        "tokens": [sample.completion.token_ids for sample in samples],
         "versions": [sample.completion.weight_version for sample in samples],
         "trained": differences(policy.engine, samples),
         "initial": differences(initial, samples) if initial is not None else None,
@@ -85,4 +91,4 @@ def main(model, out, zero_stage):
     generator.close()
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

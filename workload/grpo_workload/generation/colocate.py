@@ -1,6 +1,7 @@
 """vLLM inside every rank of the trainer, on the trainer's own device.
 
-Each rank has a whole engine (tensor parallel size 1) that samples its share of the prompts; weights go from the module to the engine
+Each rank has an engine, or a slice of one: with generation.tensorParallel, so many neighbouring ranks of a pod hold one copy of the model,
+sample the prompts of all of them together and draw the same tokens, since they share a seed. Weights go from the module to the engine
 within the process. The engine joins the trainer's process group (vLLM's `external_launcher`), and building it is collective.
 """
 
@@ -30,13 +31,14 @@ _OURS = frozenset(
 
 
 class ColocateGenerator:
-    """One vLLM engine of this rank."""
+    """The vLLM engine of this rank, or its slice of one."""
 
     def __init__(self, config: TrainerConfig, device: Device) -> None:
         """Load the engine; collective. ValueError when `generation.engineArgs` sets what is ours, or vLLM refuses the settings."""
         generation, training = config.generation, config.training
         if taken := sorted(_OURS & generation.engine_args.keys()):
             raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+        self._rank, self._tensor_parallel = int(os.environ["RANK"]), generation.tensor_parallel
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
         self._device = device
@@ -54,8 +56,8 @@ class ColocateGenerator:
             "model": config.model.source,
             "revision": config.model.revision,
             "dtype": config.model.dtype,
-            "seed": training.seed + int(os.environ["RANK"]),
-            "tensor_parallel_size": 1,
+            "seed": training.seed + self._rank // self._tensor_parallel,
+            "tensor_parallel_size": self._tensor_parallel,
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": self._can_sleep,
@@ -76,9 +78,12 @@ class ColocateGenerator:
                     f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; generation.maxModelLen less "
                     f"training.maxCompletionLength leaves {self._max_prompt_length}"
                 )
-        requests = [TokensPrompt(prompt_token_ids=list(prompt.token_ids)) for prompt in prompts]
+        shares = self._gather([prompt.token_ids for prompt in prompts])
+        requests = [TokensPrompt(prompt_token_ids=list(token_ids)) for share in shares for token_ids in share]
         outputs = self._llm.generate(requests, SamplingParams(n=num_generations, **self._sampling), use_tqdm=False)
-        return [[self._completion(answer) for answer in output.outputs] for output in outputs]
+        first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
+        own = outputs[first : first + len(prompts)]
+        return [[self._completion(answer) for answer in output.outputs] for output in own]
 
     def sleep(self) -> None:
         """See `Generator.sleep`. vLLM cannot on CPUs; the rules of the cycle hold all the same."""
@@ -102,6 +107,16 @@ class ColocateGenerator:
         """See `Generator.close`: the engine's shutdown destroys the default process group."""
         dist.barrier()
         self._llm.llm_engine.engine_core.shutdown()
+
+    def _gather(self, share: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """The prompts of every rank of this rank's copy of the model, in rank order."""
+        if self._tensor_parallel == 1:
+            return [share]
+        from vllm.distributed.parallel_state import get_tp_group
+
+        shares: list[list[tuple[int, ...]]] = [[] for _ in range(self._tensor_parallel)]
+        dist.all_gather_object(shares, share, group=get_tp_group().cpu_group)
+        return shares
 
     def _wake(self, tags: list[str]) -> None:
         if tags and self._can_sleep:
