@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jobs_on_cluster import JobOnCluster
 
 from grpo_demo.cluster import install_operator
 from grpo_demo.kubectl import Kubectl as DemoKubectl
@@ -58,3 +59,9 @@ def namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
     kubectl("wait", "pod", "--all", "-n", name, "--for=delete", "--timeout=120s")
+
+
+@pytest.fixture
+def job(operator: None, kubectl: Kubectl, cluster: Path, namespace: str) -> JobOnCluster:
+    """The job of a namespace with an operator at work."""
+    return JobOnCluster(kubectl, cluster, namespace)

@@ -1,0 +1,72 @@
+"""Every topology on real kubelets with real vLLM: engines sample from the trainer's policy, step after step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs_on_cluster import JobOnCluster
+from transformers import AutoModelForCausalLM
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+
+ENGINE = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
+TWO_AND_ONE = [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]
+
+TOPOLOGIES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    # Two engines in one transfer group, one of them in two slices.
+    "Server": (
+        {"server": {"groups": [{"name": "v", "gpus": 1}, {"name": "w", "gpus": 2, "tensorParallel": 2}]}},
+        TWO_AND_ONE,
+    ),
+    # A transfer group a pod: 2 + 1 ranks, an engine beside each.
+    "NodeLocal": ({"nodeLocal": {"gpusPerNode": 1}}, [{"name": "a", "gpus": 3}, {"name": "b", "gpus": 2}]),
+    # Two copies of the model, each in two slices within a pod.
+    "Colocate": ({"tensorParallel": 2}, [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 2}]),
+}
+
+# No language is needed to earn it: random weights draw tokens of both kinds, so that every step has something to learn.
+REWARD = """
+def even_tokens(prompts, completions, completion_ids, **columns):
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+"""
+
+
+def _change(initial: Path, trained: Path) -> float:
+    """Largest change of a log-probability over a fixed prompt."""
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        before, after = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits.log_softmax(-1) for folder in (initial, trained)
+        )
+    return float((before - after).abs().max())
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_engines_sample_from_the_trained_policy(job: JobOnCluster, topology: str) -> None:
+    settings, groups = TOPOLOGIES[topology]
+    data = job.apply(
+        files={"token_reward.py": REWARD},
+        device={"type": "cpu"},
+        rewards=[{"name": "even", "function": "token_reward:even_tokens"}],
+        training={
+            "promptsPerStep": 4,
+            "numGenerations": 4,
+            "maxSteps": 3,
+            "maxCompletionLength": 8,
+            "learningRate": 1e-3,
+            "lrSchedulerType": "constant",
+        },
+        generation=ENGINE | {"topology": topology} | settings,
+        trainer={"groups": groups},
+        podTemplate={"env": [{"name": "PYTHONPATH", "value": "/data"}]},
+    )
+    status = job.wait_for("Complete", 400)
+    third = job.metrics(data)[2]
+    assert third["reward_std"] > 0
+    change = _change(data / "model", data / status["checkpoint"] / "model")
+    # Completions of the third step were sampled after two optimizer steps; the trainer computes the same tokens again.
+    difference = third["sampling/sampling_logp_difference/max"]
+    assert difference < 1e-4
+    assert difference < change / 100
+    assert {m["role"] for m in status["members"]} == ({"trainer", "generation"} if topology == "Server" else {"trainer"})
