@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from grpo_operator.topology import Job, Topology, make_contract
 from grpo_workload import contract as c
-from grpo_workload.contract import Contract, Outcome
+from grpo_workload.contract import Contract, Engine, Member, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +32,25 @@ class LocalResult:
 
 
 def local_contract(job: Job, topology: Topology) -> Contract:
-    """The job's contract with every pod on this machine, each on ports of its own."""
+    """The job's contract with every pod on this machine, each on ports and devices of its own: pods take the machine's in their order."""
     contract = make_contract(job, topology, 0)
+    first = dict(zip(topology.pods, itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0), strict=False))
     ports = iter(_free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
     here = "127.0.0.1"
+
+    def shifted(place: Member | Engine) -> tuple[int, ...]:
+        return tuple(first[place.pod] + device for device in place.devices)
+
     return contract.model_copy(
         update={
             "master_port": next(ports),
-            "members": tuple(member.model_copy(update={"host": here, "status_port": next(ports)}) for member in contract.members),
-            "engines": tuple(engine.model_copy(update={"host": here, "port": next(ports)}) for engine in contract.engines),
+            "members": tuple(
+                member.model_copy(update={"host": here, "status_port": next(ports), "devices": shifted(member)})
+                for member in contract.members
+            ),
+            "engines": tuple(
+                engine.model_copy(update={"host": here, "port": next(ports), "devices": shifted(engine)}) for engine in contract.engines
+            ),
             "transfers": tuple(group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers),
             "durable": True,
         }

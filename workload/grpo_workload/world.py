@@ -72,9 +72,11 @@ class Place:
         return tuple(member for member in self.contract.members if member.pod != self.member.pod)
 
     def rank_env(self, local_rank: int) -> dict[str, str]:
-        """The variables of `contract.RANK_ENV` for one rank, as torchrun would set them; beside engines, its pod's devices less theirs."""
+        """The variables of `contract.RANK_ENV` for one rank, as torchrun sets them, and the devices where they are not the first ones."""
         assert 0 <= local_rank < self.member.gpus
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.member.devices))} if self.engines else {}
+        named = self.member.devices
+        are_first = not self.engines and named in ((), tuple(range(self.member.gpus)))
+        devices = {} if are_first else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, named))}
         return devices | {
             "RANK": str(self.member.rank_offset + local_rank),
             "LOCAL_RANK": str(local_rank),

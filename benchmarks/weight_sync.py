@@ -1,0 +1,131 @@
+"""Seconds from an optimizer step to engines that sample with its weights, over NCCL, in a real job run by `grpo run`.
+
+The model is a random Llama of about SIZE billion parameters: its weights do not matter, their bytes do. Prints one JSON line with the
+settings, versions and every sync; `median` leaves out the first, in which NCCL connects.
+
+    python benchmarks/weight_sync.py --size 1.5 --topology Server --ranks 1 --engine-gpus 1 --zero-stage 2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
+    "0.1": (512, 2048, 12, 8, 4),
+    "1.5": (1536, 8960, 28, 12, 2),
+    "7": (3584, 18944, 28, 28, 4),
+}
+VOCABULARY = 151_936
+
+
+def make_model(folder: Path, size: str, device: str) -> None:
+    """Write a random model of that size, in bfloat16, with the tiny tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from grpo_workload.tiny import make_tiny_tokenizer
+
+    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
+    tokenizer = make_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=size != "7",
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> dict[str, Any]:
+    """The GRPOJob: short completions, since only the sync is looked at."""
+    generation: dict[str, Any] = {"topology": topology, "maxModelLen": 512, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}}
+    gpus = ranks
+    if topology == "Server":
+        generation["server"] = {"groups": [{"name": "engine", "gpus": engine_gpus}]}
+        generation["tensorParallel"] = engine_gpus
+    elif topology == "NodeLocal":
+        generation["nodeLocal"] = {"gpusPerNode": engine_gpus, "enginesPerNode": engine_gpus}
+        gpus += engine_gpus
+    spec = {
+        "device": {"type": device},
+        "model": {"path": str(model)},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "stopped", "stopped": {}}],
+        "training": {
+            "promptsPerStep": max(4, ranks),
+            "numGenerations": 4,
+            "perDeviceTrainBatchSize": 4,
+            "maxSteps": steps,
+            "maxCompletionLength": 32,
+        },
+        "parallelism": {"zeroStage": zero_stage, "gradientCheckpointing": True},
+        "generation": generation,
+        "trainer": {"groups": [{"name": "t", "gpus": gpus}]},
+        "storage": {"checkpointEverySteps": 1000},
+        "rendezvous": {"timeoutSeconds": 500},
+    }
+    return {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "sync"}, "spec": spec}
+
+
+@click.command()
+@click.option("--size", type=click.Choice(list(SHAPES)), default="1.5")
+@click.option("--topology", type=click.Choice(["Colocate", "Server", "NodeLocal"]), default="Server")
+@click.option("--ranks", default=1)
+@click.option("--engine-gpus", default=1)
+@click.option("--zero-stage", default=2)
+@click.option("--steps", default=6)
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda")
+def main(size: str, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> None:
+    """Run the job and print its sync times."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        folder = Path(scratch)
+        make_model(folder / "model", size, device)
+        manifest = folder / "job.yaml"
+        manifest.write_text(yaml.safe_dump(job(folder / "model", topology, ranks, engine_gpus, zero_stage, steps, device)))
+        command = [sys.executable, "-m", "grpo_operator.cli", "run", str(manifest), "--output", str(folder / "run")]
+        done = subprocess.run(command, stdout=sys.stderr, check=False)
+        metrics = [json.loads(line) for file in folder.glob("run/*/data/*/*/*/metrics.jsonl") for line in file.read_text().splitlines()]
+        if done.returncode or len(metrics) != steps:
+            for log in folder.glob("run/*/pods/*/*.log"):
+                sys.stderr.write(f"--- {log}\n{log.read_text()[-3000:]}\n")
+            sys.exit(f"the job ended with {done.returncode} after {len(metrics)} steps")
+    syncs = [step["time/sync"] for step in metrics]
+    result = {
+        "size": size,
+        "topology": topology,
+        "ranks": ranks,
+        "engine_gpus": engine_gpus,
+        "zero_stage": zero_stage,
+        "median": statistics.median(syncs[1:]),
+        "syncs": syncs,
+        "logp_difference_max": [step["sampling/sampling_logp_difference/max"] for step in metrics],
+        "versions": {name: version(name) for name in ("torch", "vllm", "deepspeed", "transformers", "accelerate")},
+        "command": " ".join(["python", "benchmarks/weight_sync.py", *sys.argv[1:]]),
+    }
+    print(json.dumps(result))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

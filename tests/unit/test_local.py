@@ -1,0 +1,20 @@
+"""`grpo run` puts a cluster's pods side by side on one machine: nothing may be given out twice."""
+
+from jobs import spec
+
+from grpo_operator.api import parse_spec
+from grpo_operator.local import local_contract
+from grpo_operator.topology import Job, plan_topology
+
+
+def test_pods_share_the_machine_without_sharing_ports_or_devices() -> None:
+    generation = {"topology": "Server", "server": {"groups": [{"name": "v", "replicas": 2, "gpus": 2}]}}
+    groups = [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]
+    job = Job(namespace="ns", name="j", uid="u", generation=1, spec=parse_spec(spec(generation=generation, trainer={"groups": groups})))
+    contract = local_contract(job, plan_topology(job))
+    places = [*contract.members, *contract.engines]
+    assert [place.devices for place in places] == [(0, 1), (2,), (3, 4), (5, 6)]
+    ports = [contract.master_port, *(m.status_port for m in contract.members), *(e.port for e in contract.engines)]
+    ports += [t.port for t in contract.transfers]
+    assert len(set(ports)) == len(ports)
+    assert {place.host for place in (*places, *contract.transfers)} == {"127.0.0.1"}
