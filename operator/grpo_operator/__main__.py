@@ -24,7 +24,8 @@ def main() -> None:
 def run(namespaces: tuple[str, ...], liveness_port: int, no_progress: bool, log_format: str) -> None:
     """Watch GRPOJobs and reconcile them until told to end."""
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # or every event of every pod is a line
+    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for every event of every pod, and every probe
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     asyncio.run(
         kopf.operator(
             registry=registry(Options(ask_progress=not no_progress)),

@@ -65,6 +65,16 @@ class Cluster:
         """Close the connections."""
         await self._api.close()
 
+    async def serves_jobs(self) -> bool:
+        """Whether the API server knows GRPOJobs."""
+        try:
+            await self._request("get", f"/apis/{names.API_VERSION}")
+        except ApiException as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """An object, or None when there is none."""
         try:

@@ -61,6 +61,9 @@ class _State:
 
     async def start(self, **_: Any) -> None:
         self._cluster = Cluster(await configure())
+        if not await self._cluster.serves_jobs():  # kopf looks for its resources once, and would watch nothing for ever
+            await self._cluster.close()
+            raise kopf.TemporaryError(f"the cluster has no {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/", delay=5)
         self._progress = HttpProgress() if self._options.ask_progress else NoProgress()
         reconciler = Reconciler(self._cluster, self._progress, lambda: datetime.now(UTC))
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile)

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import yaml
-from operator_fixture import USER, Jobs, Operator, make_job, outcome
+from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome
 
+from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 
@@ -201,3 +202,18 @@ def test_pods_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
     assert pod["automountServiceAccountToken"] is False
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     assert yaml.safe_dump(pod).count("drop:") == 1
+
+
+def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:
+    with ControlPlane(tmp_path / "plane", audit=False) as plane:
+        early = Operator(plane.kubeconfig, tmp_path / "operator.log", port=0)
+        early.start()
+        try:
+            wait_until(lambda: "has no grpojobs.training.grpo.dev" in early.log.read_text(), "the operator's complaint", 30)
+            jobs = Jobs(lambda *args, stdin=None: kube.kubectl(plane.kubeconfig, *args, stdin=stdin), "default")
+            jobs("apply", "--server-side", "-f", str(ROOT / "crds"))
+            jobs("wait", "--for=condition=Established", "crd/grpojobs.training.grpo.dev", "--timeout=30s")
+            jobs.apply(make_job("early"))
+            jobs.wait_for("early", "Accepted", "True", timeout=30)
+        finally:
+            early.kill()

@@ -209,7 +209,10 @@ def main() -> ExitCode:
                 return ExitCode.CONFIG_ERROR
             # Only now: while it loads, a rank has nothing to save and may as well die of the signal. Libraries put handlers there too.
             stop.install()
-            exit_code = train(run, stop)
+            try:
+                exit_code = train(run, stop)
+            except Exception as error:  # of a collective, perhaps, whose other ranks have lost an engine
+                raise run.generator.blame(error) from error
             run.report.close()
             run.generator.close()
             return exit_code

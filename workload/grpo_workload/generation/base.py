@@ -35,6 +35,10 @@ class Generator(Protocol):
         """Take over all of `weights`, in the checkpoint's names; completions carry `version` from here on."""
         ...
 
+    def blame(self, error: Exception) -> Exception:
+        """What is to blame for an error of the loop: an engine that failed, else the error itself."""
+        ...
+
     def close(self) -> None:
         """End it; collective. The process group is unusable afterwards: no collective may follow."""
         ...

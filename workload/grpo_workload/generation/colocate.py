@@ -103,6 +103,10 @@ class ColocateGenerator:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM's prefix cache could not be reset: requests still hold blocks of the old weights")
 
+    def blame(self, error: Exception) -> Exception:
+        """See `Generator.blame`: no engine stands apart from the rank."""
+        return error
+
     def close(self) -> None:
         """See `Generator.close`: the engine's shutdown destroys the default process group."""
         dist.barrier()

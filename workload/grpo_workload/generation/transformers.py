@@ -69,6 +69,10 @@ class TransformersGenerator:
         """Nothing to copy: the weights are the trainer's own. `weights` is not touched."""
         self._version = version
 
+    def blame(self, error: Exception) -> Exception:
+        """See `Generator.blame`: no engine stands apart from the rank."""
+        return error
+
     def close(self) -> None:
         """See `Generator.close`."""
         dist.barrier()
