@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Literal
 
-from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus, ProgressStatus
+from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
 from grpo_operator.names import Condition, Reason, Role
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import holds, is_terminal, set_condition, summarise
 from grpo_operator.topology import Job, Topology
-from grpo_workload.contract import ExitCode, Progress
+from grpo_operator.verdict import find_failure, is_done, may_be_an_effect, seconds_between
+from grpo_workload.contract import Progress
 
 PROGRESS_SECONDS = 10
 """Status is written for progress at most this often: at every step of a fast job, the API server would pay for it."""
-
-CULPRIT_SECONDS = 5
-"""How long a lost peer is not yet the verdict: the pod that failed first names the cause, and its outcome may come a little later."""
 
 POLL_SECONDS = 2.0
 RETRY_SECONDS = 10.0
@@ -85,11 +82,10 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
     _read_progress(draft, topology, observed, progress, now)
     _observe_groups(draft, topology, observed)
 
-    failure = _find_failure(draft.status, observed, now)
-    waiting_for_culprit = failure is not None and failure.exit_code == ExitCode.PEER_LOST and not _overdue(failure.time, now)
-    if topology.trainer_pods <= {member.pod for member in draft.status.members if _done(member.outcome)}:
+    failure = find_failure(draft.status, observed, now)
+    if topology.trainer_pods <= {member.pod for member in draft.status.members if is_done(member.outcome)}:
         _end(draft, None, now)  # engines have served their turn, however they end
-    elif failure is not None and not waiting_for_culprit:
+    elif failure is not None and not may_be_an_effect(failure, now):
         _end(draft, failure, now)
     else:
         _observe_pods(draft, topology, observed, progress)
@@ -152,7 +148,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, progres
         return
     if old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step):
         return
-    if old is not None and final is None and _parse(now) - _parse(old.time) < timedelta(seconds=PROGRESS_SECONDS):
+    if old is not None and final is None and seconds_between(old.time, now) < PROGRESS_SECONDS:
         return
     draft.update(progress=ProgressStatus.read(newest, now), checkpoint=newest.checkpoint or draft.status.checkpoint)
 
@@ -168,44 +164,6 @@ def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> Non
         for group in topology.groups
     )
     draft.update(groups=groups)
-
-
-def _find_failure(status: GRPOJobStatus, observed: Observed, now: str) -> Failure | None:
-    """The pod that failed first. A pod that only lost its peers comes last, and an engine before the ranks that missed it within the
-    same second: they name an effect and not the cause.
-    """
-    failures = []
-    for member in status.members:
-        pod = observed.pods.get(member.pod)
-        verdict = member.outcome or _lost(member, pod, now)
-        if verdict is not None and not (_done(verdict) and member.role == Role.TRAINER):
-            failures.append(
-                Failure(
-                    role=member.role,
-                    pod=member.pod,
-                    node=member.node,
-                    exit_code=verdict.exit_code,
-                    reason=verdict.reason,
-                    message=verdict.message,
-                    time=verdict.finished_at or now,
-                )
-            )
-    return min(failures, key=lambda f: (f.exit_code == ExitCode.PEER_LOST, f.time, f.role == Role.TRAINER), default=None)
-
-
-def _lost(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
-    """A pod whose outcome can no longer be learned."""
-    if pod is not None and pod.uid != member.uid:
-        message = f"pod {member.pod} on node {member.node} was deleted or evicted and came back as another pod; its ranks are gone"
-        return MemberOutcome(exit_code=-1, reason=Reason.POD_REPLACED, message=message, finished_at=now)
-    if pod is not None and pod.restarts > 0:
-        message = f"the container of pod {member.pod} was restarted and left no result"
-        return MemberOutcome(exit_code=-1, reason=Reason.OUTCOME_LOST, message=message, finished_at=now)
-    return None
-
-
-def _done(outcome: MemberOutcome | None) -> bool:
-    return outcome is not None and outcome.exit_code == ExitCode.DONE
 
 
 def _end(draft: Draft, failure: Failure | None, now: str) -> None:
@@ -275,11 +233,3 @@ def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ..
         message = "spec.storage.claimName is not set: checkpoints are lost with the pods, and a new attempt begins at step 0"
         events.append(Event(type="Warning", reason=Reason.RESTARTS_FROM_STEP_ZERO, message=message))
     return tuple(events)
-
-
-def _parse(time: str) -> datetime:
-    return datetime.fromisoformat(time)
-
-
-def _overdue(since: str, now: str) -> bool:
-    return _parse(now) - _parse(since) >= timedelta(seconds=CULPRIT_SECONDS)

@@ -63,6 +63,17 @@ class PodTemplate(Section):
     )
 
 
+class PodGroup(Section):
+    """Pods of one kind: one StatefulSet."""
+
+    name: Annotated[str, Field(min_length=1, max_length=20, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
+        description="Name of the group, unique in the job."
+    )
+    replicas: int = Field(1, ge=1, le=4096, description="Pods of the group.")
+    gpus: int = Field(ge=1, le=64, description="GPUs of each pod: its limit.")
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Laid over spec.podTemplate for this group.")
+
+
 _KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
 """Merge keys, from k8s.io/api/core/v1's patchMergeKey tags; lists not named here (tolerations, envFrom) are replaced, as there."""
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator import names
-from grpo_operator.api import GenerationGroup, GRPOJobSpec, NodeLocalSpec, PodGroup, TrainerGroup
+from grpo_operator.api import GRPOJobSpec, TrainerGroup
+from grpo_operator.generationspec import GenerationGroup, NodeLocalSpec
 from grpo_operator.names import Role
+from grpo_operator.podtemplate import PodGroup
 from grpo_workload.contract import Contract, Engine, JobRef, Member, TransferGroup
 
 
