@@ -14,6 +14,7 @@ from grpo_workload.progress import write_progress
 from grpo_workload.types import Sample
 
 SAMPLES_PER_STEP = 4
+"""Prompts of which one completion a step is kept for people to read."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class RunReport:
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         """See `Report.step`."""
         self._metrics.write(step, metrics)
-        for sample in samples[:SAMPLES_PER_STEP]:
+        of_each_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
+        for sample in list(reversed(of_each_prompt.values()))[:SAMPLES_PER_STEP]:
             text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
             self._completions.write(step, text)
         logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])

@@ -1,0 +1,22 @@
+"""What a run leaves behind for people."""
+
+import json
+from pathlib import Path
+
+from grpo_workload.report import RunReport
+from grpo_workload.types import Completion, Prompt, Sample
+
+
+def _sample(prompt: int, answer: str) -> Sample:
+    completion = Completion(token_ids=(1,), logprobs=(0.0,), text=answer, finish_reason="stop", weight_version=0)
+    return Sample(prompt=Prompt(index=prompt, text=f"prompt {prompt}", token_ids=(1,)), completion=completion, reward=0.5, advantage=0.0)
+
+
+def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
+    samples = [_sample(prompt, f"answer {prompt}.{number}") for prompt in (7, 3) for number in range(3)]
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, samples)
+    report.close()
+    kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
+    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
