@@ -1,0 +1,157 @@
+"""The real cycle of sleep level 2: memory is given back, noise is refused, and a full push brings back every parameter and buffer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engines import PROMPTS
+from launcher import free_ports
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_workload import environment
+from grpo_workload.config import TrainerConfig
+from grpo_workload.contract import Device
+from grpo_workload.tiny import make_tiny_tokenizer
+from grpo_workload.types import Completion, Prompt
+
+pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A random Llama of 0.4 billion parameters in bfloat16, saved where its name says."""
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer = make_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda:0"):
+        random = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    random.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    random.name_or_path = str(folder)
+    return random
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any) -> Iterator[Any]:
+    port = str(free_ports(1)[0])
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update(place)
+    environment.prepare(Device.CUDA, os.environ)
+    from grpo_workload.generation.colocate import ColocateGenerator
+
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {"maxCompletionLength": 16, "temperature": 0},
+            "generation": {"maxModelLen": 128, "kvCacheMemory": "2Gi", "engineArgs": {"enforce_eager": True}},
+        }
+    )
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    ready = ColocateGenerator(config, Device.CUDA)
+    yield ready
+    ready.close()
+
+
+def memory_in_use() -> int:
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def contents(generator: Any) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of the engine's model, copied to the host."""
+
+    def copy(worker: Any) -> dict[str, torch.Tensor]:
+        module = worker.get_model()
+        named = [*module.named_parameters(), *module.named_buffers()]
+        return {name: tensor.detach().cpu().clone() for name, tensor in named}
+
+    (held,) = generator._llm.collective_rpc(copy)
+    assert any("rotary" in name for name in held), "the model has no buffers to lose"
+    return held
+
+
+def tokens(generator: Any) -> list[tuple[int, ...]]:
+    groups: list[list[Completion]] = generator.generate(PROMPT_LIST, 1)
+    return [one.token_ids for group in groups for one in group]
+
+
+def mean_difference(model: Any, generator: Any) -> float:
+    """Of log-probs of sampled tokens, between the engine and the module, over all tokens."""
+    differences = []
+    for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 1), strict=True):
+        ids = torch.tensor([[*prompt.token_ids, *group[0].token_ids]], device="cuda:0")
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
+        own = scores.gather(1, torch.tensor(group[0].token_ids, device="cuda:0").unsqueeze(1)).squeeze(1)
+        differences.append((own.cpu() - torch.tensor(group[0].logprobs)).abs())
+    return float(torch.cat(differences).mean())
+
+
+def test_sleeping_gives_memory_back_and_a_push_brings_everything_back(model: Any, generator: Any) -> None:
+    before, answers, awake = contents(generator), tokens(generator), memory_in_use()
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+    generator.sleep()
+    asleep = memory_in_use()
+    assert awake - asleep > weights + 2 * 2**30 - 2**28, f"gave back {(awake - asleep) / 2**30:.2f} GiB"
+    with pytest.raises(RuntimeError, match="full push"):
+        generator.generate(PROMPT_LIST, 1)
+
+    generator.sync_weights(model.named_parameters(), 1)
+    after = contents(generator)
+    assert after.keys() == before.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert tokens(generator) == answers
+    print(f"in use awake {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB, {len(before)} tensors equal")  # noqa: T201
+
+
+def test_weights_that_wake_an_engine_without_a_push_are_noise(model: Any, generator: Any) -> None:
+    """Why the cycle refuses: vLLM itself would generate from memory that holds no weights, without an error."""
+    before = contents(generator)
+    generator.sleep()
+    generator._llm.wake_up()
+    noise = contents(generator)
+    assert any(not torch.equal(before[name], noise[name]) for name in before)
+    with pytest.raises(RuntimeError, match="full push"):
+        generator.generate(PROMPT_LIST, 1)
+    generator.sync_weights(model.named_parameters(), 2)
+    after = contents(generator)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_after_sleep_the_engine_samples_from_what_was_pushed(model: Any, generator: Any) -> None:
+    assert mean_difference(model, generator) < 0.05
+    generator.sleep()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    generator.sync_weights(model.named_parameters(), 3)
+    fresh = mean_difference(model, generator)
+    assert math.isfinite(fresh)
+    assert fresh < 0.05
