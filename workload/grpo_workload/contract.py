@@ -122,6 +122,9 @@ class Contract(Section):
     transfers: tuple[TransferGroup, ...] = Field((), description="One over all engines (Server), one a node (NodeLocal).")
     master_port: int = Field(MASTER_PORT, ge=1, le=65535)
     timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous gate and of collectives.")
+    restart_engines: bool = Field(
+        False, description="Whether an engine that is lost comes back (failurePolicy RestartGeneration): ranks wait for it and do not fail."
+    )
     durable: bool = Field(description="Whether the data folder outlives the pod (a claim is mounted).")
     config: TrainerConfig
 
@@ -143,6 +146,8 @@ class Progress(Section):
     total_steps: int = 0
     phase: str = Field("Starting", description="Starting, WaitingForPeers, Loading, Generating, Training, Syncing, Saving, Done.")
     age_seconds: float = Field(0.0, description="Seconds since the last step was finished, filled in by the server.")
+    step_seconds: float | None = Field(None, description="Median duration of the last steps.")
+    rank_phases: dict[str, str] = Field(default_factory=dict, description="What each rank of this pod is at, and for how long.")
     waiting_for: tuple[str, ...] = Field((), description="Pods the gate has not reached, each with the reason.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="The last step's metrics under TRL's names.")
