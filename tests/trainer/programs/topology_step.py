@@ -1,0 +1,82 @@
+"""Generate greedily, take a step on given samples, push: topology_step.py CONTRACT OUT. The topology is the contract's."""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+from pathlib import Path
+
+from grpo_workload import environment
+from grpo_workload.contract import Contract, Device
+
+contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
+environment.prepare(Device.CPU, os.environ)
+
+import torch
+
+from grpo_workload.advantage import group_advantages
+from grpo_workload.batching import local_scale, micro_batches, num_micro_batches, shard
+from grpo_workload.collectives import add_scales, gather
+from grpo_workload.engine import Policy
+from grpo_workload.generation.base import build_generator
+from grpo_workload.setup import load_tokenizer
+from grpo_workload.types import Completion, Prompt, Sample
+
+PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 60, 110, 170, 220)))
+rank, training = int(os.environ["RANK"]), contract.config.training
+
+
+def drawn():
+    """The step's samples, the same in every topology: random tokens and rewards."""
+    random = torch.Generator().manual_seed(11)
+    prompts = [Prompt(index=index, text="", token_ids=ids) for index, ids in enumerate(PROMPTS)]
+    rewards = torch.rand(len(prompts) * training.num_generations, generator=random)
+    advantages = group_advantages(rewards, training.num_generations, training.scale_rewards).tolist()
+    for position, (reward, advantage) in enumerate(zip(rewards.tolist(), advantages, strict=True)):
+        length = int(torch.randint(1, training.max_completion_length + 1, (), generator=random))
+        ids = tuple(torch.randint(3, 250, (length,), generator=random).tolist())
+        completion = Completion(token_ids=ids, logprobs=(-5.0,) * length, text="", finish_reason="stop", weight_version=1)
+        yield Sample(prompt=prompts[position // training.num_generations], completion=completion, reward=reward, advantage=advantage)
+
+
+def weights():
+    return {name: weight.clone() for name, weight in policy.weights()}
+
+
+def greedy():
+    """Completions of all prompts on rank 0, one sequence at a time: no other rank asks, and so the engine never has two."""
+    answers = []
+    for index, token_ids in enumerate(PROMPTS):
+        asked = [Prompt(index=index, text="", token_ids=token_ids)] if rank == 0 else []
+        answers += [(one.token_ids, one.logprobs, one.weight_version) for group in generator.generate(asked, 1) for one in group]
+    generator.sleep()
+    return answers
+
+
+tokenizer = load_tokenizer(contract.config.model)
+policy = Policy(contract.config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id)
+greedily = training.model_copy(update={"temperature": 0.0})
+asking = contract.model_copy(update={"config": contract.config.model_copy(update={"training": greedily})})
+generator = build_generator(asking, rank, policy, tokenizer)
+
+initial = weights()
+generator.sync_weights(policy.weights(), 1)
+before = greedy()
+
+share = shard(len(PROMPTS), contract.world_size, rank)
+count = num_micro_batches(len(PROMPTS), training.num_generations, contract.world_size, training.per_device_train_batch_size)
+own = list(drawn())[share.start * training.num_generations : share.stop * training.num_generations]
+batches = micro_batches(own, training.per_device_train_batch_size, tokenizer.pad_token_id, num_micro_batches=count)
+metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
+
+stepped = weights()
+generator.sync_weights(policy.weights(), 2)
+pushed = weights()
+after = greedy()
+
+is_untouched = all(torch.equal(stepped[name], pushed[name]) for name in stepped)
+result = {"before": before, "after": after, "metrics": metrics, "initial": initial, "weights": stepped, "is_untouched": is_untouched}
+results = gather(result)
+if rank == 0:
+    torch.save(results, sys.argv[2])
+generator.close()
