@@ -205,6 +205,9 @@ def test_sigterm_reaches_the_ranks_which_save_and_stop(make_world: MakeWorld) ->
     first, second = world.start()
     eventually(lambda: len(first.marks("waits") + second.marks("waits")) == 3, "all ranks run")
     assert first.get("/readyz")[0] == 200
+    phases = [pod.json("/progress")["rankPhases"] for pod in (first, second)]
+    assert [list(one) for one in phases] == [["0", "1"], ["2"]]
+    assert phases[1]["2"].startswith("Starting for ")
     assert 'grpo_ready{grpojob="job",namespace="ns",pod="pod-0"} 1.0' in first.get("/metrics")[1]
 
     for pod in (first, second):

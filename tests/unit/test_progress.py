@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from grpo_workload.contract import Progress
-from grpo_workload.progress import FILE_NAME, read_progress, write_progress
+from grpo_workload.progress import FILE_NAME, forget_progress, read_phases, read_progress, write_phase, write_progress
 
 
 def test_nothing_is_read_before_the_first_write(tmp_path: Path) -> None:
@@ -31,3 +31,15 @@ def test_metrics_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
     assert progress is not None
     assert progress.metrics == {"reward": 0.5}
+
+
+def test_the_phase_of_each_rank_is_read_with_its_age(tmp_path: Path) -> None:
+    write_phase(tmp_path, 7, "Loading")
+    write_phase(tmp_path, 7, "Generating")
+    write_phase(tmp_path, 8, "Training")
+    half_an_hour_ago = time.time() - 1830
+    os.utime(tmp_path / "phases" / "7", (half_an_hour_ago, half_an_hour_ago))
+
+    assert read_phases(tmp_path, range(6, 9)) == {"7": "Generating for 1830 s", "8": "Training for 0 s"}
+    forget_progress(tmp_path)
+    assert read_phases(tmp_path, range(6, 9)) == {}

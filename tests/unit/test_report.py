@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from grpo_workload.progress import read_progress
 from grpo_workload.report import RunReport
 from grpo_workload.types import Completion, Prompt, Sample
 
@@ -20,3 +23,17 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
+def test_the_median_of_the_last_steps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=30, step=0)
+    # The first step compiles; the others take longer and longer.
+    for step, seconds in enumerate([60, *range(1, 24)]):
+        now += seconds
+        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [])
+    report.close()
+    progress = read_progress(tmp_path)
+    assert progress is not None
+    assert progress.step_seconds == 13.5  # the last 20 took 4 to 23 s

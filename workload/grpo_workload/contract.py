@@ -140,14 +140,16 @@ class Contract(Section):
 
 
 class Progress(Section):
-    """Where the training is; rank 0 writes it at every step, each launcher serves it as GET /progress."""
+    """Where the training is; rank 0 writes it at every step, each launcher serves it as GET /progress with the phases of its own ranks."""
 
     step: int = 0
     total_steps: int = 0
-    phase: str = Field("Starting", description="Starting, WaitingForPeers, Loading, Generating, Training, Syncing, Saving, Done.")
+    phase: str = Field("Starting", description="Starting, WaitingForPeers, then rank 0's: see `grpo_workload.report`.")
     age_seconds: float = Field(0.0, description="Seconds since the last step was finished, filled in by the server.")
-    step_seconds: float | None = Field(None, description="Median duration of the last steps.")
-    rank_phases: dict[str, str] = Field(default_factory=dict, description="What each rank of this pod is at, and for how long.")
+    step_seconds: float | None = Field(None, description="Median of the last steps' durations, saving included; None before the first.")
+    rank_phases: dict[str, str] = Field(
+        default_factory=dict, description="By global rank of this pod, filled in by the server: `Generating for 1830 s`."
+    )
     waiting_for: tuple[str, ...] = Field((), description="Pods the gate has not reached, each with the reason.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="The last step's metrics under TRL's names.")

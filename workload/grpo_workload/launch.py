@@ -24,7 +24,7 @@ from grpo_workload.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION
 from grpo_workload.engine_process import running
 from grpo_workload.launch_config import accelerate_config, deepspeed_config
 from grpo_workload.peers import Loss, Peers, Timing, peers_of
-from grpo_workload.progress import FILE_NAME, read_progress
+from grpo_workload.progress import forget_progress, read_progress, write_phase
 from grpo_workload.ranks import AFTERMATH, RankExit, Ranks, judge
 from grpo_workload.run_once import RunOnce, launcher_died
 from grpo_workload.status_server import Status, serving
@@ -54,7 +54,7 @@ async def launch(place: Place, command: Sequence[str] = TRAIN, timing: Timing = 
             return ended
         once.begin()
         write_configs(place)
-        (place.state_dir / FILE_NAME).unlink(missing_ok=True)
+        forget_progress(place.state_dir)
         outcome = await _run(status, peers, command, stop)
         once.finish(outcome)
         status.end(outcome, recorded=True)
@@ -88,6 +88,8 @@ async def _run_ranks(
     status: Status, peers: Peers, command: Sequence[str], stopped: asyncio.Task[Literal[True]], engine_end: asyncio.Task[str]
 ) -> Outcome:
     place = status.place
+    for rank in place.ranks:
+        write_phase(place.state_dir, rank, "Starting")
     ranks = await Ranks.start(place, command)
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settled())

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 from grpo_workload.contract import Progress
 from grpo_workload.metrics import MetricsLog
-from grpo_workload.progress import write_progress
+from grpo_workload.progress import write_phase, write_progress
 from grpo_workload.types import Sample
 
 SAMPLES_PER_STEP = 4
 """Prompts of which one completion a step is kept for people to read."""
+STEPS_TIMED = 20
+"""Last steps whose median duration is told."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +27,11 @@ class Report(Protocol):
     """What the loop tells."""
 
     def phase(self, phase: str) -> None:
-        """It enters a phase: Generating, Training, Syncing, Saving, Done or Stopped."""
+        """The rank enters a phase: Generating, Rewarding, Gathering, Training, Syncing, Agreeing, Saving, Done or Stopped.
+
+        Before the loop it is Starting (Python and its imports) and Loading. Gathering is waiting for the rewards of all ranks, Agreeing for
+        all to have ended the step.
+        """
         ...
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
@@ -39,10 +47,15 @@ class Report(Protocol):
         ...
 
 
-class NoReport:
-    """For ranks other than 0: what they would tell is the same."""
+class RankReport:
+    """For ranks other than 0: what they would tell is the same, except which phase they are in."""
 
-    def phase(self, phase: str) -> None: ...
+    def __init__(self, state_dir: Path, rank: int) -> None:
+        self._state_dir, self._rank = state_dir, rank
+
+    def phase(self, phase: str) -> None:
+        """See `Report.phase`."""
+        write_phase(self._state_dir, self._rank, phase)
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None: ...
 
@@ -61,9 +74,11 @@ class RunReport:
         self._completions = MetricsLog(run_dir / "completions.jsonl", resume_step=step)
         self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
         self._last_step = time.monotonic()
+        self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
 
     def phase(self, phase: str) -> None:
         """See `Report.phase`."""
+        write_phase(self._state_dir, 0, phase)
         self._tell(phase=phase, age_seconds=time.monotonic() - self._last_step)
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
@@ -74,9 +89,13 @@ class RunReport:
             text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
             self._completions.write(step, text)
         logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
-        self._last_step = time.monotonic()
+        now = time.monotonic()
+        # From end to end: what a step takes beside its own parts, such as saving, is no sign of a hang either.
+        self._durations.append(now - self._last_step)
+        self._last_step = now
         self._tell(
             step=step + 1,
+            step_seconds=median(self._durations),
             reward=metrics["reward"],
             metrics=dict(metrics),
             tokens_per_second=metrics["tokens_per_second"],

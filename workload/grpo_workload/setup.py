@@ -17,7 +17,7 @@ from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import Contract
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator, build_generator
-from grpo_workload.report import NoReport, Report, RunReport
+from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import PromptSource, load_prompts
 
@@ -77,7 +77,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     generator = build_generator(contract, rank, policy, tokenizer)
     if start.weight_version > 0:
         generator.sync_weights(policy.weights(), start.weight_version)
-    report: Report = NoReport()
+    report: Report = RankReport(state_dir, rank)
     if rank == 0:
         report = RunReport(data_dir / contract.job.run, state_dir, total_steps=training.max_steps, step=start.step)
     return Run(

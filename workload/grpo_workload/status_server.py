@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from grpo_workload.contract import Outcome, Progress
 from grpo_workload.peers import Ended, Identity
-from grpo_workload.progress import read_progress
+from grpo_workload.progress import read_phases, read_progress
 from grpo_workload.world import Place
 
 ENDED_MESSAGE_CHARS = 1000  # a peer puts it into its own outcome, beside what it has to say itself
@@ -59,12 +59,13 @@ class Status:
         return Identity(pod=self.place.member.pod, pod_uid=self.place.pod_uid, epoch=self.place.contract.epoch, ended=ended)
 
     def progress(self) -> Progress:
-        """Rank 0's progress on its pod, else the phase of this pod and its age."""
+        """Rank 0's progress on its pod, else the phase of this pod and its age; and the phases of this pod's ranks."""
+        rank_phases = read_phases(self.place.state_dir, self.place.ranks)
         written = read_progress(self.place.state_dir)
         if written is None:
             waiting_for = tuple(f"{pod}: {cause}" for pod, cause in self.missing.items())
-            return Progress(phase=self.phase, age_seconds=time.time() - self.since, waiting_for=waiting_for)
-        return written.model_copy(update={"phase": self.phase}) if self.outcome else written
+            return Progress(phase=self.phase, age_seconds=time.time() - self.since, waiting_for=waiting_for, rank_phases=rank_phases)
+        return written.model_copy(update={"rank_phases": rank_phases} | ({"phase": self.phase} if self.outcome else {}))
 
 
 class ProgressCollector(Collector):

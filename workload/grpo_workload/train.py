@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_workload import environment
 from grpo_workload.contract import CONTRACT_PATH, DATA_DIR, ENV_CONTRACT, ENV_DATA_DIR, ENV_STATE_DIR, STATE_DIR, Contract, ExitCode
+from grpo_workload.progress import write_phase
 
 # torch, DeepSpeed and vLLM read variables when they are imported that `environment.prepare` sets: functions import what needs them.
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         run.generator.sleep()
         clock.lap("generate")
 
+        run.report.phase("Rewarding")
         samples, table, lengths = score_step(run, prompts, groups)
         clock.lap("reward")
 
@@ -74,6 +76,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         num_tokens = int(metrics["num_tokens"])
         run.report.step(step, metrics, samples)
 
+        run.report.phase("Agreeing")
         stopping = any_rank(stop.is_set, run.policy.device)
         if stopping or step + 1 == training.max_steps or (step + 1) % storage.checkpoint_every_steps == 0:
             run.report.phase("Saving")
@@ -110,6 +113,7 @@ def score_step(
     flat = [(prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group]
     own_table = run.event_loop.run(score(run.rewards, [prompt for prompt, _ in flat], [completion for _, completion in flat]))
     own_lengths = [(len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length") for prompt, completion in flat]
+    run.report.phase("Gathering")
     gathered = gather((own_table, own_lengths))
     table = RewardTable.concat([rank_table for rank_table, _ in gathered])
     advantages = group_advantages(table.totals, training.num_generations, training.scale_rewards)
@@ -187,6 +191,8 @@ def main() -> ExitCode:
     contract = Contract.model_validate_json(Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text())
     environment.prepare(contract.device, os.environ)
     stop = StopFlag()
+    data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
+    write_phase(state_dir, int(os.environ["RANK"]), "Loading")
 
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -197,12 +203,7 @@ def main() -> ExitCode:
     try:
         with asyncio.Runner() as event_loop:
             try:
-                run = load(
-                    contract,
-                    event_loop,
-                    data_dir=Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)),
-                    state_dir=Path(os.environ.get(ENV_STATE_DIR, STATE_DIR)),
-                )
+                run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
             except ValueError as error:
                 logger.error("%s", error)
                 errors.record_exception(error)
