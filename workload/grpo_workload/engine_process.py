@@ -32,6 +32,7 @@ from grpo_workload.contract import (
     ExitCode,
     Outcome,
 )
+from grpo_workload.devices import check_devices
 from grpo_workload.engine_command import engine_command
 from grpo_workload.run_once import RunOnce, launcher_died
 from grpo_workload.world import ContractError, read_contract
@@ -184,6 +185,7 @@ async def _first_end(processes: Sequence[EngineProcess]) -> str:
 async def _run(pod: EnginePod, stop: asyncio.Event) -> Outcome:
     stopped = asyncio.create_task(stop.wait())
     try:
+        await check_devices(pod.contract, pod.pod)
         async with running(pod.contract, pod.engines) as ended:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():

@@ -21,6 +21,7 @@ from typing import Literal, NoReturn
 import yaml
 
 from grpo_workload.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION_LOG, ExitCode, Outcome
+from grpo_workload.devices import check_devices
 from grpo_workload.engine_process import running
 from grpo_workload.launch_config import accelerate_config, deepspeed_config
 from grpo_workload.peers import Loss, Peers, Timing, peers_of
@@ -78,6 +79,7 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
 
     logger.info("all %d pods are there; starting ranks %d to %d", len(place.contract.members), place.ranks[0], place.ranks[-1])
     try:
+        await check_devices(place.contract, place.pod)
         async with running(place.contract, place.engines) as engine_end:
             return await _run_ranks(status, peers, command, stopped, engine_end)
     except ValueError as error:

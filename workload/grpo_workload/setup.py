@@ -17,6 +17,7 @@ from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import Contract
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator, build_generator
+from grpo_workload.generation.memory import num_parameters
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import PromptSource, load_prompts
@@ -102,7 +103,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
 
 def warn_of_small_slices(config: TrainerConfig, policy: Policy) -> None:
     """Tell when generation spreads a model over GPUs that one of them holds easily: each layer then waits for the others twice."""
-    parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in policy.module.parameters())
+    parameters = num_parameters(policy.module)
     if config.generation.tensor_parallel > 1 and parameters < SMALL_MODEL:
         logger.warning(
             "generation.tensorParallel is %d for a model of %.1f billion parameters: below %.0f billion, one GPU for each copy is faster, "

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
+from grpo_workload.attention_heads import check_heads
 from grpo_workload.config import Topology
-from grpo_workload.contract import Contract
+from grpo_workload.contract import Contract, Device
+from grpo_workload.generation.memory import check_room, num_parameters
 from grpo_workload.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -51,6 +54,10 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
         case Topology.COLOCATE, "vLLM":
             from grpo_workload.generation.colocate import ColocateGenerator
 
+            check_heads("generation.tensorParallel", config.generation.tensor_parallel, policy.module.config.to_dict())
+            if contract.device is Device.CUDA:
+                _, total = torch.cuda.mem_get_info()
+                check_room(config, total=total, num_parameters=num_parameters(policy.module), world_size=contract.world_size)
             return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
             from grpo_workload.generation.transformers import TransformersGenerator

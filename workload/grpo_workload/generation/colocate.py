@@ -26,7 +26,7 @@ from grpo_workload.types import Completion, Prompt
 # Arguments that the rest of the trainer relies on.
 _OURS = frozenset(
     {"model", "revision", "dtype", "seed", "tensor_parallel_size", "distributed_executor_backend", "logprobs_mode", "enable_sleep_mode"}
-    | {"data_parallel_size", "pipeline_parallel_size"}
+    | {"data_parallel_size", "pipeline_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_memory_bytes"}
 )
 
 
@@ -61,7 +61,7 @@ class ColocateGenerator:
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": self._can_sleep,
-            "gpu_memory_utilization": generation.gpu_memory_utilization,
+            "gpu_memory_utilization": generation.gpu_share,
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
         }

@@ -1,0 +1,132 @@
+"""What training needs of a GPU, and which shares leave it that."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.config import TrainerConfig
+from grpo_workload.generation.memory import GIB, check_room, num_parameters, training_footprint
+
+
+def config(dtype: str = "bfloat16", beta: float = 0.0, parallelism: dict[str, Any] | None = None, **generation: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "model": {"name": "m", "dtype": dtype},
+            "dataset": {"name": "d"},
+            "rewards": [{"name": "r", "accuracy": {}}],
+            "training": {"beta": beta},
+            "parallelism": parallelism or {},
+            "generation": generation,
+        }
+    )
+
+
+# Bytes a parameter, counted over all tensors of a rank of two after the optimizer's step, and before it: DeepSpeed 0.19.8.
+COUNTED = [
+    ("bfloat16", 0, 14, 16),
+    ("bfloat16", 1, 12, 14),
+    ("bfloat16", 2, 8, 10),
+    ("bfloat16", 3, 9, 9),
+    ("float32", 0, 12, 16),
+    ("float32", 1, 10, 12),
+    ("float32", 2, 10, 12),
+    ("float32", 3, 10, 10),
+]
+
+
+@pytest.mark.parametrize(("dtype", "stage", "after", "before"), COUNTED)
+def test_states_and_gradients_are_those_of_deepspeed(dtype: str, stage: int, after: int, before: int) -> None:
+    need = training_footprint(config(dtype, parallelism={"zeroStage": stage}), num_parameters=1000, world_size=2)
+    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+
+
+def test_an_offloaded_optimizer_takes_nothing_and_a_reference_model_as_much_as_the_weights() -> None:
+    offloaded = config(beta=0.1, parallelism={"zeroStage": 3, "offloadOptimizer": "cpu"})
+    need = training_footprint(offloaded, num_parameters=1000, world_size=4)
+    assert (need.weights, need.optimizer, need.gradients) == (2 * 2 * 250, 0, 0)
+
+
+def check(settings: TrainerConfig, *, billions: float = 7, world_size: int = 8, gib: int = 80) -> None:
+    check_room(settings, total=gib * GIB, num_parameters=int(billions * 1e9), world_size=world_size)
+
+
+def test_a_share_that_fits_is_accepted() -> None:
+    check(config(gpuMemoryUtilization=0.5))
+    check(config())
+    check(config(kvCacheMemory="16Gi"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        # 7 billion in bf16 over 8 ranks: 13.0 GiB of weights, 9.8 GiB of optimizer states, 57 GiB left.
+        (
+            config(gpuMemoryUtilization=0.8),
+            "generation.gpuMemoryUtilization: 0.8 of the GPU is 64.0 GiB for vLLM, whose weights take 13.0 GiB",
+        ),
+        (
+            config(gpuMemoryUtilization=0.8),
+            "13.0 GiB for weights, 9.8 GiB for optimizer states and 3.3 GiB for gradients; the GPU has 80.0 GiB",
+        ),
+        (config(gpuMemoryUtilization=0.8), "0.71 would work"),
+        (config(gpuMemoryUtilization=0.7, colocate={"sleepLevel": 0}), "0.67 would work"),
+        (config(gpuMemoryUtilization=0.1), "0.71 would work"),
+        (config(kvCacheMemory="60Gi"), "generation.kvCacheMemory: 60Gi and the weights are 73.0 GiB for vLLM"),
+        (config(kvCacheMemory="60Gi"), "would work"),
+    ],
+)
+def test_a_share_that_leaves_too_little_is_refused_with_one_that_works(settings: TrainerConfig, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check(settings)
+
+
+def test_where_training_alone_is_too_large_no_share_is_suggested() -> None:
+    with pytest.raises(
+        ValueError, match=r"generation\.gpuMemoryUtilization: .* No value would work; parallelism\.zeroStage 3, .* more ranks"
+    ):
+        check(config(parallelism={"zeroStage": 0}), world_size=1)
+    check(config(parallelism={"zeroStage": 3, "offloadOptimizer": "cpu"}), world_size=1)
+
+
+@given(
+    st.floats(0.01, 0.9),
+    st.booleans(),
+    st.floats(0.1, 80),
+    st.sampled_from([1, 2, 8, 64]),
+    st.sampled_from([0, 1, 2, 3]),
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from([1, 2, 8]),
+)
+def test_what_a_refusal_suggests_is_accepted(
+    share: float, by_share: bool, billions: float, world_size: int, stage: int, level: int, tensor_parallel: int
+) -> None:
+    def settings(value: Any) -> TrainerConfig:
+        size = {"gpuMemoryUtilization": float(value)} if by_share else {"kvCacheMemory": value}
+        common = {"tensorParallel": tensor_parallel, "colocate": {"sleepLevel": level}}
+        return config(parallelism={"zeroStage": stage}, **common, **size)
+
+    try:
+        check(settings(share if by_share else f"{int(share * 80)}Gi"), billions=billions, world_size=world_size)
+    except ValueError as error:
+        if suggested := re.search(r"(\S+) would work$", str(error)):
+            check(settings(suggested[1]), billions=billions, world_size=world_size)
+
+
+def test_shares_by_default() -> None:
+    server = config(topology="Server").generation
+    assert (config().generation.gpu_share, server.gpu_share) == (0.3, 0.9)
+    assert config(topology="Server", gpuMemoryUtilization=0.6).generation.gpu_share == 0.6
+
+
+def test_parameters_are_counted_once_and_whole() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(3, 4, bias=False))
+    model[1].weight = model[0].weight
+    assert num_parameters(model) == 12
+    model[0].weight.ds_numel = 24  # what ZeRO-3 leaves beside a partition
+    assert num_parameters(model) == 24

@@ -1,0 +1,108 @@
+"""Whether a colocated engine fits beside training on one GPU: arithmetic, done before vLLM is loaded. Torch-free and pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_workload.config import TrainerConfig
+
+GIB = 2**30
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MOST = 0.9  # of a GPU, as the field allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of training on one GPU."""
+
+    weights: int  # in the training type, with those of the reference model
+    optimizer: int  # float32 copies of the weights and AdamW's two moments, and gradients that DeepSpeed never frees
+    gradients: int  # from the backward pass to the optimizer's step
+
+    @property
+    def states(self) -> int:
+        """What is there all the time, also while the engine generates."""
+        return self.weights + self.optimizer
+
+
+def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size: int) -> Footprint:
+    """What DeepSpeed holds on each GPU after its first step, as counted in DeepSpeed 0.19 for every stage and type over two ranks.
+
+    Not counted, since they depend on lengths, layers and libraries: activations, logits, buckets that are reduced or gathered (0.1 to 0.5
+    GB), CUDA's and NCCL's own memory, and fragments. So what is refused cannot work, and what is accepted may still be tight.
+    """
+    stage, is_offloaded = config.parallelism.zero_stage, config.parallelism.offload_optimizer == "cpu"
+    size, dtype = BYTES[config.model.dtype], config.model.dtype
+    copies = 2 if config.training.beta > 0 else 1
+    weights = copies * size * num_parameters
+    share = math.ceil(num_parameters / world_size)
+    if stage == 3:
+        weights = copies * size * share
+    if stage == 0:
+        master = 0 if dtype == "float32" else 4
+        return Footprint(weights=weights, optimizer=(master + 8) * num_parameters, gradients=size * num_parameters)
+    if is_offloaded:
+        return Footprint(weights=weights, optimizer=0, gradients=0)
+    if stage == 1 and dtype == "bfloat16":  # its optimizer keeps all gradients in float32, beside those of the backward pass
+        return Footprint(weights=weights, optimizer=12 * share + 4 * num_parameters, gradients=size * num_parameters)
+    if stage == 3:  # keeps its share of the gradients
+        return Footprint(weights=weights, optimizer=16 * share, gradients=0)
+    return Footprint(weights=weights, optimizer=12 * share, gradients=4 * share)
+
+
+def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_size: int) -> None:
+    """Refuse a share of the GPU, or a cache, that leaves training or the engine's own weights too little.
+
+    Training's states stay on the GPU while the engine is awake. An engine that sleeps while it trains (levels 1 and 2) is counted as
+    nothing then, so that gradients may use its memory; one that does not sleep keeps all of it.
+
+    Args:
+        config: the job's; topology Colocate.
+        total: bytes of the GPU.
+        num_parameters: of the whole model, tied ones once.
+        world_size: ranks that ZeRO partitions over.
+
+    Raises:
+        ValueError: names generation.gpuMemoryUtilization, or generation.kvCacheMemory where it is set, the bytes, and what would work.
+    """
+    generation = config.generation
+    training = training_footprint(config, num_parameters=num_parameters, world_size=world_size)
+    trains = training.states + training.gradients
+    room = total - (trains if generation.sleep_level == 0 else training.states) if trains <= total else 0
+    weights = math.ceil(BYTES[config.model.dtype] * num_parameters / generation.tensor_parallel)
+    cache = generation.kv_cache_bytes
+    engine = int(generation.gpu_share * total) if cache is None else weights + cache
+    if weights < engine <= room:
+        return
+    if cache is None:
+        asked = f"generation.gpuMemoryUtilization: {generation.gpu_share} of the GPU is {_gib(engine)} for vLLM"
+    else:
+        asked = f"generation.kvCacheMemory: {generation.kv_cache_memory} and the weights are {_gib(engine)} for vLLM"
+    raise ValueError(
+        f"{asked}, whose weights take {_gib(weights)}; training takes {_gib(training.weights)} for weights, {_gib(training.optimizer)} for "
+        f"optimizer states and {_gib(training.gradients)} for gradients; the GPU has {_gib(total)}. "
+        f"{_remedy(room=room, weights=weights, total=total, by_share=cache is None)}"
+    )
+
+
+def num_parameters(module: Any) -> int:
+    """Parameters of a torch module, tied ones once; under ZeRO-3 those of all ranks."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+
+
+def _remedy(*, room: int, weights: int, total: int, by_share: bool) -> str:
+    share, cache = math.floor(min(MOST, room / total) * 100) / 100, (room - weights) // 2**20
+    if by_share and share * total > weights:
+        return f"{share} would work"
+    if not by_share and cache > 0:
+        return f"{cache}Mi would work"
+    return (
+        "No value would work; parallelism.zeroStage 3, parallelism.offloadOptimizer cpu, a higher generation.tensorParallel, or more ranks "
+        "would make room"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
