@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from grpo_operator import names
 from grpo_operator.generationspec import GenerationSpec
 from grpo_operator.podtemplate import PodGroup, PodTemplate, list_map
+from grpo_operator.survivalspec import FailurePolicy
 from grpo_workload.config import GenerationConfig, Name, Rule, Section, Topology, TrainerConfig
 from grpo_workload.contract import Device
 
@@ -130,6 +131,11 @@ class GRPOJobSpec(TrainerConfig):
             "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
             lambda s: len(set(s.ports)) == len(s.ports),
         ),
+        Rule(
+            "self.failurePolicy.onGenerationFailure != 'RestartGeneration' || self.generation.topology == 'Server'",
+            "failurePolicy.onGenerationFailure RestartGeneration needs topology Server, where engines have their own pods: use RestartAll",
+            lambda s: s.failure_policy.on_generation_failure != "RestartGeneration" or s.generation.topology is Topology.SERVER,
+        ),
     )
 
     image: Annotated[str, Field(min_length=1, max_length=512)] = Field(names.DEFAULT_IMAGE, description="Image of the trainer's container.")
@@ -141,6 +147,20 @@ class GRPOJobSpec(TrainerConfig):
     rendezvous: RendezvousSpec = Field(default_factory=RendezvousSpec, description="How ranks find each other.")
     cache: CacheSpec = Field(default_factory=CacheSpec, description="Where model and dataset downloads go.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Pod settings for all groups.")
+    suspend: bool = Field(False, description="Save a checkpoint and give all GPUs back; false again goes on from it.")
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        None, description=f"Controller that runs the job; this operator leaves a job alone unless it is {names.CONTROLLER} or not set."
+    )
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy, description="What is restarted after a failure, and how often.")
+    active_deadline_seconds: int | None = Field(
+        None, ge=1, le=315_360_000, description="The job fails after so long; restarts do not begin it anew, suspension stops the clock."
+    )
+    startup_deadline_seconds: int = Field(
+        86_400, ge=1, le=31_536_000, description="The job fails when an attempt's pods are not all ready after so long."
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        None, ge=0, le=315_360_000, description="The job is deleted so long after it has ended; never when not set."
+    )
 
     @property
     def ranks(self) -> int:

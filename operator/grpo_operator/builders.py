@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_operator import names
@@ -20,10 +21,10 @@ SAVE_SECONDS = 300
 _UID = 65532
 
 
-def manifests(job: Job, topology: Topology, epoch: int) -> list[Manifest]:
-    """Every child of an epoch, in the order in which they are applied."""
+def manifests(job: Job, topology: Topology, epoch: int, avoid: Sequence[str] = ()) -> list[Manifest]:
+    """Every child of an epoch, in the order in which they are applied; its pods keep away from the nodes `avoid` if they can."""
     shared = [service(job), network_policy(job), contract_map(job, topology, epoch)]
-    return [*shared, *(statefulset(job, group, epoch) for group in topology.groups)]
+    return [*shared, *(statefulset(job, group, epoch, avoid) for group in topology.groups)]
 
 
 def service(job: Job) -> Manifest:
@@ -77,7 +78,7 @@ def contract_map(job: Job, topology: Topology, epoch: int) -> Manifest:
     }
 
 
-def statefulset(job: Job, group: Group, epoch: int) -> Manifest:
+def statefulset(job: Job, group: Group, epoch: int, avoid: Sequence[str] = ()) -> Manifest:
     """One group's StatefulSet: Parallel, or a rendezvous of all would wait for ordinal 0's readiness for ever (kubernetes#67250)."""
     selector = {names.LABEL_JOB_UID: job.uid, names.LABEL_GROUP: group.name}
     return {
@@ -90,12 +91,12 @@ def statefulset(job: Job, group: Group, epoch: int) -> Manifest:
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector},
-            "template": pod_template(job, group, epoch),
+            "template": pod_template(job, group, epoch, avoid),
         },
     }
 
 
-def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
+def pod_template(job: Job, group: Group, epoch: int, avoid: Sequence[str] = ()) -> Manifest:
     """The pod of a group: the operator's part, with the user's laid over it where the two may meet."""
     user = merge(job.spec.pod_template, group.spec.pod_template)
     spec: Manifest = {
@@ -120,7 +121,7 @@ def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
-        "affinity": user.affinity,
+        "affinity": _affinity(user.affinity, avoid),
         "priorityClassName": user.priority_class_name,
         "serviceAccountName": user.service_account_name,
         "imagePullSecrets": list(user.image_pull_secrets),
@@ -128,6 +129,17 @@ def pod_template(job: Job, group: Group, epoch: int) -> Manifest:
     spec |= {key: value for key, value in optional.items() if value}
     labels = user.labels | _labels(job, epoch=epoch, group=group)
     return {"metadata": {"labels": labels, **({"annotations": user.annotations} if user.annotations else {})}, "spec": spec}
+
+
+def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
+    """The user's, and a preference for other nodes than those that were lost: never a rule, one may be the only node with 7 GPUs."""
+    if not avoid:
+        return user
+    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
+    node = dict(user.get("nodeAffinity", {}))
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    node[key] = [*node.get(key, ()), {"weight": 100, "preference": {"matchExpressions": [away]}}]
+    return {**user, "nodeAffinity": node}
 
 
 def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:

@@ -27,6 +27,7 @@ _PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Pod": "/api/v1/namespaces/{}/pods",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Node": "/api/v1/nodes",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
@@ -42,6 +43,10 @@ class RefusedError(Exception):
 
 class ForeignError(Exception):
     """An object of that name exists and belongs to somebody else: it is not adopted."""
+
+
+class ForbiddenError(Exception):
+    """The operator's roles do not allow it."""
 
 
 async def configure() -> client.ApiClient:
@@ -83,6 +88,26 @@ class Cluster:
             if error.status == 404:
                 return None
             raise
+
+    async def node(self, name: str) -> Object | None:
+        """A node, or None when there is none. Raises ForbiddenError where the operator may not read nodes."""
+        try:
+            return await self.get("Node", "", name)
+        except ApiException as error:
+            if error.status == 403:
+                raise ForbiddenError(reason_of(error)) from error
+            raise
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Delete one object, and not another of its name; `force` without waiting for a pod's kubelet. Nothing when it is gone."""
+        options: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if force:
+            options["gracePeriodSeconds"] = 0
+        try:
+            await self._request("delete", self._path(kind, namespace, name), body=options)
+        except ApiException as error:
+            if error.status not in (404, 409):  # gone, or another object by now
+                raise
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
         """Objects of a kind that carry labels; each with its `kind`, which items of a list lack."""

@@ -37,6 +37,18 @@ _COLUMNS = (
     ("Message", "string", ".status.summary.message", 1),
 )
 
+_FROZEN = ("model", "dataset", "rewards", "training", "storage", "device", "rendezvous")
+_FREE_WHILE_SUSPENDED = ("trainer", "generation", "parallelism", "network", "image", "imagePullPolicy", "podTemplate", "cache")
+_SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
+
+
+def _unchanged(*fields: str) -> str:
+    return " && ".join(
+        f"has(self.spec.{field}) == has(oldSelf.spec.{field}) && (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
+        for field in fields
+    )
+
+
 _ROOT_RULES = (
     {
         "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
@@ -47,8 +59,17 @@ _ROOT_RULES = (
         "message": f"metadata.name and a group's name must have at most {names.MAX_CHILD_NAME - 1} characters together; shorten one",
     },
     {
-        "rule": "!has(oldSelf.status) || !has(oldSelf.status.epoch) || self.spec == oldSelf.spec",
-        "message": "spec cannot change once the job has started; delete the job and create it anew",
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.epoch) || ({_unchanged(*_FROZEN)})",
+        "message": f"{', '.join(_FROZEN)} cannot change once the job has started; create another job, with storage.resumeFrom to go on",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.epoch) || {_SUSPENDED} || ({_unchanged(*_FREE_WHILE_SUSPENDED)})",
+        "message": f"{', '.join(_FREE_WHILE_SUSPENDED)} can only change while the job is suspended; set suspend to true and wait for the "
+        "condition Suspended first",
+    },
+    {
+        "rule": _unchanged("managedBy"),
+        "message": "managedBy cannot change; create another job",
     },
 )
 

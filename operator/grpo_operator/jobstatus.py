@@ -18,7 +18,7 @@ class StatusSection(Section):
 class ConditionStatus(StatusSection):
     """metav1.Condition."""
 
-    type: str = Field(max_length=64, description="Accepted, Scheduled, Running, Complete or Failed.")
+    type: str = Field(max_length=64, description="Accepted, Scheduled, Running, Restarting, Suspended, Hung, Complete or Failed.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: str = Field(max_length=128, description="Word for programs.")
     message: str = Field(max_length=32768, description="Sentence for people.")
@@ -33,6 +33,7 @@ class GroupStatus(StatusSection):
     role: str = Field(max_length=16, description="trainer or generation.")
     desired: int = Field(description="Pods wanted.")
     ready: int = Field(description="Pods whose ranks run.")
+    incarnation: int = Field(0, description="Pods of the group that were made anew while the trainer went on (RestartGeneration).")
 
 
 class MemberOutcome(StatusSection):
@@ -44,6 +45,13 @@ class MemberOutcome(StatusSection):
     finished_at: str = Field(max_length=40, description="When it ended.")
 
 
+class Disruption(StatusSection):
+    """Why the cluster took a pod away."""
+
+    reason: str = Field(max_length=128, description="Evicted, Preempted or NodeLost.")
+    message: str = Field(max_length=4096, description="What the cluster said.")
+
+
 class MemberStatus(StatusSection):
     """One pod of the epoch."""
 
@@ -52,10 +60,12 @@ class MemberStatus(StatusSection):
     uid: str = Field(max_length=64, description="UID it was first seen with; another UID is another pod.")
     node: str | None = Field(None, max_length=253, description="Node it runs on.")
     outcome: MemberOutcome | None = Field(None, description="How it ended.")
+    disruption: Disruption | None = Field(None, description="Why the cluster took the pod away, if it did.")
+    replacing: bool = Field(False, description="Whether the pod is to be deleted and made anew while the trainer goes on.")
 
 
 class Failure(StatusSection):
-    """What ended the job."""
+    """What ended an attempt."""
 
     pod: str | None = Field(None, max_length=253, description="Pod that failed first.")
     role: str | None = Field(None, max_length=16, description="trainer or generation.")
@@ -64,12 +74,22 @@ class Failure(StatusSection):
     reason: str = Field(max_length=128, description="Word for programs.")
     message: str = Field(max_length=4096, description="What went wrong, with the last log lines where there are any.")
     time: str = Field(max_length=40, description="When.")
+    epoch: int = Field(0, description="Attempt it ended.")
+    counted: bool = Field(True, description="Whether the restart after it counts towards failurePolicy.maxRestarts.")
 
 
 class Restarts(StatusSection):
-    """Restarts of the whole job."""
+    """Restarts, of the whole job or of an engine."""
 
     total: int = Field(0, description="All of them.")
+    counted: int = Field(0, description="Those that count towards failurePolicy.maxRestarts.")
+
+
+class AvoidedNode(StatusSection):
+    """A node that pods are kept from, where there is another."""
+
+    name: str = Field(max_length=253, description="Name of the node.")
+    until: str = Field(max_length=40, description="Attempts that begin later may use it again.")
 
 
 class ProgressStatus(StatusSection):
@@ -116,18 +136,30 @@ class Summary(StatusSection):
 class GRPOJobStatus(StatusSection):
     """Observed state of a GRPOJob."""
 
-    phase: str = Field("Pending", max_length=32, description="A word for people: Pending, Invalid, Starting, Running, Succeeded, Failed.")
+    phase: str = Field(
+        "Pending",
+        max_length=32,
+        description="A word for people: Pending, Invalid, Starting, Running, Restarting, Suspended, Succeeded, Failed.",
+    )
     observed_generation: int = Field(0, description="Generation of the spec that was last acted on.")
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32)] = Field(
         (), description="What holds.", json_schema_extra=list_map("type")
     )
     epoch: int | None = Field(None, description="Number of the current attempt; set before the first pod is made.")
-    restarts: Restarts = Field(default_factory=Restarts, description="Restarts of the whole job.")
+    epoch_start_time: str | None = Field(None, max_length=40, description="When the current attempt began.")
+    running_time: str | None = Field(None, max_length=40, description="When all pods of the current attempt were first ready.")
+    restarts: Restarts = Field(default_factory=Restarts, description="Restarts so far.")
+    next_restart_time: str | None = Field(None, max_length=40, description="When the next attempt may begin, while Restarting.")
+    avoid_nodes: Annotated[tuple[AvoidedNode, ...], Field(max_length=64)] = Field(
+        (), description="Nodes that were lost, which the current attempt keeps away from if it can.", json_schema_extra=list_map("name")
+    )
     start_time: str | None = Field(None, max_length=40, description="When the job was accepted.")
+    active_since: str | None = Field(None, max_length=40, description="Since when the job has been active without suspension.")
+    active_seconds: int = Field(0, description="Seconds it was active before that.")
     completion_time: str | None = Field(None, max_length=40, description="When it became Complete or Failed.")
     groups: Annotated[tuple[GroupStatus, ...], Field(max_length=64)] = Field((), description="Pods, group by group.")
     members: Annotated[tuple[MemberStatus, ...], Field(max_length=8192)] = Field((), description="Pods of the epoch.")
-    last_failure: Failure | None = Field(None, description="What ended the job.")
+    last_failure: Failure | None = Field(None, description="What ended the last attempt that failed.")
     progress: ProgressStatus | None = Field(None, description="The last progress that rank 0 reported.")
     checkpoint: str | None = Field(None, max_length=1024, description="Newest checkpoint, as a path below the claim and its subPath.")
     summary: Summary = Field(default_factory=Summary, description="Strings for the columns of kubectl get.")

@@ -21,6 +21,9 @@ LABEL_GROUP = f"{GROUP}/group"
 LABEL_EPOCH = f"{GROUP}/epoch"
 SELECTOR_MANAGED = f"{LABEL_MANAGED_BY}={MANAGER}"
 
+CONTROLLER = f"{GROUP}/{MANAGER}"
+"""Value of `spec.managedBy` that means this operator; others keep it away (KEP-4368)."""
+
 CONTAINER = "grpo"
 
 
@@ -43,6 +46,9 @@ class Condition(StrEnum):
     ACCEPTED = "Accepted"
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    HUNG = "Hung"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -69,6 +75,20 @@ class Reason(StrEnum):
     TRAINING_DONE = "TrainingDone"
     POD_REPLACED = "PodReplaced"
     OUTCOME_LOST = "OutcomeLost"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    STOPPED = "Stopped"
+    HUNG = "Hung"
+    RESTARTING = "Restarting"
+    RESTARTED = "Restarted"
+    ENGINE_RESTARTING = "EngineRestarting"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    STEPPING = "Stepping"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"
 
 

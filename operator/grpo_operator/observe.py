@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_operator import names
-from grpo_operator.jobstatus import MemberOutcome
+from grpo_operator.jobstatus import Disruption, MemberOutcome
+from grpo_operator.names import Reason
 from grpo_workload.contract import ExitCode, Outcome, Progress
 
 Object = Mapping[str, Any]
@@ -17,7 +18,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPod:
-    """One trainer pod of the job, as it is now."""
+    """One pod of the job, as it is now."""
 
     name: str
     uid: str
@@ -31,7 +32,17 @@ class ObservedPod:
     restarts: int
     outcome: MemberOutcome | None
     final_progress: Progress | None  # what its launcher's result says of the training
-    deleting: bool
+    deletion_time: str | None  # when its grace is over, if it is being deleted
+    disruption: Disruption | None  # why the cluster takes it away, if it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A child that is no pod."""
+
+    kind: str
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +50,15 @@ class Observed:
     """A job's children at one moment."""
 
     pods: Mapping[str, ObservedPod]  # by name
-    foreign: tuple[str, ...]  # children of an earlier job of the same name, still there: kind/name
+    children: tuple[Child, ...] = ()
+    foreign: tuple[str, ...] = ()  # children of an earlier job of the same name, still there: kind/name
+    lost_nodes: Mapping[str, str] = field(default_factory=dict)  # since when a node is not ready, of those that were looked at
 
 
 def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object]) -> Observed:
     """Sort what carries the job's label into its own pods and what an earlier job of the same name left behind."""
     own: dict[str, ObservedPod] = {}
+    children: list[Child] = []
     foreign: list[str] = []
     for pod in pods:
         if pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == uid:
@@ -52,9 +66,31 @@ def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object]) -> Ob
         else:
             foreign.append(f"pod/{pod['metadata']['name']}")
     for child in others:
-        if child["metadata"]["labels"].get(names.LABEL_JOB_UID) != uid:
-            foreign.append(f"{child['kind'].lower()}/{child['metadata']['name']}")
-    return Observed(pods=own, foreign=tuple(foreign))
+        metadata = child["metadata"]
+        if metadata["labels"].get(names.LABEL_JOB_UID) == uid:
+            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"]))
+        else:
+            foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
+    return Observed(pods=own, children=tuple(children), foreign=tuple(foreign))
+
+
+def suspects(observed: Observed, *, was_running: bool) -> frozenset[str]:
+    """Nodes worth a look: they hold a pod that is being taken away, or that is silent when it should not be."""
+    something_ended = any(pod.outcome for pod in observed.pods.values())
+    return frozenset(
+        pod.node
+        for pod in observed.pods.values()
+        if pod.node is not None
+        and (pod.deletion_time or pod.disruption or ((was_running or something_ended) and not pod.ready and not pod.outcome))
+    )
+
+
+def lost_since(node: Object | None, now: str) -> str | None:
+    """Since when a node is lost: not ready, or no longer there; None when it is well."""
+    if node is None:
+        return now
+    ready = _condition(node.get("status", {}), "Ready")
+    return None if ready.get("status") == "True" else ready.get("lastTransitionTime") or now
 
 
 def read_pod(pod: Object) -> ObservedPod:
@@ -76,8 +112,29 @@ def read_pod(pod: Object) -> ObservedPod:
         restarts=container.get("restartCount", 0),
         outcome=outcome,
         final_progress=progress,
-        deleting="deletionTimestamp" in metadata,
+        deletion_time=metadata.get("deletionTimestamp"),
+        disruption=_disruption(status),
     )
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Reason.PREEMPTED,
+    "DeletionByPodGC": Reason.NODE_LOST,
+    "DeletionByTaintManager": Reason.EVICTED,
+    "EvictionByEvictionAPI": Reason.EVICTED,
+    "TerminationByKubelet": Reason.EVICTED,
+}
+"""Reasons of the pod condition DisruptionTarget (KEP-3329)."""
+
+
+def _disruption(status: Object) -> Disruption | None:
+    target = _condition(status, "DisruptionTarget")
+    if target.get("status") == "True":
+        message = _text(target.get("reason"), target.get("message"))
+        return Disruption(reason=_DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED), message=message[:4096])
+    if status.get("reason") == "Evicted":  # by the kubelet, for the node's sake or for limits of its own
+        return Disruption(reason=Reason.EVICTED, message=status.get("message", "")[:4096])
+    return None
 
 
 def _condition(status: Object, kind: str) -> Object:

@@ -6,22 +6,25 @@ a job at the same time, one gets a conflict and plans again from what the other 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from grpo_operator import names
 from grpo_operator.api import parse_spec
 from grpo_operator.builders import manifests
-from grpo_operator.cluster import CHILD_KINDS, Cluster, ForeignError, Object, RefusedError
+from grpo_operator.cluster import CHILD_KINDS, Cluster, ForbiddenError, ForeignError, Object, RefusedError
 from grpo_operator.jobstatus import GRPOJobStatus
-from grpo_operator.names import Reason
-from grpo_operator.observe import Observed, observe
+from grpo_operator.lifecycle import is_between_epochs, may_begin, next_epoch
+from grpo_operator.names import Reason, Role
+from grpo_operator.observe import Observed, lost_since, observe, suspects
 from grpo_operator.plan import Plan, plan, refuse
 from grpo_operator.progress import ProgressSource
 from grpo_operator.status import is_terminal
 from grpo_operator.topology import Job, Topology, plan_topology
+from grpo_operator.verdict import Reports, seems_hung
 from grpo_workload.config import dump
 from grpo_workload.contract import Progress
 
@@ -51,6 +54,8 @@ class Reconciler:
         raw = await self._cluster.get(names.KIND, key.namespace, key.name)
         if raw is None or raw["metadata"]["uid"] != key.uid or "deletionTimestamp" in raw["metadata"]:
             return None
+        if raw["spec"].get("managedBy", names.CONTROLLER) != names.CONTROLLER:
+            return None
         status = GRPOJobStatus.model_validate(raw.get("status", {}))
         generation = raw["metadata"]["generation"]
         now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -60,13 +65,13 @@ class Reconciler:
             return await self._carry_out(raw, status, refuse(status, generation, Reason.INVALID_SPEC, str(error), now), now)
         job = Job(namespace=key.namespace, name=key.name, uid=key.uid, generation=generation, spec=spec)
         topology = plan_topology(job)
-        if status.epoch is None and (refusal := await self._obstacle(job, topology)):
+        observed = await self._observe(job, status, now)
+        if _is_about_to_begin(job, status, observed, now) and (refusal := await self._obstacle(job, topology, next_epoch(status))):
             return await self._carry_out(raw, status, refuse(status, generation, *refusal, now), now)
-        observed = await self._observe(job)
-        progress = None if is_terminal(status) else await self._ask(topology, job, observed)
-        decided = plan(job, topology, status, observed, progress, now)
+        reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
+        decided = plan(job, topology, status, observed, reports, now)
         delay = await self._carry_out(raw, status, decided, now)
-        await self._bring_children(job, topology, decided)
+        await self._bring_children(job, topology, observed, decided)
         return delay
 
     async def _carry_out(self, raw: Object, old: GRPOJobStatus, decided: Plan, now: str) -> float | None:
@@ -77,12 +82,12 @@ class Reconciler:
                 await self._cluster.emit(raw, kind=event.type, reason=event.reason, message=event.message, now=now)
         return decided.requeue_after
 
-    async def _obstacle(self, job: Job, topology: Topology) -> tuple[str, str] | None:
-        """Why the job cannot be accepted, as far as the cluster knows: found out before its spec is frozen."""
+    async def _obstacle(self, job: Job, topology: Topology, epoch: int) -> tuple[str, str] | None:
+        """Why the next attempt cannot begin, as far as the cluster knows: found out before the spec is frozen."""
         if reason := await self._claim_obstacle(job, topology):
             return reason
         try:
-            for manifest in manifests(job, topology, 0):
+            for manifest in manifests(job, topology, epoch):
                 await self._cluster.apply(manifest, dry_run=True)
         except ForeignError as error:
             return Reason.NAME_TAKEN, str(error)
@@ -106,24 +111,60 @@ class Reconciler:
                 return Reason.CLAIM_NOT_SHARED, f"spec.{field}.claimName: {who}, whose access modes are {found}; use ReadWriteMany"
         return None
 
-    async def _observe(self, job: Job) -> Observed:
+    async def _observe(self, job: Job, status: GRPOJobStatus, now: str) -> Observed:
         selector = f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}"
         pods = await self._cluster.list("Pod", job.namespace, selector)
         others = [child for kind in CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)]
-        return observe(job.uid, pods=pods, others=others)
+        observed = observe(job.uid, pods=pods, others=others)
+        lost = {}
+        for name in sorted(suspects(observed, was_running=status.running_time is not None)):
+            try:
+                since = lost_since(await self._cluster.node(name), now)
+            except ForbiddenError:  # an install without cluster-wide roles: pods that overstay their grace tell as much, later
+                break
+            if since is not None:
+                lost[name] = since
+        return replace(observed, lost_nodes=lost)
 
-    async def _ask(self, topology: Topology, job: Job, observed: Observed) -> Progress | None:
-        master = observed.pods.get(topology.members[0].pod)
-        if master is None or master.ip is None or master.outcome is not None:
-            return None
-        return await self._progress.fetch(master.ip, job.spec.rendezvous.status_port)
+    async def _ask(self, topology: Topology, job: Job, observed: Observed) -> Reports:
+        """Rank 0's launcher, and all others when it says that nothing moves."""
+        master = topology.members[0].pod
+        reports = await self._fetch(job, observed, [master])
+        if seems_hung(reports.get(master), job.spec.failure_policy):
+            reports |= await self._fetch(job, observed, [member.pod for member in topology.members[1:]])
+        return reports
 
-    async def _bring_children(self, job: Job, topology: Topology, decided: Plan) -> None:
+    async def _fetch(self, job: Job, observed: Observed, names_of_pods: Sequence[str]) -> dict[str, Progress]:
+        pods = [observed.pods[name] for name in names_of_pods if name in observed.pods]
+        running = [(pod.name, pod.ip) for pod in pods if pod.ip is not None and pod.outcome is None]
+        port = job.spec.rendezvous.status_port
+        told = await asyncio.gather(*(self._progress.fetch(ip, port) for _, ip in running))
+        return {name: progress for (name, _), progress in zip(running, told, strict=True) if progress is not None}
+
+    async def _bring_children(self, job: Job, topology: Topology, observed: Observed, decided: Plan) -> None:
+        for pod in decided.deletions:
+            await self._cluster.delete("Pod", job.namespace, pod.pod, pod.uid, force=pod.force)
+        if decided.delete_job:
+            await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
         if decided.replicas == "keep" or decided.status.epoch is None:
             return
-        for manifest in manifests(job, topology, decided.status.epoch):
-            if decided.replicas == "zero":
+        wanted = manifests(job, topology, decided.status.epoch, [node.name for node in decided.status.avoid_nodes])
+        for manifest in wanted:
+            if decided.replicas != "run":
                 if manifest["kind"] != "StatefulSet":
                     continue
-                manifest["spec"]["replicas"] = 0
+                engine = manifest["metadata"]["labels"][names.LABEL_ROLE] == Role.GENERATION
+                if not (engine and decided.replicas == "engines"):
+                    manifest["spec"]["replicas"] = 0
             await self._cluster.apply(manifest)
+        # Contracts of earlier epochs, and groups that were taken out of the spec while the job was suspended.
+        kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+        for child in observed.children:
+            if (child.kind, child.name) not in kept:
+                await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+
+
+def _is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
+    if is_terminal(status) or job.spec.suspend:
+        return False
+    return is_between_epochs(status) and may_begin(status, observed, now)

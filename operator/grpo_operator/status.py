@@ -6,8 +6,40 @@ from typing import Literal
 
 from grpo_operator.jobstatus import ConditionStatus, GRPOJobStatus, Summary
 from grpo_operator.names import Condition, Role
+from grpo_operator.topology import Job
 
-_PHASES = {Condition.COMPLETE: "Succeeded", Condition.FAILED: "Failed"}
+_PHASES = {
+    Condition.COMPLETE: "Succeeded",
+    Condition.FAILED: "Failed",
+    Condition.SUSPENDED: "Suspended",
+    Condition.RESTARTING: "Restarting",
+}
+"""Conditions that are a phase when they hold, the strongest first."""
+
+
+class Draft:
+    """A status in the making: every condition set through it carries the job's generation and the time."""
+
+    def __init__(self, status: GRPOJobStatus, job: Job, now: str) -> None:
+        self.status, self.job, self.now = status, job, now
+
+    def set(self, kind: Condition, value: bool | None, reason: str, message: str) -> None:
+        """Set a condition."""
+        self.status = set_condition(self.status, kind, value, reason, message, generation=self.job.generation, now=self.now)
+
+    def clear(self, kind: Condition, reason: str, message: str) -> None:
+        """Let a condition no longer hold, if it was ever set."""
+        if holds(self.status, kind):
+            self.set(kind, False, reason, message)
+
+    def update(self, **fields: object) -> None:
+        """Set fields."""
+        self.status = self.status.model_copy(update=fields)
+
+    def finish(self) -> GRPOJobStatus:
+        """The status, with everything derived."""
+        self.update(observed_generation=self.job.generation)
+        return summarise(self.status, self.job.spec.generation.topology)
 
 
 def find(status: GRPOJobStatus, kind: Condition) -> ConditionStatus | None:
@@ -69,12 +101,14 @@ def _ready(status: GRPOJobStatus, role: Role) -> str:
 
 def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
     """A word for people, and the condition that explains it."""
+    accepted = find(status, Condition.ACCEPTED)
+    if not is_terminal(status) and accepted is not None and accepted.status == "False":
+        return "Invalid", accepted
     for kind, phase in _PHASES.items():
         if holds(status, kind):
             return phase, find(status, kind)
-    accepted = find(status, Condition.ACCEPTED)
-    if accepted is None or accepted.status != "True":
-        return ("Invalid" if accepted and accepted.status == "False" else "Pending"), accepted
+    if accepted is None:
+        return "Pending", None
     scheduled = find(status, Condition.SCHEDULED)
     if scheduled is None or scheduled.status != "True":
         return "Pending", scheduled or accepted

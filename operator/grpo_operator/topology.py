@@ -116,6 +116,7 @@ def make_contract(job: Job, topology: Topology, epoch: int) -> Contract:
         transfers=topology.transfers,
         master_port=job.spec.rendezvous.port,
         timeout_seconds=job.spec.rendezvous.timeout_seconds,
+        restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
         durable=job.spec.storage.claim_name is not None,
         config=job.spec.trainer_config(),
     )

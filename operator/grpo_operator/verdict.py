@@ -1,26 +1,42 @@
-"""Who is to blame: from what became of each pod to the one failure that ended the job. Pure."""
+"""Who is to blame: from what became of each pod to the one failure that ended an attempt. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
-from grpo_operator.jobstatus import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
+from grpo_operator.jobstatus import Disruption, Failure, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.names import Reason, Role
 from grpo_operator.observe import Observed, ObservedPod
-from grpo_workload.contract import ExitCode
+from grpo_operator.survivalspec import FailurePolicy
+from grpo_operator.topology import Topology
+from grpo_workload.contract import ExitCode, Progress
 
 CULPRIT_SECONDS = 5
-"""How long a lost peer is not yet the verdict: the pod that failed first names the cause, and its outcome may come a little later."""
+"""How long an effect is not yet the verdict: the pod that failed first names the cause, and its outcome may come a little later."""
+
+SILENT_CULPRIT_SECONDS = 45
+"""The same while a pod has not said how it ended: its node may be lost, which the cluster tells after 40 s (node-monitor-grace-period)."""
+
+HANG_FACTOR = 10
+"""Median steps without a new one that are a hang, where that is longer than failurePolicy.hangSeconds."""
+
+EFFECTS = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
+"""Exit codes of pods that ended for another's sake."""
+
+Reports = Mapping[str, Progress]  # by pod: what launchers said just now; who did not answer is not in it
 
 
-def find_failure(status: GRPOJobStatus, observed: Observed, now: str) -> Failure | None:
-    """The pod that failed first. A pod that only lost its peers comes last, and an engine before the ranks that missed it within the
-    same second: they name an effect and not the cause.
+def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolicy, now: str) -> Failure | None:
+    """The pod that failed first. Pods that the cluster took away come before others, those that ended for another's sake last, and an
+    engine before the ranks that missed it within the same second: they name an effect and not the cause.
     """
+    something_ended = any(member.outcome for member in status.members)
     failures = []
     for member in status.members:
-        pod = observed.pods.get(member.pod)
-        verdict = member.outcome or _lost(member, pod, now)
+        if member.replacing:
+            continue
+        verdict = _verdict(member, observed, policy, now, something_ended=something_ended)
         if verdict is not None and not (is_done(verdict) and member.role == Role.TRAINER):
             failures.append(
                 Failure(
@@ -31,20 +47,49 @@ def find_failure(status: GRPOJobStatus, observed: Observed, now: str) -> Failure
                     reason=verdict.reason,
                     message=verdict.message,
                     time=verdict.finished_at or now,
+                    epoch=status.epoch or 0,
                 )
             )
-    return min(failures, key=lambda f: (f.exit_code == ExitCode.PEER_LOST, f.time, f.role == Role.TRAINER), default=None)
+    taken = (Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST)
+    return min(failures, key=lambda f: (f.reason not in taken, f.exit_code in EFFECTS, f.time, f.role == Role.TRAINER), default=None)
 
 
-def _lost(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
+def _verdict(member: MemberStatus, observed: Observed, policy: FailurePolicy, now: str, *, something_ended: bool) -> MemberOutcome | None:
+    pod = observed.pods.get(member.pod)
+    if is_done(member.outcome):
+        return member.outcome
+    same = pod is not None and pod.uid == member.uid
+    if same and pod is not None and (since := lost(pod, observed, policy, now)):
+        message = f"node {pod.node} of pod {pod.name} has not been ready since {since}"
+        return MemberOutcome(exit_code=-1, reason=Reason.NODE_LOST, message=message, finished_at=now)
+    # Until something has ended, the pod that is taken away may still save a checkpoint with the others.
+    if member.disruption is not None and (something_ended or not same):
+        return _taken(member, member.disruption, now)
+    return member.outcome or _unrecorded(member, pod, now)
+
+
+def _taken(member: MemberStatus, disruption: Disruption, now: str) -> MemberOutcome:
+    message = f"pod {member.pod} on node {member.node} was taken away: {disruption.message}"
+    return MemberOutcome(exit_code=-1, reason=disruption.reason, message=message, finished_at=now)
+
+
+def _unrecorded(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
     """A pod whose outcome can no longer be learned."""
-    if pod is not None and pod.uid != member.uid:
-        message = f"pod {member.pod} on node {member.node} was deleted or evicted and came back as another pod; its ranks are gone"
+    if pod is None or pod.uid != member.uid:
+        message = (
+            f"pod {member.pod} on node {member.node} was deleted, and its {'ranks' if member.role == Role.TRAINER else 'engines'} with it"
+        )
         return MemberOutcome(exit_code=-1, reason=Reason.POD_REPLACED, message=message, finished_at=now)
-    if pod is not None and pod.restarts > 0:
+    if pod.restarts > 0:
         message = f"the container of pod {member.pod} was restarted and left no result"
         return MemberOutcome(exit_code=-1, reason=Reason.OUTCOME_LOST, message=message, finished_at=now)
     return None
+
+
+def lost(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: str) -> str | None:
+    """Since when a pod's node is lost, if for longer than failurePolicy.nodeLostSeconds."""
+    since = observed.lost_nodes.get(pod.node or "")
+    return since if since is not None and seconds_between(since, now) >= policy.node_lost_seconds else None
 
 
 def is_done(outcome: MemberOutcome | None) -> bool:
@@ -52,10 +97,34 @@ def is_done(outcome: MemberOutcome | None) -> bool:
     return outcome is not None and outcome.exit_code == ExitCode.DONE
 
 
-def may_be_an_effect(failure: Failure, now: str) -> bool:
-    """Whether the pod that failed first may still be about to tell: this one only lost it, a moment ago."""
-    fresh = seconds_between(failure.time, now) < CULPRIT_SECONDS
-    return failure.exit_code == ExitCode.PEER_LOST and fresh
+def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: str) -> bool:
+    """Whether the pod that failed first may still be about to tell: this one only ended for its sake, a moment ago."""
+    if failure.exit_code not in EFFECTS:
+        return False
+    silent = any(member.outcome is None and not member.replacing for member in status.members if member.role == Role.TRAINER)
+    return seconds_between(failure.time, now) < (SILENT_CULPRIT_SECONDS if silent else CULPRIT_SECONDS)
+
+
+def seems_hung(master: Progress | None, policy: FailurePolicy) -> bool:
+    """Whether rank 0's launcher answers that there has been no step for too long. Silence is no hang: nothing is known then."""
+    if master is None or master.waiting_for:
+        return False
+    return master.age_seconds > max(policy.hang_seconds, HANG_FACTOR * (master.step_seconds or 0.0))
+
+
+def find_hang(status: GRPOJobStatus, topology: Topology, reports: Reports, policy: FailurePolicy, now: str) -> Failure | None:
+    """A world that answers and does not move, with what every rank is at."""
+    member = topology.members[0]
+    master = reports.get(member.pod)
+    if status.running_time is None or master is None or not seems_hung(master, policy):
+        return None
+    phases = {int(rank): phase for report in reports.values() for rank, phase in report.rank_phases.items()}
+    told = "; ".join(f"rank {rank}: {phases[rank]}" for rank in sorted(phases)) or f"phase {master.phase}"
+    message = f"no step has been finished for {master.age_seconds:.0f} s, after step {master.step}: {told}"
+    node = next((one.node for one in status.members if one.pod == member.pod), None)
+    return Failure(
+        role=Role.TRAINER, pod=member.pod, node=node, reason=Reason.HUNG, message=message[:4096], time=now, epoch=status.epoch or 0
+    )
 
 
 def seconds_between(earlier: str, later: str) -> float:

@@ -32,13 +32,24 @@ def install_chart(plane: ControlPlane, kubectl: Any) -> Path:
     objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] not in ("Deployment", "NetworkPolicy")]
     kubectl("create", "namespace", NAMESPACE)
     kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
-    kubectl("wait", "--for=condition=Established", "crd/grpojobs.training.grpo.dev", "--timeout=30s")
+    wait_for_crd(kubectl)
     token = kubectl("create", "token", "grpo-operator", "-n", NAMESPACE, "--duration=2h").strip()
     config = yaml.safe_load(plane.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
     path = plane.state / "operator.kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def wait_for_crd(kubectl: Any) -> None:
+    """Until the API server serves GRPOJobs. Not `kubectl wait`, which gives up on a CRD that has no conditions yet."""
+
+    def established() -> bool:
+        crd = json.loads(kubectl("get", "crd", "grpojobs.training.grpo.dev", "-o", "json"))
+        conditions = crd.get("status", {}).get("conditions") or []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    wait_until(established, "the CRD is established", 30, interval=0.2)
 
 
 class Operator:

@@ -52,6 +52,17 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
     jobs.wait_for("frozen", "Accepted", "False", "ClaimNotFound")
     jobs.apply(make_job("frozen", storage={"claimName": None}))
     jobs.wait_for("frozen", "Accepted", "True")
-    with pytest.raises(RuntimeError, match="spec cannot change once the job has started"):
-        jobs("patch", "grpo", "frozen", "--type=merge", "-p", '{"spec": {"training": {"maxSteps": 7}}}')
+
+    def patch(spec: str) -> None:
+        jobs("patch", "grpo", "frozen", "--type=merge", "-p", f'{{"spec": {spec}}}')
+
+    with pytest.raises(RuntimeError, match="cannot change once the job has started"):
+        patch('{"training": {"maxSteps": 7}}')
+    with pytest.raises(RuntimeError, match="can only change while the job is suspended; set suspend to true"):
+        patch('{"podTemplate": {"labels": {"team": "research"}}}')
+    with pytest.raises(RuntimeError, match="managedBy cannot change"):
+        patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
+    patch('{"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 60, "suspend": true}')
+    jobs.wait_for("frozen", "Suspended", "True")
+    patch('{"podTemplate": {"labels": {"team": "research"}}}')
     jobs("label", "grpo", "frozen", "team=research")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome
+from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome, wait_for_crd
 
 from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
@@ -26,6 +26,9 @@ def _claim(mode: str) -> dict:
 
 def _replicas(jobs: Jobs, name: str) -> dict[str, int]:
     return {s["metadata"]["name"]: s["spec"]["replicas"] for s in jobs.list("statefulset", f"training.grpo.dev/job={name}")}
+
+
+ONCE = {"maxRestarts": 0}
 
 
 def _run(jobs: Jobs, name: str, **spec: object) -> None:
@@ -66,7 +69,7 @@ def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
 
 
 def test_the_pod_that_failed_first_is_named_and_not_the_one_that_lost_it(jobs: Jobs) -> None:
-    _run(jobs, "broken")
+    _run(jobs, "broken", failurePolicy=ONCE)
     jobs.finish_pod("broken-a-0", 69, outcome(69, "PeerLost", "broken-b-0 is gone"))
     jobs.finish_pod("broken-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck", rank=2))
     told = jobs.wait_for("broken", "Failed", "True", "RankFailed")
@@ -77,15 +80,15 @@ def test_the_pod_that_failed_first_is_named_and_not_the_one_that_lost_it(jobs: J
     wait_until(lambda: set(_replicas(jobs, "broken").values()) == {0}, "StatefulSets at 0", 5)
 
 
-def test_a_replaced_pod_ends_the_job(jobs: Jobs) -> None:
-    _run(jobs, "replaced")
+def test_a_replaced_pod_ends_the_attempt(jobs: Jobs) -> None:
+    _run(jobs, "replaced", failurePolicy=ONCE)
     jobs("delete", "pod", "replaced-b-0", "--force", "--grace-period=0")
     told = jobs.wait_for("replaced", "Failed", "True", "PodReplaced")
     assert "replaced-b-0" in told["message"]
 
 
 def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operator: Operator) -> None:
-    _run(jobs, "away")
+    _run(jobs, "away", failurePolicy=ONCE)
     uid = jobs.get("pod", "away-b-0")["metadata"]["uid"]
     with operator.down():
         jobs("delete", "pod", "away-b-0", "--force", "--grace-period=0")
@@ -212,7 +215,7 @@ def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:
             wait_until(lambda: "has no grpojobs.training.grpo.dev" in early.log.read_text(), "the operator's complaint", 30)
             jobs = Jobs(lambda *args, stdin=None: kube.kubectl(plane.kubeconfig, *args, stdin=stdin), "default")
             jobs("apply", "--server-side", "-f", str(ROOT / "crds"))
-            jobs("wait", "--for=condition=Established", "crd/grpojobs.training.grpo.dev", "--timeout=30s")
+            wait_for_crd(jobs)
             jobs.apply(make_job("early"))
             jobs.wait_for("early", "Accepted", "True", timeout=30)
         finally:

@@ -25,7 +25,8 @@ def test_two_and_one_ranks_on_two_nodes_train_to_a_checkpoint(job: JobOnCluster)
 
 
 def test_a_killed_rank_fails_the_job_and_is_named(job: JobOnCluster) -> None:
-    job.apply(training={"promptsPerStep": 3, "numGenerations": 4, "maxSteps": 100_000, "maxCompletionLength": 8})
+    endless = {"promptsPerStep": 3, "numGenerations": 4, "maxSteps": 100_000, "maxCompletionLength": 8}
+    job.apply(training=endless, failurePolicy={"maxRestarts": 0})
     job.wait_for("Running", 120)
     # `kubectl exec` runs as the pod's user, so it may only signal the pod's own processes.
     victim = "import os, signal, pathlib; [os.kill(int(p.name), signal.SIGKILL) for p in pathlib.Path('/proc').iterdir()" + (

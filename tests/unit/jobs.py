@@ -25,13 +25,15 @@ def job(**changes: Any) -> Job:
     return Job(namespace="ns", name="job", uid="uid", generation=1, spec=parse_spec(spec(**changes)))
 
 
-def pod(name: str, *, uid: str | None = None, ready: bool = False, restarts: int = 0, outcome: MemberOutcome | None = None) -> ObservedPod:
+def pod(
+    name: str, *, uid: str | None = None, ready: bool = False, restarts: int = 0, outcome: MemberOutcome | None = None, epoch: int = 0
+) -> ObservedPod:
     """A pod that runs."""
     return ObservedPod(
         name=name,
         uid=uid or f"{name}-uid",
         group="",
-        epoch=0,
+        epoch=epoch,
         node="node",
         ip="10.0.0.1",
         ready=ready,
@@ -40,7 +42,8 @@ def pod(name: str, *, uid: str | None = None, ready: bool = False, restarts: int
         restarts=restarts,
         outcome=outcome,
         final_progress=None,
-        deleting=False,
+        deletion_time=None,
+        disruption=None,
     )
 
 
@@ -49,9 +52,9 @@ def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
     return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
 
 
-def observed(*pods: ObservedPod, foreign: tuple[str, ...] = ()) -> Observed:
+def observed(*pods: ObservedPod, foreign: tuple[str, ...] = (), lost_nodes: dict[str, str] | None = None) -> Observed:
     """Those pods."""
-    return Observed(pods={each.name: each for each in pods}, foreign=foreign)
+    return Observed(pods={each.name: each for each in pods}, foreign=foreign, lost_nodes=lost_nodes or {})
 
 
 def world(**changes: Any) -> tuple[Job, Topology]:

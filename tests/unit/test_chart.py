@@ -65,7 +65,7 @@ def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) 
     objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
     roles = {name for name in objects if "Role" in name}
     assert roles == {"Role team-a", "Role team-b", "RoleBinding team-a", "RoleBinding team-b"}
-    assert objects["Role team-a"]["rules"] == render(helm)["ClusterRole"]["rules"]
+    assert objects["Role team-a"]["rules"] == render(helm, "--set", "rbac.readNodes=false")["ClusterRole"]["rules"]
     assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[1:] == ["--namespace=team-a", "--namespace=team-b"]
@@ -81,14 +81,15 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_object(helm: Path) 
     assert identities("one", *same_team).isdisjoint(identities("two", *same_team))
 
 
-def test_roles_grant_no_secrets_no_pods_to_write_and_no_wildcards(helm: Path) -> None:
+def test_roles_grant_no_secrets_and_no_wildcards_and_no_more_than_is_used(helm: Path) -> None:
     rules = render(helm)["ClusterRole"]["rules"]
     granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-    assert {verb for resource, verb in granted if resource == "pods"} == {"get", "list", "watch"}
+    assert {verb for resource, verb in granted if resource == "pods"} == {"get", "list", "watch", "delete"}
     assert {verb for resource, verb in granted if resource == "persistentvolumeclaims"} == {"get"}
-    assert {verb for resource, verb in granted if resource == "grpojobs"} == {"get", "list", "watch"}
+    assert {verb for resource, verb in granted if resource == "grpojobs"} == {"get", "list", "watch", "delete"}
+    assert {verb for resource, verb in granted if resource == "nodes"} == {"get"}
     assert not any("*" in part for rule in rules for part in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]])
-    assert not any(resource in {"secrets", "nodes", "pods/exec", "pods/log"} for resource, _ in granted)
+    assert not any(resource in {"secrets", "pods/exec", "pods/log"} for resource, _ in granted)
 
 
 def test_one_operator_at_a_time_behind_probes(helm: Path) -> None:

@@ -1,0 +1,68 @@
+"""What a failure leads to: `failurePolicy` applied to one failure, and how long to wait before the next attempt. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_operator.jobstatus import Failure, Restarts
+from grpo_operator.names import Reason, Role
+from grpo_operator.survivalspec import FailurePolicy, FailureRule
+from grpo_workload.contract import ExitCode
+
+FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED})
+"""Reasons that are nobody's fault: restarts for them are not counted unless a rule says so."""
+
+JITTER = 0.2
+"""Share by which a wait differs from job to job, so that jobs that failed together do not come back together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do about a failure."""
+
+    action: Literal["Fail", "RestartAll", "RestartGeneration"]
+    counted: bool
+    why: str  # which part of the policy says so, for people
+
+
+def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts) -> Decision:
+    """The first rule that matches, else the defaults; a restart that would exceed the budget is the end."""
+    decision = _decide(policy, failure)
+    if decision.action != "Fail" and decision.counted and restarts.counted >= policy.max_restarts:
+        spent = f"all {policy.max_restarts} restarts of failurePolicy.maxRestarts are used up"
+        return Decision(action="Fail", counted=True, why=spent if policy.max_restarts else "failurePolicy.maxRestarts is 0")
+    return decision
+
+
+def _decide(policy: FailurePolicy, failure: Failure) -> Decision:
+    field = "onGenerationFailure" if failure.role == Role.GENERATION else "onTrainerFailure"
+    action = policy.on_generation_failure if failure.role == Role.GENERATION else policy.on_trainer_failure
+    why = f"failurePolicy.{field} is {action}"
+    counted = failure.reason not in FREE
+    rule = next((rule for rule in policy.rules if _matches(rule, failure)), None)
+    if rule is not None:
+        why = f"rule {rule.name} says {rule.action}"
+        if rule.action == "Fail":
+            return Decision(action="Fail", counted=True, why=why)
+        restart = "RestartAll" if action == "Fail" else action
+        return Decision(action=restart, counted=rule.action == "Restart", why=why)
+    if failure.exit_code == ExitCode.CONFIG_ERROR:
+        return Decision(action="Fail", counted=True, why="a restart would meet the same settings")
+    return Decision(action=action, counted=counted, why=why)
+
+
+def _matches(rule: FailureRule, failure: Failure) -> bool:
+    return (
+        (rule.role is None or rule.role == failure.role)
+        and (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
+        and (rule.reasons is None or failure.reason in rule.reasons)
+    )
+
+
+def backoff_seconds(policy: FailurePolicy, counted: int, uid: str, total: int) -> int:
+    """Seconds to wait before a restart when `counted` restarts came before it; the jitter follows from the job and the attempt."""
+    wait = min(float(policy.max_backoff_seconds), policy.backoff_seconds * 2.0 ** min(counted, 30))
+    digest = hashlib.sha256(f"{uid}/{total}".encode()).digest()
+    return round(wait * (1 - JITTER + 2 * JITTER * digest[0] / 255))

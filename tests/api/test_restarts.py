@@ -1,0 +1,188 @@
+"""Restarts, suspension and deadlines against a real API server, controller manager and scheduler."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from operator_fixture import Jobs, Operator, make_job, outcome
+
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.api
+
+AT_ONCE = {"backoffSeconds": 0}
+SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
+
+
+def _run(jobs: Jobs, name: str, **spec: Any) -> None:
+    jobs.apply(make_job(name, **spec))
+    jobs.wait_for(name, "Running", "True")
+
+
+def _status(jobs: Jobs, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = jobs.get("grpo", name).get("status", {})
+    return status
+
+
+def _fail(jobs: Jobs, pod: str, message: str = "rank 2: RuntimeError: no luck") -> None:
+    jobs.finish_pod(pod, 70, outcome(70, "RankFailed", message))
+
+
+def _wait(jobs: Jobs, name: str, holds: Callable[[dict[str, Any]], bool], what: str, timeout: float = 40) -> dict[str, Any]:
+    try:
+        wait_until(lambda: holds(_status(jobs, name)), f"{what} of {name}", timeout, interval=0.2)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; status: {json.dumps(_status(jobs, name), indent=1)}") from None
+    return _status(jobs, name)
+
+
+def _runs_again(epoch: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: status.get("epoch") == epoch and status["phase"] == "Running"
+
+
+def test_a_failure_makes_all_pods_anew_from_the_next_contract(jobs: Jobs) -> None:
+    _run(jobs, "again", failurePolicy=AT_ONCE)
+    before = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=again")}
+    _fail(jobs, "again-b-0")
+    status = _wait(jobs, "again", _runs_again(1), "the second attempt")
+    pods = {p["metadata"]["name"]: p["metadata"] for p in jobs.list("pod", "training.grpo.dev/job=again")}
+    assert pods.keys() == before.keys()
+    assert all(pods[name]["uid"] != uid for name, uid in before.items())
+    assert {meta["labels"]["training.grpo.dev/epoch"] for meta in pods.values()} == {"1"}
+    assert [c["metadata"]["name"] for c in jobs.list("configmap", "training.grpo.dev/job=again")] == ["again-1"]
+    assert json.loads(jobs.get("configmap", "again-1")["data"]["contract.json"])["epoch"] == 1
+    assert status["restarts"] == {"total": 1, "counted": 1}
+    assert {m["uid"] for m in status["members"]} == {meta["uid"] for meta in pods.values()}
+    assert (status["lastFailure"]["pod"], status["lastFailure"]["epoch"]) == ("again-b-0", 0)
+    events = jobs("events", "--for", "grpojob/again")
+    assert "no luck; restart 1 of 3" in events
+    assert "1" in jobs("get", "grpo", "again", "-o", "jsonpath={.status.restarts.total}")
+
+
+def test_the_budget_is_spent_and_the_job_fails(jobs: Jobs) -> None:
+    _run(jobs, "spent", failurePolicy=AT_ONCE | {"maxRestarts": 1})
+    _fail(jobs, "spent-a-0")
+    _wait(jobs, "spent", _runs_again(1), "the second attempt")
+    _fail(jobs, "spent-a-0")
+    told = jobs.wait_for("spent", "Failed", "True", "RankFailed")
+    assert "all 1 restarts of failurePolicy.maxRestarts are used up" in told["message"]
+    wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=spent"), "no pod is left", 40)
+
+
+def test_a_restart_waits_and_says_until_when(jobs: Jobs) -> None:
+    _run(jobs, "waits", failurePolicy={"backoffSeconds": 3600, "maxBackoffSeconds": 3600})
+    _fail(jobs, "waits-a-0")
+    told = jobs.wait_for("waits", "Restarting", "True")
+    status = _wait(jobs, "waits", lambda s: s["phase"] == "Restarting" and "nextRestartTime" in s, "the wait")
+    assert f"not before {status['nextRestartTime']}" in told["message"]
+    wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=waits"), "its GPUs are given back meanwhile", 40)
+    jobs("delete", "grpo", "waits", "--timeout=10s")
+
+
+def test_an_operator_killed_in_the_middle_of_a_restart_goes_on_with_it(jobs: Jobs, operator: Operator) -> None:
+    _run(jobs, "killed", failurePolicy=AT_ONCE)
+    _fail(jobs, "killed-a-0")
+    jobs.wait_for("killed", "Restarting", "True")
+    with operator.down():
+        pass
+    status = _wait(jobs, "killed", _runs_again(1), "the second attempt")
+    assert status["restarts"]["total"] == 1
+
+
+def test_eviction_restarts_and_is_not_counted(jobs: Jobs) -> None:
+    _run(jobs, "drained", failurePolicy=AT_ONCE)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drained-b-0", "namespace": jobs.namespace}}
+    jobs("create", "--raw", f"/api/v1/namespaces/{jobs.namespace}/pods/drained-b-0/eviction", "-f", "-", stdin=json.dumps(eviction))
+    status = _wait(jobs, "drained", _runs_again(1), "the second attempt")
+    assert status["restarts"]["total"] == 1
+    assert status["lastFailure"]["pod"] == "drained-b-0"
+
+
+def test_an_engine_is_made_anew_and_the_trainer_is_not(jobs: Jobs) -> None:
+    _run(jobs, "engines", generation=SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
+    uids = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
+    assert json.loads(jobs.get("configmap", "engines-0")["data"]["contract.json"])["restartEngines"] is True
+    jobs.finish_pod("engines-gen-1", 70, outcome(70, "EngineDied", "engine engines-gen-1 was killed"))
+    status = _wait(jobs, "engines", lambda s: {g["name"]: g["incarnation"] for g in s["groups"]}["gen"] == 1, "another incarnation")
+    wait_until(lambda: jobs.get("pod", "engines-gen-1")["metadata"]["uid"] != uids["engines-gen-1"], "another pod", 30)
+    status = _wait(jobs, "engines", lambda s: s["phase"] == "Running", "running again")
+    assert status["epoch"] == 0
+    now = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
+    assert {name for name in now if now[name] != uids[name]} == {"engines-gen-1"}
+    assert {m["pod"]: m["uid"] for m in status["members"]} == now
+
+
+def test_suspend_gives_the_gpus_back_and_resume_may_bring_another_shape(jobs: Jobs) -> None:
+    _run(jobs, "paused")
+    jobs("patch", "grpo", "paused", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.wait_for("paused", "Suspended", "True", "Suspended")
+    assert not jobs.list("pod", "training.grpo.dev/job=paused")
+    assert _status(jobs, "paused")["phase"] == "Suspended"
+    shape = {"trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 2}]}, "suspend": False}
+    jobs("patch", "grpo", "paused", "--type=merge", "-p", json.dumps({"spec": shape}))
+    status = _wait(jobs, "paused", _runs_again(1), "the resumed attempt")
+    assert {p["metadata"]["name"] for p in jobs.list("pod", "training.grpo.dev/job=paused")} == {"paused-a-0", "paused-a-1"}
+    assert {s["metadata"]["name"] for s in jobs.list("statefulset", "training.grpo.dev/job=paused")} == {"paused-a"}
+    assert status["restarts"] == {"total": 0, "counted": 0}
+
+
+def test_a_job_that_ended_is_deleted_after_its_time(jobs: Jobs) -> None:
+    _run(jobs, "brief", ttlSecondsAfterFinished=1)
+    for pod in ("brief-a-0", "brief-b-0"):
+        jobs.finish_pod(pod, 0, outcome(0))
+    wait_until(lambda: not jobs.list("grpo", ""), "the job is gone", 20)
+    wait_until(lambda: not jobs.list("statefulset,pod,configmap", "training.grpo.dev/job=brief"), "and all of it", 30)
+
+
+def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
+    jobs.apply(make_job("theirs", managedBy="kueue.x-k8s.io/multikueue"))
+    _run(jobs, "ours", managedBy="training.grpo.dev/grpo-operator")
+    assert "status" not in jobs.get("grpo", "theirs")
+
+
+def test_a_deadline_ends_the_job_and_names_itself(jobs: Jobs) -> None:
+    _run(jobs, "late", activeDeadlineSeconds=5)
+    told = jobs.wait_for("late", "Failed", "True", "DeadlineExceeded")
+    assert "spec.activeDeadlineSeconds is 5" in told["message"]
+
+
+def test_the_pods_of_a_node_that_is_gone_are_replaced_elsewhere(jobs: Jobs, kubectl: Any) -> None:
+    """A node whose heartbeat stops; nodeLostSeconds counts from when the cluster finds it not ready."""
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "dying", "labels": {"kubernetes.io/hostname": "dying", "tier": "dying"}},
+    }
+    capacity = {"cpu": "64", "memory": "256Gi", "pods": "100", "nvidia.com/gpu": "8"}
+    kubectl("apply", "-f", "-", stdin=json.dumps(node))
+    ready = {"status": {"capacity": capacity, "allocatable": capacity, "conditions": [_ready("True")]}}
+    kubectl("patch", "node", "dying", "--subresource=status", "--type=merge", "-p", json.dumps(ready))
+    prefers = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_prefers("dying")]}}
+    try:
+        jobs.apply(make_job("moved", failurePolicy=AT_ONCE | {"nodeLostSeconds": 1}, podTemplate={"affinity": prefers}))
+        wait_until(lambda: len(jobs.list("pod", "training.grpo.dev/job=moved")) == 2, "the pods are made", 30)
+        wait_until(lambda: jobs.get("pod", "moved-b-0")["spec"].get("nodeName") == "dying", "the pod is on the node", 30)
+        for name in ("moved-a-0", "moved-b-0"):
+            started = {"status": {"phase": "Running", "podIP": "10.9.9.9", "conditions": [_ready("True")]}}
+            jobs("patch", "pod", name, "--subresource=status", "--type=strategic", "-p", json.dumps(started))
+        jobs.wait_for("moved", "Running", "True")
+        broken = {"status": {"conditions": [_ready("False")]}}
+        kubectl("patch", "node", "dying", "--subresource=status", "--type=merge", "-p", json.dumps(broken))
+        lost = {"status": {"conditions": [_ready("False")]}}
+        jobs("patch", "pod", "moved-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(lost))
+        status = _wait(jobs, "moved", _runs_again(1), "the second attempt", timeout=60)
+        assert status["lastFailure"]["reason"] == "NodeLost"
+        assert status["restarts"] == {"total": 1, "counted": 0}
+        assert [n["name"] for n in status["avoidNodes"]] == ["dying"]
+    finally:
+        kubectl("delete", "node", "dying")
+
+
+def _ready(status: str) -> dict[str, str]:
+    now = "2026-01-01T00:00:00Z"
+    return {"type": "Ready", "status": status, "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "Test", "message": ""}
+
+
+def _prefers(tier: str) -> dict[str, Any]:
+    return {"weight": 100, "preference": {"matchExpressions": [{"key": "tier", "operator": "In", "values": [tier]}]}}
