@@ -28,7 +28,10 @@ class Footprint:
 
 
 def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size: int) -> Footprint:
-    """What DeepSpeed holds on each GPU after its first step, as counted in DeepSpeed 0.19 for every stage and type over two ranks.
+    """What DeepSpeed holds on each GPU after its first step.
+
+    Counted in DeepSpeed 0.19 over two ranks, for every stage in bfloat16 and float32; float16 is taken to be like bfloat16,
+    and at stage 1 like stage 2.
 
     Not counted, since they depend on lengths, layers and libraries: activations, logits, buckets that are reduced or gathered (0.1 to 0.5
     GB), CUDA's and NCCL's own memory, and fragments. So what is refused cannot work, and what is accepted may still be tight.
