@@ -57,6 +57,7 @@ class Ranks:
                 "PYTHONPATH": str(PROGRAMS),
                 "TORCHELASTIC_ERROR_FILE": str(state_dir / "error.json"),
                 "GRPO_STATE_DIR": str(state_dir),
+                "POD_UID": "uid-of-job-0",
                 **env,
             }
             with log.open("w") as file:

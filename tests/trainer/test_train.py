@@ -1,7 +1,6 @@
 """The loop as the launcher starts it: stopping, going on, and what it refuses."""
 
 import json
-import shutil
 import signal
 
 import pytest
@@ -46,7 +45,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     ranks.processes[1].send_signal(signal.SIGTERM)
     assert ranks.exit_codes() == [ExitCode.STOPPED] * 2, ranks.logs()
     step = len(curve(stopped))
-    assert (stopped / "checkpoints" / "latest").read_text() == f"step-{step}"
+    assert [path.name for path in (stopped / "checkpoints").iterdir()] == [f"step-{step}"]
     progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
     assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
 
@@ -72,12 +71,6 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
     completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
     assert {line["step"] for line in completions} == set(range(step + 2))
-
-    shutil.move(stopped, tmp_path / "data" / "ns" / "job" / "before")
-    config["storage"]["resumeFrom"] = "ns/job/before"
-    refused = start_training(config, 1, uid="smaller")
-    assert refused.exit_codes() == [ExitCode.CONFIG_ERROR]
-    assert "saved by 2 ranks and cannot be loaded by 1" in refused.logs()
 
 
 def test_a_model_that_is_not_there_is_a_config_error_with_the_field(start_training, tmp_path):

@@ -9,18 +9,18 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, get_scheduler
 
 from grpo_workload.batching import MicroBatch
+from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.launch_config import PRECISION, deepspeed_config
@@ -33,8 +33,10 @@ GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
 class Policy:
     """A causal language model, AdamW and the learning rate's schedule, over all ranks of the world."""
 
-    def __init__(self, config: TrainerConfig, device: Device, *, timeout_seconds: int, pad_token_id: int) -> None:
-        """Join the process group and load the model; collective.
+    def __init__(
+        self, config: TrainerConfig, device: Device, *, timeout_seconds: int, pad_token_id: int, load_universal: bool = False
+    ) -> None:
+        """Join the process group and load the model; collective. With `load_universal`, checkpoints are to be loaded in that form.
 
         Raises:
             ValueError: the model cannot be loaded, or settings do not go together; names the field.
@@ -43,6 +45,7 @@ class Policy:
         self._dtype = DTYPES[config.model.dtype]
         self.is_partitioned = config.parallelism.zero_stage == 3
         ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(config.parallelism, device)}
+        ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
         model = load_model(config)
@@ -210,15 +213,11 @@ def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
-    backend = "gloo" if device == Device.CPU else "nccl"
-    if device == Device.CPU:
-        # DeepSpeed would compile an all-reduce over shared memory: a minute, a compiler in the image, and no use between pods.
-        deepspeed.ops.__compatible_ops__ = {}
+    join(device, timeout_seconds)
     return Accelerator(
         mixed_precision=PRECISION[config.model.dtype],
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds))],
     )
 
 

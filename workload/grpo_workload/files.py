@@ -1,7 +1,8 @@
-"""Files that others are to read."""
+"""Files that others are to read, now or after a crash."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -10,3 +11,12 @@ def make_readable(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o644)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

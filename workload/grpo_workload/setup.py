@@ -11,10 +11,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from grpo_workload import batching, checkpoint
+from grpo_workload import batching
 from grpo_workload.checkpoint import Checkpoints, TrainerState
+from grpo_workload.collectives import join
 from grpo_workload.config import ModelConfig, TrainerConfig
-from grpo_workload.contract import Contract
+from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator, build_generator
 from grpo_workload.generation.memory import num_parameters
@@ -63,18 +64,27 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     config, rank, world_size = contract.config, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     training, zero_stage = config.training, config.parallelism.zero_stage
     share = batching.shard(training.prompts_per_step, world_size, rank)
-    checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep)
-    resumed_from = checkpoints.find(config.storage.resume_from)
+    join(contract.device, contract.timeout_seconds)
+    pod_uid = os.environ[ENV_POD_UID]
+    checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep, epoch=contract.epoch, pod_uid=pod_uid)
+    resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage)
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
-    policy = Policy(config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id)
+    policy = Policy(
+        config,
+        contract.device,
+        timeout_seconds=contract.timeout_seconds,
+        pad_token_id=tokenizer.pad_token_id,
+        load_universal=resumed is not None and resumed.is_universal,
+    )
     if rank == 0:
         warn_of_small_slices(config, policy)
     start = TrainerState(step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage)
-    if resumed_from is not None:
-        start = checkpoint.load(resumed_from, policy, world_size=world_size, zero_stage=zero_stage)
-        logger.info("going on from %s", resumed_from)
+    if resumed is not None:
+        resumed.load(policy)
+        start = resumed.state
+        logger.info("going on from %s", resumed.checkpoint)
     generator = build_generator(contract, rank, policy, tokenizer)
     if start.weight_version > 0:
         generator.sync_weights(policy.weights(), start.weight_version)

@@ -74,6 +74,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
 
         metrics = summarise_step(run, table, lengths, num_tokens, clock) | update
         num_tokens = int(metrics["num_tokens"])
+        run.checkpoints.check()
         run.report.step(step, metrics, samples)
 
         run.report.phase("Agreeing")

@@ -1,0 +1,93 @@
+"""A checkpoint's optimizer state in DeepSpeed's universal form, which any number of ranks under ZeRO stage 1, 2 or 3 can load.
+
+`python -m grpo_workload.universal SOURCE TARGET` converts: a process of its own, since DeepSpeed's converter forks and reports on stdout.
+What the converter of DeepSpeed 0.19 leaves out for loading under another kind of stage (1 and 2, or 3) is put in here: the step of
+each parameter, the layout of the common state, and the name of the model's file, whose weights nobody reads (they come from the masters).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from grpo_workload.manifest import seal, write_manifest
+
+TAIL = 1000  # characters of its output that a failed conversion is told with
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")  # below ZeRO-3, and under it
+
+
+class Conversion:
+    """A running conversion."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        """Convert `source`, as DeepSpeed saved it, into the empty folder `target`, with its manifest."""
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
+        command = [sys.executable, "-m", __name__, str(source), str(target)]
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        return self._process.poll()
+
+    def output(self) -> str:
+        """The end of what it said."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-TAIL:]
+
+
+def convert(source: Path, target: Path) -> None:
+    """See `Conversion`."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    ds_to_universal.main(
+        argparse.Namespace(
+            input_folder=str(source),
+            output_folder=str(target),
+            num_extract_workers=4,
+            num_merge_workers=2,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+        )
+    )
+    (target.parent / "latest_universal").unlink()  # DeepSpeed's pointer beside it, which nothing reads here
+    complete(target)
+    files = [path for path in target.rglob("*") if path.is_file()]
+    write_manifest(target, {str(path.relative_to(target)): seal(path) for path in files})
+
+
+def complete(target: Path) -> None:
+    """Make what the converter wrote loadable under every stage from 1 to 3."""
+    import deepspeed
+    import torch
+
+    def read(path: Path) -> Any:
+        return torch.load(path, map_location="cpu", weights_only=False)
+
+    states = target / "zero"
+    common = read(states / "optimizer_state.pt")
+    if "optimizer_state_dict" in common:
+        step = common["optimizer_state_dict"]["state"][0]["step"]
+        for parameter in states.glob("*/exp_avg.pt"):
+            torch.save(step, parameter.with_name("step.pt"))
+    else:
+        step = read(next(states.glob("*/step.pt")))
+    groups = common["param_groups"]
+    scaler = {key: common[key] for key in ("loss_scaler", "dynamic_loss_scale", "overflow") if key in common}
+    whole = {"ds_version": deepspeed.__version__, "param_groups": groups}
+    under_zero_3 = {"optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups}}
+    torch.save(scaler | whole | under_zero_3, states / "optimizer_state.pt")
+
+    model = read(next(target / name for name in _MODEL_FILES if (target / name).exists()))
+    for path in target.glob("*_model_states.pt"):
+        path.unlink()
+    for name in _MODEL_FILES:
+        torch.save(model | {"module": {}}, target / name)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))
