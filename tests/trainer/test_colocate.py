@@ -11,6 +11,9 @@ def test_vllm_samples_from_the_trained_weights(run_program, tiny_model, tmp_path
     results = torch.load(tmp_path / "out.pt")
     # Rank r brings r + 1 prompts, and gets its own answers back: groups of uneven shares included.
     assert [len(result["versions"]) for result in results] == [4 * (rank + 1) for rank in range(world_size)]
+    # A prompt's samples depend on its seed, not on the rank that asks or what else it asks for.
+    assert all(result["common"] == results[0]["common"] for result in results)
+    assert len(set(results[0]["common"])) == 4
     for result in results:
         assert set(result["versions"]) == {2}
         assert max(result["logged"]) < 1e-4

@@ -122,6 +122,7 @@ def test_what_cannot_be_found(tiny_tokenizer, fields, message):
         ("jsonl", [{"question": "a", "answer": "b"}], {}, r"has no column `prompt` .* its columns are question, answer"),
         ("jsonl", [{"prompt": 3}], {}, r"`prompt` of row 0 must be text or a list of messages"),
         ("jsonl", [{"prompt": [{"role": "user"}]}], {}, r"`prompt` of row 0 must be text or a list of messages"),
+        ("jsonl", [{"prompt": ""}], {}, r"`prompt` of row 0 is empty"),
         ("jsonl", ROWS, {"systemPrompt": "x"}, r"dataset\.systemPrompt: prompts are plain text"),
         ("jsonl", CHAT_ROWS, {"promptTemplate": "{prompt}!"}, r"dataset\.promptTemplate: prompts are messages"),
         ("saved with splits", ROWS, {"split": "dev"}, r"dataset\.path: cannot load .*no split 'dev' .* there are train, test"),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_workload.config import DatasetConfig, ReasoningGymDataset
+from grpo_workload.seeds import prompt_seed
 from grpo_workload.types import Prompt, Text
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -50,9 +51,15 @@ class PromptSource:
         return len(self._rows)
 
     def batch(self, step: int, prompts_per_step: int) -> list[Prompt]:
-        """The prompts of optimizer step `step` (from 0), over all ranks; rows are read and tokenized here, not before."""
+        """The prompts of optimizer step `step` (from 0), over all ranks; rows are read and tokenized here, not before.
+
+        ValueError for a row that is no prompt.
+        """
         start = step * prompts_per_step
-        return [self._prompt(position) for position in range(start, start + prompts_per_step)]
+        return [
+            dataclasses.replace(self._prompt(start + position), seed=prompt_seed(self._seed, step, position))
+            for position in range(prompts_per_step)
+        ]
 
     def _prompt(self, position: int) -> Prompt:
         epoch, offset = divmod(position, len(self))
@@ -169,7 +176,9 @@ def _make_prompt(config: DatasetConfig, tokenizer: Any, index: int, prompt: Any,
         if config.system_prompt is not None:
             raise ValueError("dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate")
         text = _fill(config, prompt)
-        return Prompt(index=index, text=text, token_ids=tuple(tokenizer(text)["input_ids"]), columns=columns)
+        if not (token_ids := tokenizer(text)["input_ids"]):
+            raise ValueError(f"dataset: `prompt` of row {index} is empty, and a model cannot go on from nothing; remove the row")
+        return Prompt(index=index, text=text, token_ids=tuple(token_ids), columns=columns)
     if not _is_messages(prompt):
         raise ValueError(f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content")
     if config.prompt_template is not None:

@@ -35,17 +35,19 @@ logger = logging.getLogger(__name__)
 
 def train(run: Run, stop: StopFlag) -> ExitCode:
     """The loop; collective. DONE after maxSteps; STOPPED, with a checkpoint, when any rank was asked to stop before."""
+    from transformers import set_seed
+
     from grpo_workload.batching import local_scale, micro_batches
     from grpo_workload.checkpoint import TrainerState
     from grpo_workload.collectives import add_scales, any_rank
+    from grpo_workload.seeds import step_seed
 
     training, storage = run.config.training, run.config.storage
     num_tokens = run.start.num_tokens
     stopping = False
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
-        # Ranks that hold one copy of the model together draw the same tokens; other copies draw others.
-        seed_step(training.seed, step, run.rank // run.config.generation.tensor_parallel)
+        set_seed(step_seed(training.seed, step))
 
         run.report.phase("Generating")
         prompts = run.source.batch(step, training.prompts_per_step)[run.share.start : run.share.stop]
@@ -144,14 +146,6 @@ def summarise_step(
         num_tokens_before=num_tokens,
     )
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
-
-
-def seed_step(seed: int, step: int, copy: int) -> None:
-    """Seed python, numpy and torch for one step of one copy of the model: a resumed run draws what an uninterrupted one would have."""
-    import numpy as np
-    from transformers import set_seed
-
-    set_seed(int(np.random.SeedSequence([seed, step, copy]).generate_state(1)[0]))
 
 
 class Clock:

@@ -17,6 +17,7 @@ class Prompt:
     text: Text  # a string, or chat messages
     token_ids: tuple[int, ...]
     columns: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0  # of the completions sampled for it: see `seeds.prompt_seed`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def main(model, out, zero_stage, tensor_parallel):
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
     generator = ColocateGenerator(config, Device.CPU)
     initial = load_model(config) if zero_stage < 3 else None
-    prompts = [Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index))) for index in range(1 + rank)]
+    prompts = [Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index) for index in range(1 + rank)]
 
     def generate():
         groups = generator.generate(prompts, NUM_GENERATIONS)
@@ -71,15 +71,18 @@ def main(model, out, zero_stage, tensor_parallel):
     count = world_size * NUM_GENERATIONS // 4  # the last rank brings the most prompts
     logged = []
     for step in range(2):
-        torch.manual_seed(1000 * step + rank // tensor_parallel)
         batches = micro_batches(list(generate()), 4, PAD, num_micro_batches=count)
         metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
         logged.append(metrics["sampling/sampling_logp_difference/max"])
         generator.sync_weights(policy.weights(), step + 1)
+    # One prompt among different ones on every rank.
+    common = Prompt(index=9, text="", token_ids=(5, 6, 7), seed=11)
+    *_, answers = generator.generate([*reversed(prompts), common], NUM_GENERATIONS)
     samples = list(generate())
     result = {
         "logged": logged,
         "tokens": [sample.completion.token_ids for sample in samples],
+        "common": [answer.token_ids for answer in answers],
         "versions": [sample.completion.weight_version for sample in samples],
         "trained": differences(policy.engine, samples),
         "initial": differences(initial, samples) if initial is not None else None,

@@ -24,9 +24,9 @@ class Generator(Protocol):
     """Samples completions with the policy's weights. Every rank has one, and calls the same methods in the same order."""
 
     def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
-        """`num_generations` completions of each of this rank's prompts, in the order of the prompts.
+        """`num_generations` completions of each of this rank's prompts, in the order of the prompts; a rank may have none.
 
-        Sampling draws from torch's global random state, so a rank that seeds it before the call gets the same completions again.
+        A prompt's completions depend on its seed and the weights, up to rounding: not on the prompts beside it, nor on the ranks.
         """
         ...
 

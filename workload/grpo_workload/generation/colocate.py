@@ -1,8 +1,8 @@
 """vLLM inside every rank of the trainer, on the trainer's own device.
 
 Each rank has an engine, or a slice of one: with generation.tensorParallel, so many neighbouring ranks of a pod hold one copy of the model,
-sample the prompts of all of them together and draw the same tokens, since they share a seed. Weights go from the module to the engine
-within the process. The engine joins the trainer's process group (vLLM's `external_launcher`), and building it is collective.
+sample the prompts of all of them together and draw the same tokens, since each prompt has its seed. Weights go from the module to the
+engine within the process. The engine joins the trainer's process group (vLLM's `external_launcher`), and building it is collective.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from grpo_workload.generation.base import Weights
 from grpo_workload.generation.sleep import SleepCycle
 from grpo_workload.generation.vllm_api import repack_output_layer
 from grpo_workload.types import Completion, Prompt
+
+Request = tuple[tuple[int, ...], int]
+"""Tokens of a prompt, and its seed."""
 
 # Arguments that the rest of the trainer relies on.
 _OURS = frozenset(
@@ -56,7 +59,7 @@ class ColocateGenerator:
             "model": config.model.source,
             "revision": config.model.revision,
             "dtype": config.model.dtype,
-            "seed": training.seed + self._rank // self._tensor_parallel,
+            "seed": training.seed,
             "tensor_parallel_size": self._tensor_parallel,
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
@@ -78,9 +81,13 @@ class ColocateGenerator:
                     f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; generation.maxModelLen less "
                     f"training.maxCompletionLength leaves {self._max_prompt_length}"
                 )
-        shares = self._gather([prompt.token_ids for prompt in prompts])
-        requests = [TokensPrompt(prompt_token_ids=list(token_ids)) for share in shares for token_ids in share]
-        outputs = self._llm.generate(requests, SamplingParams(n=num_generations, **self._sampling), use_tqdm=False)
+        shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
+        together = [request for share in shares for request in share]
+        outputs = self._llm.generate(
+            [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids, _ in together],
+            [SamplingParams(n=num_generations, seed=seed, **self._sampling) for _, seed in together],
+            use_tqdm=False,
+        )
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
         own = outputs[first : first + len(prompts)]
         return [[self._completion(answer) for answer in output.outputs] for output in own]
@@ -112,13 +119,13 @@ class ColocateGenerator:
         dist.barrier()
         self._llm.llm_engine.engine_core.shutdown()
 
-    def _gather(self, share: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-        """The prompts of every rank of this rank's copy of the model, in rank order."""
+    def _gather(self, share: list[Request]) -> list[list[Request]]:
+        """The tokens and seeds of the prompts of every rank of this rank's copy of the model, in rank order."""
         if self._tensor_parallel == 1:
             return [share]
         from vllm.distributed.parallel_state import get_tp_group
 
-        shares: list[list[tuple[int, ...]]] = [[] for _ in range(self._tensor_parallel)]
+        shares: list[list[Request]] = [[] for _ in range(self._tensor_parallel)]
         dist.all_gather_object(shares, share, group=get_tp_group().cpu_group)
         return shares
 

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from grpo_workload.collectives import gather
 from grpo_workload.config import Topology, TrainingConfig
 from grpo_workload.contract import Contract, Device, Engine
@@ -46,9 +44,7 @@ class ServerGenerator:
         """See `Generator.generate`. ValueError for a prompt that leaves no room for its completion, EngineError."""
         for prompt in prompts:
             self._check_length(prompt)
-        # From torch's random state, as the other generators draw.
-        seeds = torch.randint(2**62, (len(prompts),)).tolist()
-        return self._link.run(self._generate(prompts, seeds, num_generations))
+        return self._link.run(self._generate(prompts, num_generations))
 
     def sleep(self) -> None:
         """Nothing to give back: the engines have devices of their own."""
@@ -109,18 +105,18 @@ class ServerGenerator:
                 f"training.maxCompletionLength leaves {room}"
             )
 
-    async def _generate(self, prompts: Sequence[Prompt], seeds: Sequence[int], num_generations: int) -> list[list[Completion]]:
+    async def _generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
         clients = {client.engine.name: client for client in await self._up_to_date()}
         router = Router([client.engine for client in clients.values()], first=self._rank)
         tasks: list[asyncio.Task[list[Completion]]] = []
 
-        async def complete(lane: Lane, prompt: Prompt, seed: int) -> list[Completion]:
+        async def complete(lane: Lane, prompt: Prompt) -> list[Completion]:
             try:
                 return await clients[lane.engine.name].complete(
                     prompt.token_ids,
                     model=self._models[lane.engine.name],
                     num_samples=num_generations,
-                    sampling=sampling_parameters(self._training, seed),
+                    sampling=sampling_parameters(self._training, prompt.seed),
                     version=self._version,
                 )
             except RefusedError as error:
@@ -130,9 +126,9 @@ class ServerGenerator:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for prompt, seed in zip(prompts, seeds, strict=True):
+                for prompt in prompts:
                     lane = await router.acquire(num_generations)
-                    tasks.append(group.create_task(complete(lane, prompt, seed)))
+                    tasks.append(group.create_task(complete(lane, prompt)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         return [task.result() for task in tasks]

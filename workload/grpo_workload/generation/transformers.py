@@ -1,6 +1,6 @@
 """Plain `generate()` of the policy itself: for machines that vLLM does not run on, for debugging, and for quick tests.
 
-There is one copy of the weights, so nothing is ever out of step. Scores of all new tokens are held at once: not for long completions.
+There is one copy of the weights, so nothing is ever out of step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from grpo_workload.config import TrainingConfig
 from grpo_workload.generation.base import Weights
@@ -32,35 +33,43 @@ class TransformersGenerator:
             "max_new_tokens": training.max_completion_length,
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": sorted(self._eos_ids),
-            "return_dict_in_generate": True,
-            "output_scores": True,
+            # `_Sampler` draws: sampling in generate() would take one row of random numbers for the whole batch.
+            "do_sample": False,
+            **dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty")),
         }
-        if training.temperature == 0:
-            self._arguments |= {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        else:
-            self._arguments |= {
-                "do_sample": True,
-                "temperature": training.temperature,
-                "top_p": training.top_p,
-                "top_k": training.top_k,
-            }
+        self._is_greedy = training.temperature == 0
+        self._warpers: list[Any] = []
+        if not self._is_greedy:
+            self._warpers = [TemperatureLogitsWarper(training.temperature)]
+            self._warpers += [TopKLogitsWarper(training.top_k)] if training.top_k > 0 else []
+            self._warpers += [TopPLogitsWarper(training.top_p)] if training.top_p < 1 else []
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
         """See `Generator.generate`."""
+        if not prompts and not self._policy.is_partitioned:
+            return []
         module = self._policy.module
         was_training = module.training
         module.eval()
-        rows = [torch.tensor(prompt.token_ids) for prompt in prompts for _ in range(num_generations)]
+        # Under ZeRO-3 every forward is collective: a rank without prompts takes part with one of its own, and ranks whose completions are
+        # done run on until those of all ranks are.
+        asked = prompts or [Prompt(index=-1, text="", token_ids=(self._tokenizer.pad_token_id,))]
+        rows = [torch.tensor(prompt.token_ids) for prompt in asked for _ in range(num_generations)]
         ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
         mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
-        # Under ZeRO-3 every forward is collective, so ranks whose completions are done run on until those of all ranks are.
-        output = module.generate(input_ids=ids_NP, attention_mask=mask_NP, synced_gpus=self._policy.is_partitioned, **self._arguments)
+        sampler = _Sampler([prompt.seed for prompt in asked], num_generations, self._policy.device, is_greedy=self._is_greedy)
+        sequences = module.generate(
+            input_ids=ids_NP,
+            attention_mask=mask_NP,
+            synced_gpus=self._policy.is_partitioned,
+            logits_processor=LogitsProcessorList([*self._warpers, sampler]),
+            **self._arguments,
+        )
         module.train(was_training)
-        tokens_NT = output.sequences[:, ids_NP.size(1) :]
-        logprobs_NT = torch.stack([_logprobs(scores, tokens_NT[:, t]) for t, scores in enumerate(output.scores)], dim=1)
+        tokens_NT, logprobs_NT = sequences[:, ids_NP.size(1) :], torch.stack(sampler.logprobs_N, dim=1)
         flat = [self._completion(tokens.tolist(), logprobs.tolist()) for tokens, logprobs in zip(tokens_NT, logprobs_NT, strict=True)]
-        return [flat[start : start + num_generations] for start in range(0, len(flat), num_generations)]
+        return [flat[start : start + num_generations] for start in range(0, len(prompts) * num_generations, num_generations)]
 
     def sleep(self) -> None:
         """Nothing to give back: the weights are the trainer's own."""
@@ -89,6 +98,32 @@ class TransformersGenerator:
         )
 
 
+class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
+    """Chooses the next token of each row with its prompt's own generator, and leaves generate() no other choice.
+
+    The exponential trick of `torch.multinomial`: the index of the largest p / q, q ~ Exp(1), is distributed as p.
+    """
+
+    def __init__(self, seeds: Sequence[int], rows_per_seed: int, device: torch.device, *, is_greedy: bool) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._rows_per_seed = rows_per_seed
+        self._is_greedy = is_greedy
+        self.logprobs_N: list[Tensor] = []
+        """Of the chosen tokens, one tensor a position."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [N, V] of the next token: minus infinity for all but the chosen one."""
+        logprobs_NV = scores.float().log_softmax(dim=-1)
+        chosen_N1 = (logprobs_NV if self._is_greedy else self._race(logprobs_NV.exp())).argmax(dim=-1, keepdim=True)
+        self.logprobs_N.append(logprobs_NV.gather(1, chosen_N1).squeeze(1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen_N1, 0.0)
+
+    def _race(self, probabilities_NV: Tensor) -> Tensor:
+        shape = (self._rows_per_seed, probabilities_NV.size(1))
+        draws = [torch.empty(shape, device=probabilities_NV.device).exponential_(generator=generator) for generator in self._generators]
+        return probabilities_NV / torch.cat(draws)
+
+
 def _eos_ids(generation_config: Any, tokenizer: Any) -> set[int]:
     ids = generation_config.eos_token_id
     return {tokenizer.eos_token_id, *([ids] if isinstance(ids, int) else ids or [])}
@@ -96,7 +131,3 @@ def _eos_ids(generation_config: Any, tokenizer: Any) -> set[int]:
 
 def _left_pad(rows: list[Tensor], value: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value, padding_side="left")
-
-
-def _logprobs(scores_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    return scores_NV.float().log_softmax(dim=-1).gather(1, tokens_N.unsqueeze(1)).squeeze(1)
