@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from grpo_operator.jobstatus import GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
+from grpo_operator.jobstatus import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
+from grpo_operator.lifecycle import is_between_epochs
 from grpo_operator.names import Condition, Reason
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import Draft
@@ -16,7 +17,9 @@ PROGRESS_SECONDS = 10
 
 def record(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     """Take down what can be seen now and not later."""
-    draft.update(members=_members(topology, draft.status, observed))
+    # While the operator itself takes no pod away, a deletion is somebody else's.
+    runs = not draft.job.spec.suspend and not is_between_epochs(draft.status)
+    draft.update(members=_members(topology, draft.status, observed, runs=runs))
     _read_progress(draft, topology, observed, reports)
     _observe_groups(draft, topology, observed)
 
@@ -26,7 +29,7 @@ def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
     return topology.trainer_pods <= {member.pod for member in status.members if is_done(member.outcome)}
 
 
-def _members(topology: Topology, status: GRPOJobStatus, observed: Observed) -> tuple[MemberStatus, ...]:
+def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, runs: bool) -> tuple[MemberStatus, ...]:
     """Pods as first seen; an outcome once recorded stays. A pod of another attempt is none of them."""
     known = {member.pod: member for member in status.members}
     members = []
@@ -34,19 +37,21 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed) -> t
         for name in group.pods:
             pod, old = observed.pods.get(name), known.get(name)
             if pod is not None and pod.epoch == status.epoch:
-                old = _seen(old, pod, group.role)
+                old = _seen(old, pod, group.role, runs=runs)
             if old is not None:
                 members.append(old)
     return tuple(members)
 
 
-def _seen(old: MemberStatus | None, pod: ObservedPod, role: str) -> MemberStatus:
+def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
     if old is None or (old.uid != pod.uid and old.replacing):
         return MemberStatus(pod=pod.name, role=role, uid=pod.uid, node=pod.node, outcome=pod.outcome, disruption=pod.disruption)
     if old.uid != pod.uid:
         return old
-    first_seen = {"node": old.node or pod.node, "outcome": old.outcome or pod.outcome, "disruption": old.disruption or pod.disruption}
-    return old.model_copy(update=first_seen)
+    disruption = old.disruption or pod.disruption
+    if disruption is None and pod.deletion_time is not None and runs and not old.replacing:
+        disruption = Disruption(reason=Reason.POD_REPLACED, message="somebody deleted it")
+    return old.model_copy(update={"node": old.node or pod.node, "outcome": old.outcome or pod.outcome, "disruption": disruption})
 
 
 def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:

@@ -48,7 +48,7 @@ class MemberOutcome(StatusSection):
 class Disruption(StatusSection):
     """Why the cluster took a pod away."""
 
-    reason: str = Field(max_length=128, description="Evicted, Preempted or NodeLost.")
+    reason: str = Field(max_length=128, description="Evicted, Preempted, NodeLost or PodReplaced.")
     message: str = Field(max_length=4096, description="What the cluster said.")
 
 

@@ -237,6 +237,18 @@ def test_a_pod_deleted_by_hand_is_named_and_counted() -> None:
     assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PodReplaced", 1)
 
 
+def test_a_pod_that_somebody_deletes_is_named_although_it_and_its_peers_tell_of_effects() -> None:
+    case = Case()
+    pods = case.run()
+    going = replace(pods[1], deletion_time=after(NOW, 60))
+    case.look(pods[0], going, at=1)
+    assert case.status.phase == "Running", "it still saves a checkpoint"
+    early = replace(failed(B, ExitCode.STOPPED, "StoppedEarly", at=3), deletion_time=after(NOW, 60))
+    case.look(failed(A, ExitCode.PEER_LOST, "PeerLost", at=2), early, at=4)
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == (B, "PodReplaced")
+    assert "somebody deleted it" in case.message(Condition.RESTARTING)
+
+
 def test_the_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_others() -> None:
     case = Case()
     pods = case.run()
@@ -261,8 +273,9 @@ def test_the_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefe
 def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() -> None:
     case = Case()
     case.run()
-    lost, silent = failed(A, ExitCode.PEER_LOST, "PeerLost"), replace(pod(B, uid=f"{B}-0"), deletion_time=after(NOW, 400))
+    lost, silent = failed(A, ExitCode.PEER_LOST, "PeerLost"), pod(B, uid=f"{B}-0")
     case.look(lost, silent, at=50)
+    silent = replace(silent, deletion_time=after(NOW, 400))
     assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PeerLost", 1)
     case.look(silent, at=110, lost_nodes={"node": after(NOW, 45)})
     assert (case.status.last_failure.reason, case.status.restarts.counted, case.status.restarts.total) == ("NodeLost", 0, 1)
