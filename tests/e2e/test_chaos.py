@@ -1,0 +1,204 @@
+"""Faults on real kubelets: every one is recovered from, or ends the job with its cause. Each test prints how long a recovery took."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs_on_cluster import SELECTOR, JobOnCluster
+
+from grpo_devcluster.cluster import Cluster
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.e2e
+
+REWARD = """
+import os, pathlib, time
+
+DATA = pathlib.Path("/data")
+
+def score(completions, completion_ids, **_):
+    if (DATA / "slow").exists():
+        time.sleep(0.3)
+    hog = DATA / f"hog-{os.environ['RANK']}"
+    if hog.exists():
+        hog.unlink()
+        eaten = [b"x" * 2**26 for _ in range(2**10)]
+    return [sum(token % 2 == 0 for token in ids) / max(1, len(ids)) for ids in completion_ids]
+"""
+STEPS = 120
+TRAINING = {"promptsPerStep": 3, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": 8, "learningRate": 1e-3}
+PLAIN = {"topology": "Colocate", "engine": "Transformers"}
+KILL = (
+    "import os, signal, pathlib; [os.kill(int(p.name), signal.SIGKILL) for p in pathlib.Path('/proc').iterdir()"
+    " if p.name.isdigit() and b'{what}' in (p / 'cmdline').read_bytes() and int(p.name) != os.getpid()]"
+)
+
+
+class Survivor:
+    """A job that is hit again and again."""
+
+    def __init__(self, job: JobOnCluster) -> None:
+        self.job = job
+        self.recoveries: dict[str, float] = {}
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.job.get().get("status", {}))
+
+    def steps(self, above: int, timeout: float = 180) -> None:
+        """Wait until training stands above a step."""
+
+        def moved() -> bool:
+            status = self.status()
+            assert status["phase"] not in ("Failed", "Succeeded"), json.dumps(status, indent=1)
+            progress = status.get("progress", {"step": 0, "time": ""})
+            return int(progress["step"]) > above and progress["time"] > status["epochStartTime"]
+
+        wait_until(moved, f"a step above {above}", timeout, interval=0.5)
+
+    def kill(self, pod: str, what: str) -> None:
+        """SIGKILL processes of a pod by a part of their command line; `kubectl exec` runs as the pod's user."""
+        self.job("exec", pod, "--", "python", "-c", KILL.format(what=what))
+
+    @contextmanager
+    def recovers(self, fault: str, reason: str | None) -> Iterator[None]:
+        """What is done inside ends the attempt; the next one makes steps, and `reason` is what is told of the last."""
+        before = self.status()
+        began = time.monotonic()
+        yield
+        wait_until(lambda: self.status()["epoch"] > before["epoch"], f"another attempt after: {fault}", 120, interval=0.2)
+        wait_until(lambda: self.status()["phase"] == "Running", f"running after: {fault}", 180, interval=0.5)
+        self.recoveries[fault] = time.monotonic() - began
+        status = self.status()
+        assert status["epoch"] == before["epoch"] + 1, json.dumps(status, indent=1)
+        assert reason in (None, status["lastFailure"]["reason"]), json.dumps(status["lastFailure"], indent=1)
+        self.steps(status.get("progress", {}).get("checkpointStep", 0))
+
+
+@pytest.fixture
+def survivor(job: JobOnCluster) -> Iterator[Survivor]:
+    made = Survivor(job)
+    yield made
+    print("recovered in seconds:", json.dumps({fault: round(seconds, 1) for fault, seconds in made.recoveries.items()}))  # noqa: T201
+
+
+def _apply(job: JobOnCluster, **spec: Any) -> Path:
+    data = job.apply(
+        files={"chaos.py": REWARD, "slow": ""},
+        **{
+            "training": TRAINING,
+            "generation": PLAIN,
+            "rewards": [{"name": "even", "function": "chaos:score"}],
+            "storage": {"claimName": "runs", "checkpointEverySteps": 5},
+            "podTemplate": {
+                "env": [{"name": "PYTHONPATH", "value": "/data"}],
+                "resources": {"limits": {"memory": "3Gi"}},
+                "terminationGracePeriodSeconds": 60,
+            },
+            "failurePolicy": {"backoffSeconds": 0, "maxRestarts": 20},
+        }
+        | spec,
+    )
+    job.wait_for("Running", 120)
+    return data
+
+
+@pytest.mark.timeout(900)
+def test_a_job_survives_what_happens_to_processes_pods_children_and_the_operator(survivor: Survivor, devcluster: Cluster) -> None:
+    job = survivor.job
+    data = _apply(job)
+    survivor.steps(5)
+
+    with survivor.recovers("SIGKILL of a rank", "RankFailed"):
+        survivor.kill("tiny-b-0", "grpo_workload.train")
+    assert "rank 2 was killed by SIGKILL" in survivor.status()["lastFailure"]["message"]
+
+    with survivor.recovers("a rank beyond the memory limit", "RankFailed"):
+        (data / "hog-2").write_text("")
+    assert "out of memory: raise resources.limits.memory" in survivor.status()["lastFailure"]["message"]
+
+    with survivor.recovers("SIGKILL of a launcher", None):
+        survivor.kill("tiny-a-0", "grpo_workload.launch")
+    assert survivor.status()["lastFailure"]["pod"] == "tiny-a-0"
+
+    step = survivor.status()["progress"]["step"]
+    with survivor.recovers("kubectl delete pod", "PodReplaced"):
+        job("delete", "pod", "tiny-b-0")
+    assert survivor.status()["progress"]["step"] >= step, "a pod that is asked to end saves first: nothing is lost"
+
+    with survivor.recovers("kubectl delete statefulset", "PodReplaced"):
+        job("delete", "statefulset", "tiny-a", "--wait=false")
+
+    with survivor.recovers("the operator's pod killed in the middle of a restart", "RankFailed"):
+        survivor.kill("tiny-a-0", "grpo_workload.train")
+        job.wait_for("Restarting", 60)
+        job.kubectl("delete", "pod", "-n", "grpo-system", "-l", "app.kubernetes.io/name=grpo-operator", "--force", "--grace-period=0")
+
+    before = survivor.status()
+    job("delete", "service,configmap,networkpolicy", "-l", SELECTOR)
+    wait_until(
+        lambda: len(job("get", "service,configmap,networkpolicy", "-l", SELECTOR, "-o", "name").split()) == 3, "children are back", 30
+    )
+    (apiserver,) = [daemon for daemon in devcluster.daemons() if "apiserver" in daemon.name]
+    apiserver.stop(grace=0)
+    away = time.monotonic()
+    wait_until(lambda: time.monotonic() - away > 20, "20 s without an API server", 30)
+    apiserver.start()
+    wait_until(lambda: _answers(job), "the API server is back", 60)
+    survivor.steps(before["progress"]["step"])
+    assert survivor.status()["epoch"] == before["epoch"], "neither ends an attempt"
+
+    (data / "slow").unlink()
+    status = job.wait_for("Complete", 240)
+    assert status["progress"]["step"] == STEPS
+    assert [line["step"] for line in job.metrics(data)] == list(range(STEPS))
+    assert status["restarts"]["total"] == 6
+    wait_until(lambda: job.replicas() == [0, 0], "StatefulSets at 0", 10)
+    wait_until(lambda: not job("get", "pods", "-o", "name"), "no pod is left", 90)
+    assert len(job("get", "configmap", "-l", SELECTOR, "-o", "name").split()) == 1
+
+
+def _answers(job: JobOnCluster) -> bool:
+    try:
+        job("get", "grpojob")
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_ranks_of_a_lost_node_are_fenced_and_the_job_goes_on_elsewhere(survivor: Survivor, devcluster: Cluster) -> None:
+    """The node's pods live on unseen, and write to the same storage: the claim ends them."""
+    job = survivor.job
+    on_b = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}
+    affinity = {
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {"matchExpressions": [on_b]}}]}
+    }
+    data = _apply(
+        job,
+        trainer={"groups": [{"name": "a", "gpus": 1}]},
+        training=TRAINING | {"maxSteps": 100_000},
+        failurePolicy={"backoffSeconds": 0, "nodeLostSeconds": 5},
+        podTemplate={"env": [{"name": "PYTHONPATH", "value": "/data"}], "affinity": affinity},
+    )
+    assert survivor.status()["members"][0]["node"] == "node-b"
+    survivor.steps(5)
+    node = devcluster.node("b")
+    try:
+        with survivor.recovers("a node without kubelet whose pods live on", "NodeLost"):
+            node.stop(partition=True)
+        status = survivor.status()
+        assert status["members"][0]["node"] == "node-a"
+        assert (status["restarts"]["total"], status["restarts"]["counted"]) == (1, 0)
+        assert [one["name"] for one in status["avoidNodes"]] == ["node-b"]
+        run = data / job.namespace / "tiny" / job.get()["metadata"]["uid"]
+        before = status["progress"]["step"]
+        survivor.steps(before + 10)
+        steps = [line["step"] for line in job.metrics(data)]
+        assert steps == list(range(len(steps))), "two writers would have mixed their steps"
+        assert len(list(run.rglob("claims/*"))) == 2
+    finally:
+        devcluster.start_node("b")
