@@ -1,17 +1,21 @@
 import asyncio
+import dataclasses
 import math
+import subprocess
 import sys
 import threading
 
 import pytest
 
 from grpo_workload.config import RewardConfig
+from grpo_workload.ranks import describe_error
 from grpo_workload.rewards import Reward, RewardError, RewardTable, build_rewards, score
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Prompt
 
 USER_CODE = """
 import asyncio
+import threading
 
 started = asyncio.Event()
 seen = {}
@@ -57,8 +61,44 @@ def infinite(prompts, **kwargs):
     return [float("inf")] * len(prompts)
 
 
+def divides(prompts, **kwargs):
+    return [0.0] * (len(prompts) - 1) + [float("nan")]
+
+
+def exits(prompts, **kwargs):
+    raise SystemExit(0)
+
+
+def times_out_itself(prompts, **kwargs):
+    raise TimeoutError("no answer from the judge")
+
+
+def hangs(prompts, **kwargs):
+    threading.Event().wait()
+
+
+async def hangs_too(prompts, **kwargs):
+    await asyncio.Event().wait()
+
+
 def fails(prompts, **kwargs):
     raise KeyError("colour")
+"""
+
+
+LOCKED = """
+import asyncio, re
+from grpo_workload import rewards
+from grpo_workload.types import Completion, Prompt
+
+def backtracks(prompts, completions):
+    return [float(bool(re.match("(a+)+$", "a" * 60 + "b")))]
+
+rewards.LOCK_GRACE = 0.2
+prompt = Prompt(index=0, text="", token_ids=(1,))
+completion = Completion(token_ids=(1,), logprobs=(0.0,), text="", finish_reason="stop", weight_version=0)
+reward = rewards.Reward(name="slow", weight=1, function=backtracks, timeout_seconds=0.2)
+asyncio.run(rewards.score([reward], [prompt], [completion]))
 """
 
 
@@ -97,7 +137,7 @@ async def run(function, prompts=None, completions=None):
 async def test_weighted_sum_leaves_none_out_and_is_nan_when_all_are():
     rewards = [
         Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0, None, 0.5, None]),
-        Reward(name="b", weight=-2.0, function=lambda prompts, completions: [1.0, 3, math.nan, None]),
+        Reward(name="b", weight=-2.0, function=lambda prompts, completions: [1.0, 3, None, None]),
     ]
     table = await score(rewards, [make_prompt()] * 4, [make_completion()] * 4)
     assert table.values == [[1.0, None, 0.5, None], [1.0, 3.0, None, None]]
@@ -173,13 +213,28 @@ async def test_a_sync_function_does_not_hold_up_an_async_one():
         ("one_short", r"rewards\[mine\] returned 1 values for 2 completions"),
         ("not_a_list", r"rewards\[mine\] must return a list of numbers or None, one a completion"),
         ("words", r"rewards\[mine\] must return a list of numbers .* 'good'"),
-        ("infinite", r"rewards\[mine\] returned infinity"),
+        ("infinite", r"rewards\[mine\] returned inf for completion 0 of 2, an answer to prompt 0 of the dataset"),
+        ("divides", r"rewards\[mine\] returned nan for completion 1 of 2, .* or None where the reward does not apply"),
+        ("exits", r"rewards\[mine\] raised SystemExit: 0"),
+        ("times_out_itself", r"rewards\[mine\] raised TimeoutError: no answer from the judge"),
+        ("hangs", r"rewards\[mine\] was not done with 2 completions within 0.1 s: .* raise its timeoutSeconds"),
+        ("hangs_too", r"rewards\[mine\] was not done with 2 completions within 0.1 s"),
         ("fails", r"rewards\[mine\] raised KeyError: 'colour'"),
     ],
 )
 async def test_what_goes_wrong_in_a_function_names_the_reward(user_module, function, message):
+    (reward,) = build_rewards([config(function=f"{user_module}:{function}")], make_source())
     with pytest.raises(RewardError, match=message):
-        await run(f"{user_module}:{function}")
+        await score([dataclasses.replace(reward, timeout_seconds=0.1)], [make_prompt()] * 2, [make_completion()] * 2)
+
+
+def test_a_function_that_keeps_pythons_lock_is_given_up_on_with_its_stack(tmp_path):
+    (tmp_path / "program.py").write_text(LOCKED)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    log = tmp_path / "stderr.log"
+    log.write_text(done.stderr)
+    assert "in backtracks" in describe_error(tmp_path / "error.json", [log])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+REWARD_SECONDS = 300
+
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
@@ -149,6 +151,12 @@ class RewardConfig(Section):
     stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
     function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
         None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
+    )
+    timeout_seconds: int = Field(
+        REWARD_SECONDS,
+        ge=1,
+        le=86_400,
+        description="Limit of one call, which scores the completions of one rank and step; after it the rank fails, naming the reward.",
     )
 
 

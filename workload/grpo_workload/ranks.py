@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_workload.contract import ExitCode
+from grpo_workload.progress import read_phase
 from grpo_workload.world import Place
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def describe_error(error_file: Path, logs: Sequence[Path], *, traceback: bool = 
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
             if tail := file.read().decode(errors="replace").rstrip().splitlines():
-                return "\n".join(["the end of its log is", *tail[-TAIL_LINES:]])
+                # Of faulthandler's stacks the first one, of the newest thread, tells most.
+                dump = next((number for number, line in enumerate(tail) if line.startswith("Timeout (")), -TAIL_LINES)
+                return "\n".join(["the end of its log is", *tail[dump:][:TAIL_LINES]])
     return "it left no log"
 
 
@@ -141,6 +144,8 @@ class Ranks:
         at = error_file.stat().st_mtime if error_file.exists() else ended
         # What a user has to mend is told in the message; where in our code it was noticed helps nobody.
         error = describe_error(error_file, logs, traceback=code != ExitCode.CONFIG_ERROR) if code not in AGREED_EXITS else ""
+        if not error_file.exists() and (entered := read_phase(self._place.state_dir, rank)):
+            error = f"in phase {entered[0]}; {error}"
         return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)
 
     def ask_to_stop(self) -> None:

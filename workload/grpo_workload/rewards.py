@@ -1,21 +1,35 @@
-"""Rewards of completions: built-in functions and the user's own, weighted and summed."""
+"""Rewards of completions: built-in functions and the user's own, weighted and summed.
+
+A call has a limit of time (rewards[].timeoutSeconds). An async function is cancelled then; a sync one runs in a thread, which Python cannot
+end, and which ends with the rank. A function that also keeps Python's lock (a regular expression that backtracks for hours) lets nobody
+say so: then faulthandler, which needs no lock, ends the rank with the stacks of its threads in the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import faulthandler
 import importlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from grpo_workload.accuracy import Verifier
-from grpo_workload.config import RewardConfig
+from grpo_workload.config import REWARD_SECONDS, RewardConfig
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Message, Prompt
 
 Values = list[float | None]
+STDERR = 2
+LOCK_GRACE = 10.0
+"""Seconds after the limit of a call in which it is to be given up on, before the rank is ended from outside of Python."""
+
 RewardFunction = Callable[[list[Prompt], list[Completion]], Values | Awaitable[Values]]
 
 
@@ -30,6 +44,7 @@ class Reward:
     name: str
     weight: float
     function: RewardFunction
+    timeout_seconds: float = REWARD_SECONDS  # of one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,45 +70,93 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
     Raises:
         ValueError: a module or attribute is missing, or a function does not go with the dataset; names the reward.
     """
-    return [Reward(name=config.name, weight=config.weight, function=_find(config, source)) for config in configs]
+    return [
+        Reward(name=config.name, weight=config.weight, function=_find(config, source), timeout_seconds=config.timeout_seconds)
+        for config in configs
+    ]
 
 
 async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: list[Completion]) -> RewardTable:
     """Score completions[i], an answer to prompts[i], with every function; all functions run at once, sync ones in threads.
 
     Raises:
-        RewardError: a function raised, or returned something other than one finite number or None a completion.
+        RewardError: a function raised, took too long, or returned something other than one finite number or None a completion.
     """
     assert len(prompts) == len(completions)
     if not completions:
-        return RewardTable(names=[reward.name for reward in rewards], values=[[] for _ in rewards], totals=[])
-    values = list(await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards)))
+        return tabulate(rewards, [[] for _ in rewards])
+    with _interpreter_watched(max(reward.timeout_seconds for reward in rewards) + LOCK_GRACE):
+        return tabulate(rewards, list(await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards))))
+
+
+def tabulate(rewards: Sequence[Reward], values: list[Values]) -> RewardTable:
+    """The table of `values` [F][N], summed with the weights of `rewards`."""
     totals = [_total(rewards, row) for row in zip(*values, strict=True)]
     return RewardTable(names=[reward.name for reward in rewards], values=values, totals=totals)
 
 
 async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
     try:
-        if _is_async(reward.function):
-            result = await cast(Awaitable[Values], reward.function(prompts, completions))
-        else:
-            result = cast(Values, await asyncio.to_thread(reward.function, prompts, completions))
-    except Exception as error:
+        async with asyncio.timeout(reward.timeout_seconds) as limit:
+            if _is_async(reward.function):
+                result = await cast(Awaitable[Values], reward.function(prompts, completions))
+            else:
+                result = await _in_thread(reward, prompts, completions)
+    except (Exception, SystemExit) as error:
+        if limit.expired():
+            raise RewardError(
+                f"rewards[{reward.name}] was not done with {len(completions)} completions within {reward.timeout_seconds:g} s: does it "
+                "wait for something that never comes? If it needs longer, raise its timeoutSeconds"
+            ) from error
         raise RewardError(f"rewards[{reward.name}] raised {type(error).__name__}: {error}") from error
-    return _checked(reward.name, result, len(completions))
+    return _checked(reward.name, result, prompts)
 
 
-def _checked(name: str, result: Any, num_completions: int) -> Values:
-    """The function's result as floats and None; a NaN is a None, as in TRL."""
+async def _in_thread(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+    """Like `asyncio.to_thread`, in a thread that nobody waits for when the event loop is closed, nor when Python ends."""
+    done: Future[Values] = Future()
+    done.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            done.set_result(cast(Values, context.run(reward.function, prompts, completions)))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, name=f"rewards[{reward.name}]", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+@contextmanager
+def _interpreter_watched(seconds: float) -> Iterator[None]:
+    """End the process, stacks of all threads to stderr, when Python does not get here within `seconds`."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
+    """The function's result as floats and None.
+
+    A NaN is refused. TRL takes it for None, since it keeps both as NaN; but nobody means it who writes it, it comes from 0 / 0, and a run
+    whose reward is always NaN would learn nothing and end well.
+    """
     try:
         values = [None if value is None else float(value) for value in result]
     except (TypeError, ValueError) as error:
         raise RewardError(f"rewards[{name}] must return a list of numbers or None, one a completion: {error}") from error
-    if len(values) != num_completions:
-        raise RewardError(f"rewards[{name}] returned {len(values)} values for {num_completions} completions")
-    if any(value is not None and math.isinf(value) for value in values):
-        raise RewardError(f"rewards[{name}] returned infinity, which no group mean survives; return a finite number or None")
-    return [None if value is None or math.isnan(value) else value for value in values]
+    if len(values) != len(prompts):
+        raise RewardError(f"rewards[{name}] returned {len(values)} values for {len(prompts)} completions")
+    for number, (value, prompt) in enumerate(zip(values, prompts, strict=True)):
+        if value is not None and not math.isfinite(value):
+            raise RewardError(
+                f"rewards[{name}] returned {value} for completion {number} of {len(prompts)}, an answer to prompt {prompt.index} of the "
+                "dataset; return a finite number, or None where the reward does not apply"
+            )
+    return values
 
 
 def _total(rewards: Sequence[Reward], row: Sequence[float | None]) -> float:
