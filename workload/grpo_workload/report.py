@@ -27,7 +27,7 @@ class Report(Protocol):
     """What the loop tells."""
 
     def phase(self, phase: str) -> None:
-        """The rank enters a phase: Generating, Rewarding, Gathering, Training, Syncing, Agreeing, Saving, Done or Stopped.
+        """The rank enters a phase: Generating, Rewarding, Journalling, Gathering, Training, Syncing, Agreeing, Saving, Done, Stopped.
 
         Before the loop it is Starting (Python and its imports) and Loading. Gathering is waiting for the rewards of all ranks, Agreeing for
         all to have ended the step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from transformers import AutoTokenizer
 
 from grpo_workload import batching
 from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.collectives import join
+from grpo_workload.collectives import join, on_main
 from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator, build_generator
 from grpo_workload.generation.memory import num_parameters
+from grpo_workload.journal import Group, Journal, begin_branch
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import PromptSource, load_prompts
@@ -37,6 +39,7 @@ class Run:
     rank: int
     world_size: int
     share: range  # this rank's prompts among those of a step
+    max_prompt_tokens: int | None
     num_micro_batches: int  # on every rank
     tokenizer: Any
     source: PromptSource
@@ -44,6 +47,8 @@ class Run:
     policy: Policy
     generator: Generator
     checkpoints: Checkpoints
+    journal: Journal
+    known: dict[int, Group]  # by position in the first step: journalled before, under the weights that the run goes on from
     start: TrainerState
     report: Report
     event_loop: asyncio.Runner  # one for all steps: async rewards may keep connections
@@ -71,6 +76,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
+    check_patience(rewards, contract.timeout_seconds)
     policy = Policy(
         config,
         contract.device,
@@ -88,14 +94,17 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     generator = build_generator(contract, rank, policy, tokenizer)
     if start.weight_version > 0:
         generator.sync_weights(policy.weights(), start.weight_version)
+    run_dir = data_dir / contract.job.run
+    branch, known = on_main(lambda: begin_branch(run_dir, epoch=contract.epoch, step=start.step))
     report: Report = RankReport(state_dir, rank)
     if rank == 0:
-        report = RunReport(data_dir / contract.job.run, state_dir, total_steps=training.max_steps, step=start.step)
+        report = RunReport(run_dir, state_dir, total_steps=training.max_steps, step=start.step)
     return Run(
         config=config,
         rank=rank,
         world_size=world_size,
         share=share,
+        max_prompt_tokens=max_prompt_tokens(config, policy),
         num_micro_batches=batching.num_micro_batches(
             training.prompts_per_step, training.num_generations, world_size, training.per_device_train_batch_size
         ),
@@ -105,10 +114,29 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         policy=policy,
         generator=generator,
         checkpoints=checkpoints,
+        journal=Journal(run_dir, branch, rank),
+        known={group.position: group for group in known},
         start=start,
         report=report,
         event_loop=event_loop,
     )
+
+
+def check_patience(rewards: Sequence[Reward], timeout_seconds: int) -> None:
+    """ValueError for a reward that may take longer than the ranks that are done wait for the others."""
+    for reward in rewards:
+        if reward.timeout_seconds > timeout_seconds:
+            raise ValueError(
+                f"rewards[{reward.name}].timeoutSeconds: {reward.timeout_seconds:g} is more than the {timeout_seconds} s that ranks wait "
+                f"for each other; use at most {timeout_seconds}, or raise rendezvous.timeoutSeconds"
+            )
+
+
+def max_prompt_tokens(config: TrainerConfig, policy: Policy) -> int | None:
+    """Tokens of a prompt that leave room for its completion; None for a model without a limit of its own."""
+    text_config = policy.module.config.get_text_config()
+    context = config.generation.max_model_len or getattr(text_config, "max_position_embeddings", None)
+    return None if context is None else context - config.training.max_completion_length
 
 
 def warn_of_small_slices(config: TrainerConfig, policy: Policy) -> None:

@@ -23,6 +23,10 @@ _SAVED = ("state.json", "dataset_dict.json")
 Scorer = Callable[[str, Prompt], float]
 
 
+class PromptError(ValueError):
+    """A prompt of the dataset cannot be used; the message names the row."""
+
+
 class Rows(Protocol):
     """A dataset: rows by position."""
 
@@ -53,7 +57,7 @@ class PromptSource:
     def batch(self, step: int, prompts_per_step: int) -> list[Prompt]:
         """The prompts of optimizer step `step` (from 0), over all ranks; rows are read and tokenized here, not before.
 
-        ValueError for a row that is no prompt.
+        PromptError for a row that is none.
         """
         start = step * prompts_per_step
         return [
@@ -177,10 +181,10 @@ def _make_prompt(config: DatasetConfig, tokenizer: Any, index: int, prompt: Any,
             raise ValueError("dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate")
         text = _fill(config, prompt)
         if not (token_ids := tokenizer(text)["input_ids"]):
-            raise ValueError(f"dataset: `prompt` of row {index} is empty, and a model cannot go on from nothing; remove the row")
+            raise PromptError(f"dataset: `prompt` of row {index} is empty, and a model cannot go on from nothing; remove the row")
         return Prompt(index=index, text=text, token_ids=tuple(token_ids), columns=columns)
     if not _is_messages(prompt):
-        raise ValueError(f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content")
+        raise PromptError(f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content")
     if config.prompt_template is not None:
         raise ValueError("dataset.promptTemplate: prompts are messages, not plain text; use dataset.systemPrompt")
     if not tokenizer.chat_template:

@@ -15,20 +15,20 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_workload import environment
+from grpo_workload.clock import Clock
 from grpo_workload.contract import CONTRACT_PATH, DATA_DIR, ENV_CONTRACT, ENV_DATA_DIR, ENV_STATE_DIR, STATE_DIR, Contract, ExitCode
 from grpo_workload.progress import write_phase
 
 # torch, DeepSpeed and vLLM read variables when they are imported that `environment.prepare` sets: functions import what needs them.
 if TYPE_CHECKING:
-    from grpo_workload.rewards import RewardTable
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+    from grpo_workload.rollout import Rollout
     from grpo_workload.setup import Run
-    from grpo_workload.types import Completion, Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     from grpo_workload.batching import local_scale, micro_batches
     from grpo_workload.checkpoint import TrainerState
     from grpo_workload.collectives import add_scales, any_rank
+    from grpo_workload.rollout import roll_out
     from grpo_workload.seeds import step_seed
 
     training, storage = run.config.training, run.config.storage
@@ -49,19 +50,10 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         clock = Clock()
         set_seed(step_seed(training.seed, step))
 
-        run.report.phase("Generating")
-        prompts = run.source.batch(step, training.prompts_per_step)[run.share.start : run.share.stop]
-        groups = run.generator.generate(prompts, training.num_generations)
-        run.generator.sleep()
-        clock.lap("generate")
-
-        run.report.phase("Rewarding")
-        samples, table, lengths = score_step(run, prompts, groups)
-        clock.lap("reward")
-
+        rollout = roll_out(run, step, clock)
         run.report.phase("Training")
         batches = micro_batches(
-            samples,
+            rollout.samples,
             training.per_device_train_batch_size,
             run.tokenizer.pad_token_id,
             num_micro_batches=run.num_micro_batches,
@@ -74,10 +66,10 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         run.generator.sync_weights(run.policy.weights(), step + 1)
         clock.lap("sync")
 
-        metrics = summarise_step(run, table, lengths, num_tokens, clock) | update
+        metrics = summarise_step(run, rollout, num_tokens, clock) | update
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
-        run.report.step(step, metrics, samples)
+        run.report.step(step, metrics, rollout.samples)
 
         run.report.phase("Agreeing")
         stopping = any_rank(stop.is_set, run.policy.device)
@@ -91,6 +83,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
                 zero_stage=run.config.parallelism.zero_stage,
             )
             run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
+            run.journal.begin_part()
         if stopping:
             break
     done = not stopping or step + 1 == training.max_steps
@@ -98,45 +91,13 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     return ExitCode.DONE if done else ExitCode.STOPPED
 
 
-def score_step(
-    run: Run, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]
-) -> tuple[list[Sample], RewardTable, list[tuple[int, int, bool]]]:
-    """Rewards and advantages of this rank's completions, which need the rewards of all ranks.
-
-    Returns:
-        This rank's samples; the rewards of all ranks; of each completion of all ranks, tokens of the prompt, its own, and whether it was
-        cut at maxCompletionLength.
-    """
-    from grpo_workload.advantage import group_advantages
-    from grpo_workload.collectives import gather
-    from grpo_workload.rewards import RewardTable, score
-    from grpo_workload.types import Sample
-
-    training = run.config.training
-    flat = [(prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group]
-    own_table = run.event_loop.run(score(run.rewards, [prompt for prompt, _ in flat], [completion for _, completion in flat]))
-    own_lengths = [(len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length") for prompt, completion in flat]
-    run.report.phase("Gathering")
-    gathered = gather((own_table, own_lengths))
-    table = RewardTable.concat([rank_table for rank_table, _ in gathered])
-    advantages = group_advantages(table.totals, training.num_generations, training.scale_rewards)
-    own_advantages = advantages[run.share.start * training.num_generations : run.share.stop * training.num_generations]
-    samples = [
-        Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
-        for (prompt, completion), reward, advantage in zip(flat, own_table.totals, own_advantages.tolist(), strict=True)
-    ]
-    return samples, table, [lengths for _, rank_lengths in gathered for lengths in rank_lengths]
-
-
-def summarise_step(
-    run: Run, table: RewardTable, lengths: Sequence[tuple[int, int, bool]], num_tokens: int, clock: Clock
-) -> dict[str, float]:
+def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
     """Metrics of a step under TRL's names, and how many seconds each part of it took on this rank."""
     from grpo_workload.metrics import summarise
 
-    prompt_lengths, completion_lengths, truncated = zip(*lengths, strict=True)
+    prompt_lengths, completion_lengths, truncated = zip(*rollout.lengths, strict=True)
     metrics = summarise(
-        table,
+        rollout.table,
         num_generations=run.config.training.num_generations,
         scale_rewards=run.config.training.scale_rewards,
         prompt_lengths=prompt_lengths,
@@ -146,24 +107,6 @@ def summarise_step(
         num_tokens_before=num_tokens,
     )
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
-
-
-class Clock:
-    """Seconds since it was made, and those of the parts between."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Since it was made."""
-        return time.perf_counter() - self._start
-
-    def lap(self, name: str) -> None:
-        """End the part `name`."""
-        now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
 
 
 class StopFlag:
@@ -192,6 +135,7 @@ def main() -> ExitCode:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from grpo_workload.setup import load
+    from grpo_workload.tasks import PromptError
 
     errors = get_error_handler()
     errors.initialize()
@@ -200,21 +144,29 @@ def main() -> ExitCode:
             try:
                 run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
             except ValueError as error:
-                logger.error("%s", error)
-                errors.record_exception(error)
-                return ExitCode.CONFIG_ERROR
+                return refuse(error, errors)
             # Only now: while it loads, a rank has nothing to save and may as well die of the signal. Libraries put handlers there too.
             stop.install()
             try:
                 exit_code = train(run, stop)
+            except PromptError as error:  # of rows that nobody has looked at before their step
+                return refuse(error, errors)
             except Exception as error:  # of a collective, perhaps, whose other ranks have lost an engine
                 raise run.generator.blame(error) from error
             run.report.close()
+            run.journal.close()
             run.generator.close()
             return exit_code
     except Exception as error:
         errors.record_exception(error)
         raise
+
+
+def refuse(error: ValueError, errors: ErrorHandler) -> ExitCode:
+    """Tell the launcher what the user has to mend."""
+    logger.error("%s", error)
+    errors.record_exception(error)
+    return ExitCode.CONFIG_ERROR
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ class ColocateGenerator:
             "max_tokens": training.max_completion_length,
             "logprobs": 0,  # of the sampled token alone
         }
-        self._max_prompt_length = None if generation.max_model_len is None else generation.max_model_len - training.max_completion_length
         self._can_sleep = device == Device.CUDA and level > 0
         arguments: dict[str, Any] = {
             "model": config.model.source,
@@ -73,16 +72,11 @@ class ColocateGenerator:
         self._llm = _build(arguments | dict(generation.engine_args))
 
     def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
-        """See `Generator.generate`. ValueError for a prompt that leaves no room for its completion."""
+        """See `Generator.generate`."""
         self._cycle.check_generate()
-        for prompt in prompts:
-            if self._max_prompt_length is not None and len(prompt.token_ids) > self._max_prompt_length:
-                raise ValueError(
-                    f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; generation.maxModelLen less "
-                    f"training.maxCompletionLength leaves {self._max_prompt_length}"
-                )
         shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
-        together = [request for share in shares for request in share]
+        if not (together := [request for share in shares for request in share]):
+            return []
         outputs = self._llm.generate(
             [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids, _ in together],
             [SamplingParams(n=num_generations, seed=seed, **self._sampling) for _, seed in together],

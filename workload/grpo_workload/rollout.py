@@ -1,0 +1,119 @@
+"""The first half of a step: completions of its prompts with rewards and advantages, journalled before anything is learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpo_workload.advantage import group_advantages
+from grpo_workload.clock import Clock
+from grpo_workload.collectives import gather
+from grpo_workload.journal import Group
+from grpo_workload.rewards import RewardTable, score, tabulate
+from grpo_workload.tasks import PromptError
+from grpo_workload.types import Completion, Prompt, Sample
+
+if TYPE_CHECKING:
+    from grpo_workload.setup import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What a step learns from."""
+
+    samples: list[Sample]  # this rank's
+    table: RewardTable  # of all ranks
+    lengths: list[tuple[int, int, bool]]  # of each completion of all ranks: tokens of its prompt, its own, whether it was cut
+
+
+def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
+    """Sample and score this rank's share of a step; collective.
+
+    Groups that were journalled before, under the very weights that the run goes on from, are used again.
+
+    Raises:
+        PromptError: a prompt of the step, on whatever rank, cannot be used; the same on all ranks.
+        RewardError: a reward function failed.
+    """
+    training = run.config.training
+    run.report.phase("Generating")
+    prompts = dict(zip(run.share, _prompts(run, step)[run.share.start : run.share.stop], strict=True))
+    groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
+    missing = {position: prompt for position, prompt in prompts.items() if position not in groups}
+    answers = run.generator.generate(list(missing.values()), training.num_generations)
+    run.generator.sleep()
+    clock.lap("generate")
+
+    run.report.phase("Rewarding")
+    groups |= _score(run, step, missing, answers)
+    clock.lap("reward")
+
+    run.report.phase("Journalling")
+    ordered = [groups[position] for position in run.share]
+    run.journal.write(ordered)
+    clock.lap("journal")
+
+    run.report.phase("Gathering")
+    return _gather(run, list(prompts.values()), ordered)
+
+
+def _prompts(run: Run, step: int) -> list[Prompt]:
+    """The prompts of the step over all ranks: each rank looks at all of them, so that all refuse together."""
+    prompts = run.source.batch(step, run.config.training.prompts_per_step)
+    for prompt in prompts:
+        if run.max_prompt_tokens is not None and len(prompt.token_ids) > run.max_prompt_tokens:
+            limit = "generation.maxModelLen" if run.config.generation.max_model_len is not None else "the model's context"
+            raise PromptError(
+                f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; {limit} less training.maxCompletionLength "
+                f"leaves {run.max_prompt_tokens}: leave long prompts out of the dataset, or change these settings"
+            )
+    return prompts
+
+
+def _known(run: Run, step: int, position: int, prompt: Prompt) -> Group | None:
+    """The journalled group of a prompt, where it is what would be sampled now."""
+    group = run.known.get(position) if step == run.start.step else None
+    if group is None or group.prompt_ids != prompt.token_ids or len(group.completions) != run.config.training.num_generations:
+        return None
+    return group if set(group.rewards) == {reward.name for reward in run.rewards} else None
+
+
+def _score(run: Run, step: int, prompts: dict[int, Prompt], answers: Sequence[Sequence[Completion]]) -> dict[int, Group]:
+    """The groups of this rank's new completions, by position."""
+    num_generations = run.config.training.num_generations
+    asked = [prompt for prompt in prompts.values() for _ in range(num_generations)]
+    table = run.event_loop.run(score(run.rewards, asked, [completion for group in answers for completion in group]))
+    return {
+        position: Group(
+            step=step,
+            position=position,
+            num_prompts=run.config.training.prompts_per_step,
+            prompt_index=prompt.index,
+            prompt_ids=prompt.token_ids,
+            completions=tuple(group),
+            rewards={
+                name: values[number * num_generations : (number + 1) * num_generations]
+                for name, values in zip(table.names, table.values, strict=True)
+            },
+        )
+        for number, ((position, prompt), group) in enumerate(zip(prompts.items(), answers, strict=True))
+    }
+
+
+def _gather(run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Rollout:
+    """Advantages need the rewards of all ranks; metrics need the lengths too."""
+    training = run.config.training
+    flat = [(prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group.completions]
+    own_values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
+    own_table = tabulate(run.rewards, own_values)
+    own_lengths = [(len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length") for prompt, completion in flat]
+    gathered = gather((own_table, own_lengths))
+    table = RewardTable.concat([rank_table for rank_table, _ in gathered])
+    advantages = group_advantages(table.totals, training.num_generations, training.scale_rewards)
+    own_advantages = advantages[run.share.start * training.num_generations : run.share.stop * training.num_generations]
+    samples = [
+        Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
+        for (prompt, completion), reward, advantage in zip(flat, own_table.totals, own_advantages.tolist(), strict=True)
+    ]
+    return Rollout(samples=samples, table=table, lengths=[lengths for _, rank_lengths in gathered for lengths in rank_lengths])
