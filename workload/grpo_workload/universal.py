@@ -2,7 +2,8 @@
 
 `python -m grpo_workload.universal SOURCE TARGET` converts: a process of its own, since DeepSpeed's converter forks and reports on stdout.
 What the converter of DeepSpeed 0.19 leaves out for loading under another kind of stage (1 and 2, or 3) is put in here: the step of
-each parameter, the layout of the common state, and the name of the model's file, whose weights nobody reads (they come from the masters).
+each parameter, the layout of tensors and of the common state, and the name of the model's file, whose weights nobody reads (they come from
+the masters).
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def complete(target: Path) -> None:
     """Make what the converter wrote loadable under every stage from 1 to 3."""
     import deepspeed
     import torch
+    from deepspeed.checkpoint.constants import PARAM
 
     def read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=False)
@@ -72,8 +74,10 @@ def complete(target: Path) -> None:
     common = read(states / "optimizer_state.pt")
     if "optimizer_state_dict" in common:
         step = common["optimizer_state_dict"]["state"][0]["step"]
-        for parameter in states.glob("*/exp_avg.pt"):
-            torch.save(step, parameter.with_name("step.pt"))
+        for path in states.glob("*/*.pt"):
+            torch.save({PARAM: read(path)}, path)
+        for path in states.glob("*/exp_avg.pt"):
+            torch.save(step, path.with_name("step.pt"))
     else:
         step = read(next(states.glob("*/step.pt")))
     groups = common["param_groups"]

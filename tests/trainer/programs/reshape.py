@@ -1,0 +1,89 @@
+"""Steps of several runs, each gone on from where other ranks or stages have left it: reshape.py MODEL DATA OUT EPOCH PLAN...
+
+A PLAN is RUN:DTYPE:STAGE. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2 and 3 for comparison; one with a
+checkpoint takes the next step and saves. OUT gets, by run: masters, moments and Adam's step as they were loaded and as they were saved, and
+metrics of the steps.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+from pathlib import Path
+
+from grpo_workload import environment
+from grpo_workload.contract import Device
+
+environment.prepare(Device.CPU, os.environ)
+
+import torch
+from accelerate.state import AcceleratorState
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from fixed_samples import PAD, take_step
+from transformers import AutoTokenizer
+
+from grpo_workload.checkpoint import Checkpoints, TrainerState
+from grpo_workload.collectives import join
+from grpo_workload.config import TrainerConfig
+from grpo_workload.engine import Policy
+
+
+def optimizer_state(policy):
+    """Masters and moments by parameter, whole, and the step; without ZeRO, as torch's AdamW holds them."""
+    optimizer = policy.engine.optimizer
+    adam = getattr(optimizer, "optimizer", optimizer)
+    whole = {}
+    for name, parameter in policy.module.named_parameters():
+        if policy.engine.zero_optimization():
+            moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
+            whole[name] = [safe_get_full_fp32_param(parameter), *moments]
+        else:
+            whole[name] = [parameter.data, adam.state[parameter]["exp_avg"], adam.state[parameter]["exp_avg_sq"]]
+    steps = {float(state["step"]) for state in adam.state.values() if "step" in state}
+    return {name: [tensor.clone() for tensor in tensors] for name, tensors in whole.items()}, steps
+
+
+def main(model, data, out, epoch, plans):
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    join(Device.CPU, 300)
+    results = {}
+    for plan in plans:
+        run, dtype, stage = plan.split(":")
+        config = TrainerConfig.model_validate(
+            {
+                "model": {"path": model, "dtype": dtype},
+                "dataset": {"path": "unused"},
+                "rewards": [{"name": "unused", "stopped": {}}],
+                "training": {"learningRate": 1e-3, "warmupSteps": 3},
+                "parallelism": {"zeroStage": int(stage)},
+            }
+        )
+        checkpoints = Checkpoints(Path(data), run, keep=9, epoch=int(epoch), pod_uid=f"uid-{epoch}")
+        try:
+            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage))
+        except ValueError as error:
+            results[run] = str(error)
+            continue
+        load_universal = source is not None and source.is_universal
+        policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD, load_universal=load_universal)
+        start = 0
+        if source is not None:
+            source.load(policy)
+            start = source.state.step
+        state = optimizer_state(policy) if source is not None else None
+        metrics = [take_step(policy, step, 4) for step in ([0, 1] if source is None else [start])]
+        step = start + len(metrics)
+        saved = optimizer_state(policy)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        trainer = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage))
+        checkpoints.save(policy, tokenizer, trainer)
+        if source is None:
+            metrics += [take_step(policy, step, 4) for step in (2, 3)]
+        results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}
+        AcceleratorState._reset_state(reset_partial_state=True)
+        join(Device.CPU, 300)
+    if rank == 0:
+        torch.save(results, out)
+
+
+main(*sys.argv[1:5], sys.argv[5:])
