@@ -80,14 +80,28 @@ def test_a_restart_waits_and_says_until_when(jobs: Jobs) -> None:
     jobs("delete", "grpo", "waits", "--timeout=10s")
 
 
-def test_an_operator_killed_in_the_middle_of_a_restart_goes_on_with_it(jobs: Jobs, operator: Operator) -> None:
-    _run(jobs, "killed", failurePolicy=AT_ONCE)
-    _fail(jobs, "killed-a-0")
-    jobs.wait_for("killed", "Restarting", "True")
-    with operator.down():
-        pass
-    status = _wait(jobs, "killed", _runs_again(1), "the second attempt")
-    assert status["restarts"]["total"] == 1
+def test_an_operator_killed_at_any_moment_of_a_restart_goes_on_with_it(jobs: Jobs, operator: Operator) -> None:
+    """Before it has seen the failure, after the intent, at the first scale to 0, when no pod is left, in the next attempt."""
+    _run(jobs, "killed", failurePolicy=AT_ONCE | {"maxRestarts": 9})
+
+    def pods() -> int:
+        return len(jobs.list("pod", "training.grpo.dev/job=killed"))
+
+    moments: list[Callable[[int], bool]] = [
+        lambda _: True,
+        lambda epoch: _status(jobs, "killed")["phase"] == "Restarting" or _status(jobs, "killed")["epoch"] > epoch,
+        lambda epoch: any(not s["spec"]["replicas"] for s in jobs.list("statefulset")) or _status(jobs, "killed")["epoch"] > epoch,
+        lambda epoch: pods() == 0 or _status(jobs, "killed")["epoch"] > epoch,
+        lambda epoch: _status(jobs, "killed")["epoch"] > epoch,
+    ]
+    for epoch, moment in enumerate(moments):
+        _fail(jobs, "killed-a-0")
+        wait_until(lambda epoch=epoch, moment=moment: moment(epoch), f"moment {epoch}", 30, interval=0.01)  # type: ignore[misc]
+        with operator.down():
+            pass
+        status = _wait(jobs, "killed", _runs_again(epoch + 1), f"attempt {epoch + 1}")
+        assert status["restarts"] == {"total": epoch + 1, "counted": epoch + 1}
+        assert len(jobs.list("configmap", "training.grpo.dev/job=killed")) == 1
 
 
 def test_eviction_restarts_and_is_not_counted(jobs: Jobs) -> None:
