@@ -63,7 +63,7 @@ def generator(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pods.start(pods.contract.engines[0])
         torch.cuda.set_device(0)
         dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
-        ready = ServerGenerator(pods.contract, rank=0)
+        ready = ServerGenerator(pods.contract, 0, model.named_parameters)
         yield ready
         ready.close()
         dist.destroy_process_group()

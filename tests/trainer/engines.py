@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from grpo_workload.contract import Contract, Engine
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
 
-def make_contract(model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int = 400, **generation: Any) -> Contract:
+def make_contract(
+    model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int = 400, restarts: bool = False, **generation: Any
+) -> Contract:
     """One rank on this machine, and an engine on a pod of its own for each pair of (tensor, data) parallel sizes, in one transfer group."""
     *ports, transfer_port, status_port, master_port = free_ports(len(sizes) + 3)
     engines, offset = [], 1
@@ -39,6 +42,7 @@ def make_contract(model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int
             "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port, "worldSize": offset}],
             "masterPort": master_port,
             "timeoutSeconds": timeout,
+            "restartEngines": restarts,
             "durable": False,
             "config": {
                 "model": {"path": str(model), "dtype": "float32"},
@@ -84,6 +88,19 @@ class Engines:
             process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)
         self.processes[engine.name] = process
         return process
+
+    def kill(self, engine: Engine) -> None:
+        """Kill an engine as if its node were gone: server, workers and launcher."""
+        launcher = self.processes[engine.name]
+        launcher.send_signal(signal.SIGSTOP)  # so that it records nothing
+        os.killpg(self.server(engine), signal.SIGKILL)
+        launcher.kill()
+        launcher.wait()
+
+    def replace(self, engine: Engine) -> subprocess.Popen[bytes]:
+        """Start a new pod of an engine's name, with nothing on its disk."""
+        shutil.rmtree(self.folder / engine.pod)
+        return self.start(engine)
 
     def log(self, engine: Engine) -> Path:
         return self.folder / f"{engine.pod}.log"

@@ -36,10 +36,10 @@ def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def generator(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
     store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ready = ServerGenerator(engines.contract, rank=0)
+    ready = ServerGenerator(engines.contract, 0, model.named_parameters)
     yield ready
     ready.close()
     dist.destroy_process_group()

@@ -25,8 +25,8 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    generator = ServerGenerator(contract, rank)
     weights = [(name, parameter.data) for name, parameter in model.named_parameters()]
+    generator = ServerGenerator(contract, rank, lambda: weights)
     generator.sync_weights(weights, 7)
     prompt = Prompt(index=rank, text="", token_ids=(10 + rank, 20, 30))
     (group,) = generator.generate([prompt], 2)

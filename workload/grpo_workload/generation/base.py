@@ -66,5 +66,5 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
         case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
             from grpo_workload.generation.server import ServerGenerator
 
-            return ServerGenerator(contract, rank)
+            return ServerGenerator(contract, rank, policy.weights)
     raise ValueError(f"generation.engine: {config.generation.engine} works with topology Colocate alone")

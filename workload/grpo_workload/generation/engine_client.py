@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,7 @@ from grpo_workload.types import Completion
 ATTEMPTS = 4
 ANSWER_SECONDS = 5.0  # for its health, which the server knows without asking its workers
 ERROR_CHARS = 500
+ABANDONED = "abandoned"  # the version of an engine that holds no weights to speak of
 
 
 class EngineError(RuntimeError):
@@ -88,9 +90,29 @@ class EngineClient:
         """Receive and load one bucket."""
         await self._call("POST", "/update_weights", json={"update_info": update_info})
 
-    async def finish_update(self, version: int) -> None:
+    async def finish_update(self, version: int | str) -> None:
         """End the update; releases that know versions keep `version`."""
         await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
+
+    async def abandon_update(self) -> None:
+        """Make an engine that was in a failed update fit for another: what it has received is dropped with the layers that lack some.
+
+        vLLM would count tensors that it has buffered again, and fill layers with them. It may refuse to start, being inside the update, and
+        one of several workers may have an old failure still to tell, so the first rounds may fail.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            failures = []
+            for step in (self.start_update, partial(self.finish_update, ABANDONED)):
+                try:
+                    await step()
+                except _NoAnswerError:
+                    raise
+                except EngineError as error:
+                    failures.append(error)
+            if not failures:
+                return
+            if attempt == ATTEMPTS:
+                raise failures[0]
 
     async def reset_prefix_cache(self) -> None:
         """Forget what the old weights have cached. EngineError when blocks are still held after several attempts."""

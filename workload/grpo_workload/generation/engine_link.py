@@ -12,7 +12,7 @@ import faulthandler
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from grpo_workload.contract import Engine
 from grpo_workload.generation.engine_client import EngineClient, EngineError
+from grpo_workload.generation.roster import Sight
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,19 +42,33 @@ class Timing:
 class EngineLink:
     """Clients of some engines on an event loop of their own."""
 
-    def __init__(self, engines: Sequence[Engine], *, deadline: float, timing: Timing = Timing()) -> None:  # frozen
-        """Start the thread; `deadline` in seconds is that of each call."""
-        self._deadline, self._timing = deadline, timing
+    def __init__(self, engines: Sequence[Engine], *, deadline: float, restarts: bool = False, timing: Timing = Timing()) -> None:  # frozen
+        """Start the thread; `deadline` in seconds is that of each call. With `restarts`, no lost engine ever ends the process."""
+        self._deadline, self._restarts, self.timing = deadline, restarts, timing
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
         self._thread.start()
-        self._session, self._lost = asyncio.run_coroutine_threadsafe(_open(), self._loop).result()
+        self._session = asyncio.run_coroutine_threadsafe(_open(), self._loop).result()
         self.clients = [EngineClient(engine, self._session, deadline) for engine in engines]
+        self._answered: dict[str, float] = {}  # by engine: when it was last well
+        self._lost: dict[str, asyncio.Future[EngineError]] = {engine.name: self._loop.create_future() for engine in engines}
         self._watch: asyncio.Task[None] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait for it. EngineError when it raises one, or an engine is lost meanwhile."""
-        return asyncio.run_coroutine_threadsafe(self._unless_lost(work), self._loop).result()
+        return self.run_freely(_unless(work, self._lost.values()))
+
+    def run_freely(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` there and wait for it, whatever engine is lost meanwhile."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def while_well(self, client: EngineClient, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, there; EngineError as soon as this one engine is lost."""
+        return await _unless(work, [self._lost[client.engine.name]])
+
+    def look(self) -> Sight:
+        """What each engine is now; those that are well are lost no longer. Takes seconds, whatever state they are in."""
+        return self.run_freely(self._look())
 
     def wait_ready(self) -> None:
         """Wait until all engines are healthy, then watch over them. EngineError for one that is not within the deadline."""
@@ -66,7 +81,14 @@ class EngineLink:
 
     def blame(self, error: Exception) -> Exception:
         """The EngineError of an engine that is not healthy, else `error`: for failures that the loss of an engine may look like."""
-        return asyncio.run_coroutine_threadsafe(first_ill(self.clients), self._loop).result() or error
+        return self.run_freely(first_ill(self.clients)) or error
+
+    def blame_in_time(self, error: Exception) -> Exception:
+        """As `blame`, looking until the watch would have noticed: an engine may outlive its workers by seconds."""
+        end = time.monotonic() + self.timing.lost
+        while (blamed := self.blame(error)) is error and time.monotonic() < end:
+            time.sleep(self.timing.look / 4)
+        return blamed
 
     def close(self) -> None:
         """Stop watching, and the thread; a second call does nothing."""
@@ -78,14 +100,34 @@ class EngineLink:
         self._thread.join()
         self._loop.close()
 
-    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
-        either: set[asyncio.Future[Any]] = {task, self._lost}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        raise self._lost.result()
+    async def _look(self) -> Sight:
+        processes = await asyncio.gather(*(self._process(client) for client in self.clients), return_exceptions=True)
+        found: dict[str, str] = {}
+        errors: list[EngineError] = []
+        for client, one in zip(self.clients, processes, strict=True):
+            if isinstance(one, EngineError):
+                errors.append(one)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found[client.engine.name] = one
+        return Sight(processes=found, ill=errors[0].engine, trouble=errors[0].what) if errors else Sight(processes=found)
+
+    async def _process(self, client: EngineClient) -> str:
+        try:
+            async with asyncio.timeout(self.timing.lost):
+                await client.is_healthy()
+                name = await client.identify()
+        except TimeoutError as error:
+            raise EngineError(client.engine, f"did not tell which process it is within {self.timing.lost:g} s") from error
+        self._is_well(client)
+        return name
+
+    def _is_well(self, client: EngineClient) -> None:
+        self._answered[client.engine.name] = time.monotonic()
+        if self._lost[client.engine.name].done():
+            logger.info("engine %s is back", client.engine.name)
+            self._lost[client.engine.name] = self._loop.create_future()
 
     async def _until_all_healthy(self) -> None:
         await asyncio.gather(*(self._until_healthy(client) for client in self.clients))
@@ -98,33 +140,39 @@ class EngineLink:
             except EngineError as error:
                 if time.monotonic() > end:
                     raise EngineError(client.engine, f"was not ready within {self._deadline:g} s: it {error.what}") from error
-            await asyncio.sleep(self._timing.look / 4)
+            await asyncio.sleep(self.timing.look / 4)
 
     async def _watch_all(self) -> None:
         looks = [asyncio.ensure_future(self._watch_one(client)) for client in self.clients]
         try:
-            done, _ = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for look in looks:
                 look.cancel()
-        error = done.pop().result()
-        logger.error("%s", error)
-        get_error_handler().record_exception(error)
-        # Ends the process after the grace, with every thread's stack in the log: also when the interpreter no longer runs.
-        faulthandler.dump_traceback_later(self._timing.grace, exit=True)
-        self._lost.set_result(error)
 
-    async def _watch_one(self, client: EngineClient) -> EngineError:
-        answered = time.monotonic()
+    async def _watch_one(self, client: EngineClient) -> None:
+        """Watch for as long as its loss would not end the process."""
+        name = client.engine.name
+        self._answered[name] = time.monotonic()
         while True:
-            await asyncio.sleep(self._timing.look)
+            await asyncio.sleep(self.timing.look)
             try:
                 await client.is_healthy()
-                answered = time.monotonic()
+                self._is_well(client)
             except EngineError as error:
-                silence = time.monotonic() - answered
-                if silence > self._timing.lost:
-                    return EngineError(client.engine, f"has not been well for {silence:.0f} s: it {error.what}")
+                silence = time.monotonic() - self._answered[name]
+                if silence > self.timing.lost and not self._lost[name].done():
+                    self._lose(EngineError(client.engine, f"has not been well for {silence:.0f} s: it {error.what}"))
+                    if not self._restarts:
+                        return
+
+    def _lose(self, error: EngineError) -> None:
+        logger.error("%s", error)
+        if not self._restarts:
+            get_error_handler().record_exception(error)
+            # Ends the process after the grace, with every thread's stack in the log: also when the interpreter no longer runs.
+            faulthandler.dump_traceback_later(self.timing.grace, exit=True)
+        self._lost[error.engine.name].set_result(error)
 
     async def _close(self) -> None:
         if self._watch is not None:
@@ -134,10 +182,20 @@ class EngineLink:
         await self._session.close()
 
 
-async def _open() -> tuple[aiohttp.ClientSession, asyncio.Future[EngineError]]:
+async def _open() -> aiohttp.ClientSession:
     # A connection for every request: vLLM closes idle ones after 5 s, which may cross with a request that must not be repeated.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    return aiohttp.ClientSession(connector=connector), asyncio.get_running_loop().create_future()
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
+async def _unless(work: Coroutine[Any, Any, T], lost: Iterable[asyncio.Future[EngineError]]) -> T:
+    task = asyncio.ensure_future(work)
+    losses = list(lost)
+    either: set[asyncio.Future[Any]] = {task, *losses}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    raise next(loss.result() for loss in losses if loss.done())
 
 
 async def in_thread(work: Callable[[], T]) -> T:

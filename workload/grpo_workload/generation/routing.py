@@ -39,15 +39,23 @@ class Router:
         self._first = first
         self._freed = asyncio.Event()
 
-    async def acquire(self, num_samples: int) -> Lane:
-        """Wait for a lane and book `num_samples` on it."""
-        while (lane := choose(self._lanes, num_samples, self._first)) is None:
+    async def acquire(self, num_samples: int) -> Lane | None:
+        """Wait for a lane and book `num_samples` on it; None when all lanes were closed."""
+        while self._lanes:
+            if lane := choose(self._lanes, num_samples, self._first):
+                lane.in_flight += num_samples
+                return lane
             self._freed.clear()
             await self._freed.wait()
-        lane.in_flight += num_samples
-        return lane
+        return None
 
     def release(self, lane: Lane, num_samples: int) -> None:
         """Give back what was booked."""
         lane.in_flight -= num_samples
+        self._freed.set()
+
+    def close(self, lane: Lane) -> None:
+        """Give out this lane no more."""
+        if lane in self._lanes:
+            self._lanes.remove(lane)
         self._freed.set()

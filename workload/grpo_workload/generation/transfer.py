@@ -2,6 +2,10 @@
 
 vLLM's protocol: pause, start, update with each bucket, finish, reset the prefix cache, resume. The engines receive inside `update` what
 this rank broadcasts at the same time, so that both are always under way together, and the failure of either ends the wait for both.
+
+A group that has lost a member is given up, and another one, of the next generation, is built with the engine's new process. With gloo,
+the workers of the other engines fail when a member dies. With NCCL they may be stuck in the old group's broadcast for good: such an engine
+does not answer the questions that go to its workers, and is named when their deadline has passed. That ends the trainer.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ class Channel(Protocol):
         """Broadcast a bucket; returns when it has been sent."""
         ...
 
+    def close(self) -> None:
+        """Leave the group, whatever its members are at."""
+        ...
+
 
 class NcclChannel:
     """vLLM's NCCL group, on the CUDA device of the thread that joins."""
@@ -44,26 +52,40 @@ class NcclChannel:
         """See `Channel.send`."""
         vllm_api.nccl_send(self._vllm, self._communicator, bucket)
 
+    def close(self) -> None:
+        """See `Channel.close`."""
+        vllm_api.nccl_leave(self._communicator)
+
 
 class WeightSender:
     """Rank 0 of `group`, which consists of it and the workers of `clients`."""
 
     def __init__(self, group: TransferGroup, clients: Sequence[EngineClient], link: EngineLink, backend: Backend) -> None:
-        """Join together with the engines. EngineError, or RuntimeError when none of them can be blamed, if that fails."""
         check_group(group, clients)
-        self._clients, self._link, self._backend = clients, link, backend
+        self._group, self._clients, self._link, self._backend = group, clients, link, backend
         self._vllm = vllm_api.installed()
         self._device = torch.cuda.current_device() if backend == "nccl" else None
-        infos = {
-            client.engine.name: vllm_api.init_info(
-                backend, self._vllm, host=group.host, port=group.port, rank_offset=client.engine.rank_offset, world_size=group.world_size
-            )
-            for client in clients
-        }
-        self._channel = self._together(partial(self._join, group), lambda client: client.init_transfer(infos[client.engine.name]))
+        self._store: Any = None  # of gloo: where all generations meet
+        self._channel: Channel | None = None
+
+    def join(self, generation: int) -> None:
+        """Build the group together with the engines. EngineError, or RuntimeError when none of them can be blamed, if that fails.
+
+        After the first generation the engines may have been left in the middle of an update, and are first brought out of it.
+        """
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if generation > 1:
+            self._each(lambda client: client.pause())
+            # Its workers answer, too: none of them is in an old group still.
+            self._each(lambda client: client.abandon_update())
+        infos = {client.engine.name: self._init_info(client, generation) for client in self._clients}
+        self._channel = self._together(partial(self._open, generation), lambda client: client.init_transfer(infos[client.engine.name]))
 
     def push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights of all engines; they are paused meanwhile. Errors as on joining, and the engines are then of no use."""
+        assert self._channel is not None, "join comes first"
         self._each(lambda client: client.pause())
         self._each(lambda client: client.start_update())
         for bucket in buckets(weights, BUCKET_BYTES[self._backend]):
@@ -75,12 +97,25 @@ class WeightSender:
         self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
 
-    def _join(self, group: TransferGroup) -> Channel:
-        if self._backend == "nccl":
-            return NcclChannel(group)
-        from grpo_workload.generation.transfer_gloo import GlooGroup
+    def _init_info(self, client: EngineClient, generation: int) -> dict[str, Any]:
+        return vllm_api.init_info(
+            self._backend,
+            self._vllm,
+            host=self._group.host,
+            port=self._group.port,
+            rank_offset=client.engine.rank_offset,
+            world_size=self._group.world_size,
+            generation=generation,
+        )
 
-        return GlooGroup(group.host, group.port, rank=0, world_size=group.world_size)
+    def _open(self, generation: int) -> Channel:
+        if self._backend == "nccl":
+            return NcclChannel(self._group)
+        from grpo_workload.generation.transfer_gloo import GlooGroup, open_store
+
+        if self._store is None:
+            self._store = open_store(self._group.host, self._group.port, listens=True)
+        return GlooGroup(self._store, rank=0, world_size=self._group.world_size, generation=generation)
 
     def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
         self._link.run(settle(self._clients, [call(client) for client in self._clients]))

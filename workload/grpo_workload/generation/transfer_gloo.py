@@ -6,6 +6,7 @@ vLLM finds it as the backend "gloo" through the entry-point group `vllm.general_
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is unt
     master_port: int
     rank_offset: int
     world_size: int
+    generation: int
 
 
 @dataclass
@@ -39,15 +41,22 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     shapes: list[list[int]]
 
 
+def open_store(host: str, port: int, *, listens: bool = False, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+    """Where members meet; whoever `listens` keeps it for all generations, so that no port has to become free between them."""
+    timeout = timedelta(seconds=timeout_seconds)
+    return dist.TCPStore(host, port, is_master=listens, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
 class GlooGroup:
     """A process group of its own, apart from torch's default one."""
 
-    def __init__(self, host: str, port: int, *, rank: int, world_size: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Join as `rank` of `world_size`, rank 0 listening on `port`; blocks until all have joined. RuntimeError after the timeout."""
-        timeout = timedelta(seconds=timeout_seconds)
-        store: Any = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout)  # type: ignore[attr-defined]
-        prefixed = dist.PrefixStore("weights", store)  # type: ignore[attr-defined]
-        self._group: Any = dist.ProcessGroupGloo(prefixed, rank, world_size, timeout)
+    def __init__(self, store: Any, *, rank: int, world_size: int, generation: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Join as `rank` of `world_size`; blocks until all have joined. RuntimeError after the timeout.
+
+        Members of another `generation` never meet these.
+        """
+        prefixed = dist.PrefixStore(f"weights/{generation}", store)  # type: ignore[attr-defined]
+        self._group: Any = dist.ProcessGroupGloo(prefixed, rank, world_size, timedelta(seconds=timeout_seconds))
 
     def broadcast(self, bytes_N: Tensor) -> None:
         """Fill `bytes_N` with rank 0's. RuntimeError when a member is gone."""
@@ -56,6 +65,11 @@ class GlooGroup:
     def send(self, bucket: Bucket) -> None:
         """Rank 0's part of a bucket."""
         self.broadcast(torch.cat([tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for _, tensor in bucket]))
+
+    def close(self) -> None:
+        """Close the connections, as soon as what is under way has failed: members that wait for this one fail then."""
+        group, self._group = [self._group], None
+        threading.Thread(target=group.clear, name="leave", daemon=True).start()  # torch's destructor waits
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):  # type: ignore[misc]
@@ -70,7 +84,9 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         rank = init_info.rank_offset + worker
-        self._group = GlooGroup(init_info.master_address, init_info.master_port, rank=rank, world_size=init_info.world_size)
+        self._group = None  # of an earlier generation
+        store = open_store(init_info.master_address, init_info.master_port)
+        self._group = GlooGroup(store, rank=rank, world_size=init_info.world_size, generation=init_info.generation)
 
     def start_weight_update(self) -> None:
         """Prepare all layers for weights in checkpoint format."""

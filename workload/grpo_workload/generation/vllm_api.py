@@ -35,11 +35,15 @@ def installed() -> Version:
     raise ValueError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
-def init_info(backend: Backend, vllm: Version, *, host: str, port: int, rank_offset: int, world_size: int) -> dict[str, Any]:
+def init_info(
+    backend: Backend, vllm: Version, *, host: str, port: int, rank_offset: int, world_size: int, generation: int
+) -> dict[str, Any]:
     """What an engine needs to join a transfer group: its workers become the ranks from `rank_offset` on, `world_size` is the group's."""
     info: dict[str, Any] = {"master_address": host, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
     if backend == "nccl" and vllm >= _PACKED_IN_HANDSHAKE:
         info["packed"] = True
+    if backend == "gloo":
+        info["generation"] = generation
     return info
 
 
@@ -70,6 +74,13 @@ def nccl_join(vllm: Version, *, host: str, port: int, world_size: int) -> Any:
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
     return NCCLWeightTransferEngine.trainer_init(info)
+
+
+def nccl_leave(communicator: Any) -> None:
+    """Abort the group and let its port go; older releases leave the communicator's memory to the end of the process."""
+    if hasattr(communicator, "destroy"):
+        communicator.destroy()
+    communicator.group = None  # its store listens on the port
 
 
 def nccl_send(vllm: Version, communicator: Any, bucket: Bucket) -> None:
