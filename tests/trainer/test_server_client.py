@@ -126,6 +126,21 @@ async def test_the_deadline_ends_a_call() -> None:
         assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize(("times", "rounds"), [(0, 1), (1, 2), (2, 2)])
+async def test_a_failed_update_is_abandoned_in_rounds(times: int, rounds: int) -> None:
+    """An engine inside an update refuses to begin one, and a second worker's old failure comes with the next answer."""
+    handler = Failing(times, broken, {})
+    async with client_of("/{step}", handler.handle) as client:
+        await client.abandon_update()
+    assert handler.calls == 2 * rounds
+
+
+async def test_an_engine_that_cannot_abandon_an_update_is_named() -> None:
+    async with client_of("/{step}", Failing(99, broken, {}).handle) as client:
+        with pytest.raises(EngineError, match=r"engine engine-3 .* answered /start_weight_update with 500"):
+            await client.abandon_update()
+
+
 @pytest.mark.parametrize(("times", "succeeds"), [(ATTEMPTS - 1, True), (ATTEMPTS, False)])
 async def test_a_prefix_cache_that_is_held_is_reset_again(times: int, succeeds: bool) -> None:
     async with client_of("/reset_prefix_cache", Failing(times, held, {"success": True}).handle) as client:

@@ -1,0 +1,40 @@
+"""Ranks on engines that come back: rank 1 alone has prompts, and gets answers only after both ranks have brought weights together."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from grpo_workload.contract import Contract
+from grpo_workload.generation.engine_link import Timing
+from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.types import Prompt
+
+
+@record
+def main(folder: Path) -> None:
+    contract = Contract.model_validate_json((folder / "contract.json").read_text())
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pushes = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)  # as gathering a partitioned parameter is
+        pushes.append(int(ones))
+        yield "weight", ones
+
+    generator = ServerGenerator(contract, rank, weights, Timing(look=0.2, lost=1))
+    prompts = [Prompt(index=index, text="", token_ids=(index,), seed=index) for index in range(6 * rank)]
+    groups = generator.generate(prompts, 2)
+    generator.close()
+    (folder / f"rank-{rank}.json").write_text(
+        json.dumps({"pushes": pushes, "tokens": [[one.token_ids for one in group] for group in groups]})
+    )
+
+
+main(Path(sys.argv[1]))
