@@ -59,12 +59,12 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def eventually(look: Callable[[], T], what: str) -> T:
-    """The first true value of `look`, which must come within the deadline."""
-    end = time.monotonic() + DEADLINE
+def eventually(look: Callable[[], T], what: str, seconds: float = DEADLINE) -> T:
+    """The first true value of `look`, which must come within `seconds`."""
+    end = time.monotonic() + seconds
     while not (value := look()):
         if time.monotonic() > end:
-            pytest.fail(f"not within {DEADLINE} s: {what}")
+            pytest.fail(f"not within {seconds} s: {what}")
         time.sleep(0.05)
     return value
 
@@ -101,10 +101,10 @@ class Pod:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def ends(self) -> Outcome:
+    def ends(self, seconds: float = DEADLINE) -> Outcome:
         """Wait for the launcher's end: its outcome, whose exit code it had."""
         assert self.process is not None
-        code = self.process.wait(DEADLINE)
+        code = self.process.wait(seconds)
         outcome = Outcome.model_validate_json(self.termination_log.read_text())
         assert code == outcome.exit_code, self.log.read_text()
         return outcome

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_workload.journal import Group, Journal, begin_branch, read_lineage
+from grpo_workload.group import Group
+from grpo_workload.journal import Journal, begin_branch, read_lineage
 from grpo_workload.types import Completion
 
 PROMPTS = 3

@@ -14,45 +14,24 @@ On the disk a token takes 6 to 9 bytes: its id, its log-probability (float32, ex
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import IO
 
 from grpo_workload.files import sync
-from grpo_workload.types import Completion
+from grpo_workload.group import Group, from_line, to_line
 
 _BRANCH = re.compile(r"branch-(\d+)\.(\d+)-at-(\d+)")
 _CHUNK = 2**20  # bytes
 _GZIP = 31  # zlib's name for gzip members
 _LEVEL = 1  # of compression: higher ones take several times as long for a few percent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The completions of one prompt of a step, with their rewards."""
-
-    step: int
-    position: int  # of the prompt among those of the step, over all ranks
-    num_prompts: int  # of the step
-    prompt_index: int  # in the dataset
-    prompt_ids: tuple[int, ...]
-    completions: tuple[Completion, ...]  # which tell the weight version
-    rewards: Mapping[str, Sequence[float | None]]  # by name, one a completion
-
-    @property
-    def weight_versions(self) -> set[int]:
-        """Of its completions."""
-        return {completion.weight_version for completion in self.completions}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,8 +59,7 @@ class Journal:
 
     def write(self, groups: Sequence[Group]) -> None:
         """Append this rank's groups of a step; on the disk when it returns. OSError naming the file where they do not fit."""
-        lines = "".join(f"{json.dumps(_to_json(group), separators=(',', ':'))}\n" for group in groups)
-        member = gzip.compress(lines.encode(), compresslevel=_LEVEL, mtime=0)
+        member = gzip.compress(b"".join(to_line(group) for group in groups), compresslevel=_LEVEL, mtime=0)
         file = self._file = self._file or self._open(groups[0].step)
         try:
             file.write(member)
@@ -201,7 +179,7 @@ def _steps(part: Path) -> Iterator[list[Group]]:
     with ExitStack() as files:
         ranks = [_members(files.enter_context(path.open("rb"))) for path in sorted(part.glob("rank-*"))]
         for members in zip_longest(*ranks, fillvalue=b""):
-            groups = [_from_json(json.loads(line)) for member in members for line in member.splitlines()]
+            groups = [from_line(line) for member in members for line in member.splitlines()]
             if groups:
                 yield sorted(groups, key=lambda group: group.position)
 
@@ -216,49 +194,3 @@ def _members(file: IO[bytes]) -> Iterator[bytes]:
         if member.eof:
             yield bytes(whole)
             member, whole = zlib.decompressobj(_GZIP), bytearray()
-
-
-def _to_json(group: Group) -> dict[str, Any]:
-    return {
-        "step": group.step,
-        "position": group.position,
-        "numPrompts": group.num_prompts,
-        "prompt": {"index": group.prompt_index, "tokenIds": group.prompt_ids},
-        "rewards": {name: list(values) for name, values in group.rewards.items()},
-        "completions": [
-            {
-                "weightVersion": completion.weight_version,
-                "tokenIds": completion.token_ids,
-                "logprobs": _shortest(completion.logprobs),
-                "text": completion.text,
-                "finishReason": completion.finish_reason,
-            }
-            for completion in group.completions
-        ],
-    }
-
-
-def _shortest(values: Iterable[float]) -> list[float]:
-    """Float32 values with the fewest digits that give them back: the loss reads them as float32."""
-    return [float(str(value)) for value in np.asarray(values, dtype=np.float32)]
-
-
-def _from_json(line: Mapping[str, Any]) -> Group:
-    return Group(
-        step=line["step"],
-        position=line["position"],
-        num_prompts=line["numPrompts"],
-        prompt_index=line["prompt"]["index"],
-        prompt_ids=tuple(line["prompt"]["tokenIds"]),
-        rewards=line["rewards"],
-        completions=tuple(
-            Completion(
-                token_ids=tuple(completion["tokenIds"]),
-                logprobs=tuple(np.asarray(completion["logprobs"], dtype=np.float32).tolist()),
-                text=completion["text"],
-                finish_reason=completion["finishReason"],
-                weight_version=completion["weightVersion"],
-            )
-            for completion in line["completions"]
-        ),
-    )

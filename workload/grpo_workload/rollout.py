@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from grpo_workload.advantage import group_advantages
 from grpo_workload.clock import Clock
 from grpo_workload.collectives import gather
-from grpo_workload.journal import Group
+from grpo_workload.group import Group
 from grpo_workload.rewards import RewardTable, score, tabulate
 from grpo_workload.tasks import PromptError
 from grpo_workload.types import Completion, Prompt, Sample

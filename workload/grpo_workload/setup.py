@@ -20,7 +20,8 @@ from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator, build_generator
 from grpo_workload.generation.memory import num_parameters
-from grpo_workload.journal import Group, Journal, begin_branch
+from grpo_workload.group import Group
+from grpo_workload.journal import Journal, begin_branch
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import PromptSource, load_prompts
