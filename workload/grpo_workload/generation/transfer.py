@@ -46,7 +46,10 @@ class NcclChannel:
 
     def __init__(self, group: TransferGroup) -> None:
         self._vllm = vllm_api.installed()
-        self._communicator = vllm_api.nccl_join(self._vllm, host=group.host, port=group.port, world_size=group.world_size)
+        try:
+            self._communicator = vllm_api.nccl_join(self._vllm, host=group.host, port=group.port, world_size=group.world_size)
+        except OSError as error:  # a group that never came together holds the port for vLLM's timeout of 300 s
+            raise RuntimeError(f"rank {group.sender} cannot listen on {group.host}:{group.port} for the transfer group: {error}") from error
 
     def send(self, bucket: Bucket) -> None:
         """See `Channel.send`."""
