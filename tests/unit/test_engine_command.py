@@ -111,9 +111,10 @@ def test_arguments_as_flags() -> None:
 
 @pytest.mark.parametrize(("vllm", "in_init", "in_update"), [(OLD, False, True), (NEW, True, False)])
 def test_packed_is_said_where_the_release_reads_it(vllm: Version, in_init: bool, in_update: bool) -> None:
-    init = vllm_api.init_info("nccl", vllm, host="h", port=1, rank_offset=1, world_size=2)
+    init = vllm_api.init_info("nccl", vllm, host="h", port=1, rank_offset=1, world_size=2, generation=3)
     update = vllm_api.update_info("nccl", vllm, [("w", torch.zeros(2, 3, dtype=torch.bfloat16))])
     assert ("packed" in init, "packed" in update) == (in_init, in_update)
+    assert "generation" not in init  # vLLM's own backend refuses what it does not know
     assert (update["names"], update["dtype_names"], update["shapes"]) == (["w"], ["bfloat16"], [[2, 3]])
 
 
