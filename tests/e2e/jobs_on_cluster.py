@@ -67,6 +67,10 @@ class JobOnCluster:
         found: dict[str, Any] = json.loads(self("get", "grpojob", "tiny", "-o", "json"))
         return found
 
+    def get_pod(self, name: str) -> dict[str, Any]:
+        """One of its pods; empty while there is none."""
+        return next((p for p in json.loads(self("get", "pods", "-o", "json"))["items"] if p["metadata"]["name"] == name), {})
+
     def conditions(self) -> dict[str, dict[str, Any]]:
         """Its conditions by type."""
         return {c["type"]: c for c in self.get().get("status", {}).get("conditions", [])}

@@ -1,6 +1,7 @@
 """Faults on real kubelets: every one is recovered from, or ends the job with its cause. Each test prints how long a recovery took."""
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from jobs_on_cluster import SELECTOR, JobOnCluster
 
 from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.progress import wait_until
+from grpo_workload.journal import read_lineage
 
 pytestmark = pytest.mark.e2e
 
@@ -155,10 +157,81 @@ def test_a_job_survives_what_happens_to_processes_pods_children_and_the_operator
     status = job.wait_for("Complete", 240)
     assert status["progress"]["step"] == STEPS
     assert [line["step"] for line in job.metrics(data)] == list(range(STEPS))
+    run = data / job.namespace / "tiny" / job.get()["metadata"]["uid"]
+    assert [groups[0].step for groups in read_lineage(run)] == list(range(STEPS)), "every step once and in order"
     assert status["restarts"]["total"] == 6
     wait_until(lambda: job.replicas() == [0, 0], "StatefulSets at 0", 10)
     wait_until(lambda: not job("get", "pods", "-o", "name"), "no pod is left", 90)
     assert len(job("get", "configmap", "-l", SELECTOR, "-o", "name").split()) == 1
+
+
+@pytest.mark.timeout(600)
+def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_attempt(survivor: Survivor) -> None:
+    """Rank 0's pod, on a node that lives: it reaches the storage and nobody else."""
+    job = survivor.job
+    data = _apply(job)
+    survivor.steps(5)
+    before = survivor.status()
+    with survivor.recovers("the network of a pod cut", "PeerLost"):
+        _cut_network(job.get_pod("tiny-a-0")["metadata"]["uid"])
+    (data / "slow").unlink()
+    status = job.wait_for("Complete", 240)
+    assert status["restarts"]["total"] == 1
+    assert "has not answered for" in status["lastFailure"]["message"], status["lastFailure"]
+    lineage = [groups[0].step for groups in read_lineage(data / job.namespace / "tiny" / job.get()["metadata"]["uid"])]
+    assert lineage == list(range(STEPS))
+    assert status["progress"]["step"] == STEPS > before["progress"]["step"]
+
+
+def _cut_network(pod_uid: str) -> None:
+    """Take a pod's interface down, in its network namespace."""
+    mark = f"POD_UID={pod_uid}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                subprocess.run(["nsenter", "--target", process.name, "--net", "ip", "link", "set", "eth0", "down"], check=True)
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    raise LookupError(f"no process of pod uid {pod_uid}")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_an_engine_that_dies_comes_back_and_the_trainer_never_restarts(survivor: Survivor) -> None:
+    job = survivor.job
+    engines = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
+    vllm = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
+    data = job.apply(
+        files={"chaos.py": REWARD, "slow": ""},
+        device={"type": "cpu"},
+        rewards=[{"name": "even", "function": "chaos:score"}],
+        training=TRAINING | {"maxSteps": 100_000},
+        generation=engines | vllm,
+        trainer={"groups": [{"name": "a", "gpus": 1}]},
+        podTemplate={"env": [{"name": "PYTHONPATH", "value": "/data"}], "terminationGracePeriodSeconds": 30},
+        failurePolicy={"onGenerationFailure": "RestartGeneration"},
+    )
+    job.wait_for("Running", 300)
+    survivor.steps(2)
+    trainer = job.get_pod("tiny-a-0")["metadata"]["uid"]
+    dead = job.get_pod("tiny-gen-1")["metadata"]["uid"]
+    began = time.monotonic()
+    survivor.kill("tiny-gen-1", "vllm.entrypoints")
+    wait_until(lambda: job.get_pod("tiny-gen-1").get("metadata", {}).get("uid") not in (None, dead), "another pod of the engine", 120)
+    wait_until(lambda: survivor.status()["phase"] == "Running", "the engine is ready again", 240)
+    survivor.recoveries["an engine killed"] = time.monotonic() - began
+    status = survivor.status()
+    survivor.steps(status["progress"]["step"] + 5)
+    status = survivor.status()
+    assert (status["epoch"], status["restarts"]["total"]) == (0, 1)
+    assert {group["name"]: group["incarnation"] for group in status["groups"]} == {"a": 0, "gen": 1}
+    assert (status["lastFailure"]["pod"], status["lastFailure"]["reason"]) == ("tiny-gen-1", "EngineDied")
+    assert job.get_pod("tiny-a-0")["metadata"]["uid"] == trainer
+    steps = job.metrics(data)
+    assert [line["step"] for line in steps] == list(range(len(steps)))
+    # Both engines sample from the trained policy again.
+    assert steps[-1]["sampling/sampling_logp_difference/max"] < 1e-4
 
 
 def _answers(job: JobOnCluster) -> bool:
