@@ -151,7 +151,7 @@ def test_a_token_takes_few_bytes_and_people_can_read_it(tmp_path: Path) -> None:
     (journal,) = attempt.journals
     journal.write([make_group(0, position, tokens=2000) for position in range(PROMPTS)])
     (file,) = (tmp_path / "journal").glob("*/*/*.gz")
-    assert file.stat().st_size / (PROMPTS * 2 * 2000) < 9  # ids drawn evenly are the worst that can come
+    assert file.stat().st_size / (PROMPTS * 2 * 2000) < 9  # text apart; ids that are drawn evenly are the worst
     with gzip.open(file, "rt") as lines:
         assert len(lines.readlines()) == PROMPTS
 

@@ -8,7 +8,7 @@ An attempt writes into its own branch only, so one that was given up on but live
 the newest that begins at or before a step holds it: what an older branch has after that belongs to steps that were lost with their
 weights, and is removed when the next checkpoint is there. Branches begin and files end at checkpoints, so that only whole files are lost.
 
-On the disk a token takes 6 to 9 bytes: its id, its log-probability (float32, exactly), its text.
+On the disk a token takes about 11 bytes: 2 for its id, 5.5 for its log-probability (float32, exactly), the rest for its text.
 """
 
 from __future__ import annotations
