@@ -98,8 +98,7 @@ class Checkpoints:
         """
         scratch = on_main(lambda: self._lineage.begin(f"step-{state.step}"))
         writer = CheckpointWriter(scratch)
-        policy.engine.checkpoint_engine = writer
-        policy.engine.save_checkpoint(str(scratch), tag=_DEEPSPEED, save_latest=False)
+        writer.save_engine(policy.engine, _DEEPSPEED)
         is_main = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in policy.weights() if is_main}
         if is_main:

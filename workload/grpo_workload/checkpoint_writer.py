@@ -6,6 +6,7 @@ have written, and they fail together.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,6 +31,22 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         self._folder = folder
         self.entries: dict[str, Entry] = {}  # of the files written, by path relative to the folder
         self.failure: str | None = None
+
+    def save_engine(self, engine: Any, tag: str) -> None:
+        """Let a DeepSpeed engine save into the folder `tag`; collective."""
+        engine.checkpoint_engine = self
+        # It copies a script that extracts weights, which nobody needs beside model/, on rank 0 and past this class.
+        engine._copy_recovery_script = lambda folder: None
+        engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder, as DeepSpeed asks."""
+
+        def make() -> list[Path]:
+            os.makedirs(path, exist_ok=exist_ok)
+            return []
+
+        self.attempt(Path(path), make)
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write one file, as DeepSpeed asks."""
