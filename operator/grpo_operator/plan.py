@@ -125,7 +125,7 @@ def _look(draft: Draft, topology: Topology, observed: Observed, reports: Reports
     failure = find_failure(draft.status, observed, policy, draft.now)
     if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
         failure = None
-    failure = failure or find_hang(draft.status, topology, reports, policy, draft.now)
+    failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is None:
         observe_pods(draft, topology, observed, reports)
     else:

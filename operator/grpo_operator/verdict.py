@@ -112,10 +112,14 @@ def seems_hung(master: Progress | None, policy: FailurePolicy) -> bool:
     return master.age_seconds > max(policy.hang_seconds, HANG_FACTOR * (master.step_seconds or 0.0))
 
 
-def find_hang(status: GRPOJobStatus, topology: Topology, reports: Reports, policy: FailurePolicy, now: str) -> Failure | None:
-    """A world that answers and does not move, with what every rank is at."""
+def find_hang(
+    status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
+) -> Failure | None:
+    """A world that answers and does not move, with what every rank is at. Ranks that wait for an engine to come back do not hang."""
     member = topology.members[0]
     master = reports.get(member.pod)
+    if not all(name in observed.pods and observed.pods[name].ready for name in topology.pods):
+        return None
     if status.running_time is None or master is None or not seems_hung(master, policy):
         return None
     phases = {int(rank): phase for report in reports.values() for rank, phase in report.rank_phases.items()}

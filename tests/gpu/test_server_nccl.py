@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engines import PROMPTS, Engines, make_contract
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.contract import Contract, Device
+from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.tiny import make_tiny_tokenizer
 from grpo_workload.types import Prompt
@@ -52,23 +54,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return random
 
 
-@pytest.fixture(scope="module")
-def generator(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    raw = make_contract(Path(model.name_or_path), [(1, 1)], timeout=400, kvCacheMemory="2Gi").model_dump(mode="json", by_alias=True)
+@contextmanager
+def serving(model: Any, folder: Path, num_engines: int, *, restarts: bool = False) -> Iterator[tuple[ServerGenerator, Engines]]:
+    """Engines on the GPUs after the first, and the generator of one rank on the first."""
+    contract = make_contract(Path(model.name_or_path), [(1, 1)] * num_engines, timeout=200, restarts=restarts, kvCacheMemory="2Gi")
+    raw = contract.model_dump(mode="json", by_alias=True)
     raw["device"] = Device.CUDA
-    raw["engines"][0]["devices"] = [1]
+    for index, engine in enumerate(raw["engines"]):
+        engine["devices"] = [1 + index]
     raw["config"]["model"]["dtype"] = "bfloat16"
-    pods = Engines(tmp_path_factory.mktemp("engines"), Contract.model_validate(raw))
+    pods = Engines(folder, Contract.model_validate(raw))
     try:
-        pods.start(pods.contract.engines[0])
+        for engine in pods.contract.engines:
+            pods.start(engine)
         torch.cuda.set_device(0)
         dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
-        ready = ServerGenerator(pods.contract, 0, model.named_parameters)
-        yield ready
+        ready = ServerGenerator(pods.contract, 0, model.named_parameters, Timing(look=0.5, lost=5))
+        yield ready, pods
         ready.close()
         dist.destroy_process_group()
     finally:
         pods.close()
+
+
+def change(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
 def mean_difference(model: Any, generator: ServerGenerator) -> float:
@@ -85,21 +97,38 @@ def mean_difference(model: Any, generator: ServerGenerator) -> float:
     return float(torch.cat(differences).mean())
 
 
-def test_a_push_arrives_in_time(model: Any, generator: ServerGenerator) -> None:
-    assert mean_difference(model, generator) < BF16_ERROR
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    stale = mean_difference(model, generator)
+def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
+    with serving(model, tmp_path, 1) as (generator, _):
+        assert mean_difference(model, generator) < BF16_ERROR
+        change(model)
+        stale = mean_difference(model, generator)
 
-    seconds = []
-    for version in range(1, 6):
+        seconds = []
+        for version in range(1, 6):
+            start = time.perf_counter()
+            generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version)
+            seconds.append(time.perf_counter() - start)
+
+        fresh = mean_difference(model, generator)
+        print(f"seconds of pushes {seconds}; mean difference {stale:.3f} before, {fresh:.4f} after")  # noqa: T201
+        assert fresh < BF16_ERROR
+        assert stale > 10 * fresh
+        assert min(seconds) < SYNC_SECONDS
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
+def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(model.name_or_path)  # what an engine loads is what the module holds
+    with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
+        generator.sync_weights(model.named_parameters(), 1)
+        _, two = pods.contract.engines
+        before = dict(generator._roster.current)
         start = time.perf_counter()
-        generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version)
-        seconds.append(time.perf_counter() - start)
-
-    fresh = mean_difference(model, generator)
-    print(f"seconds of pushes {seconds}; mean difference {stale:.3f} before, {fresh:.4f} after")  # noqa: T201
-    assert fresh < BF16_ERROR
-    assert stale > 10 * fresh
-    assert min(seconds) < SYNC_SECONDS
+        pods.kill(two)
+        pods.replace(two)
+        change(model)
+        generator.sync_weights(model.named_parameters(), 2)
+        print(f"the group was whole again {time.perf_counter() - start:.1f} s after the kill")  # noqa: T201
+        assert generator._roster.current[two.name] != before[two.name]
+        for _ in range(2):  # ties are broken by turns, so that both engines answer
+            assert mean_difference(model, generator) < BF16_ERROR
