@@ -5,7 +5,7 @@
              trainer.json   `TrainerState`
              manifest.json  every file's size and checksum
 
-`lineage` says how they are kept. Random states are not: they are seeded from the run's seed, the step and the prompt ().
+`lineage` says how they are kept. Random states are not: they are seeded from the run's seed, the step and the prompt (`seeds`).
 """
 
 from __future__ import annotations
