@@ -132,6 +132,13 @@ class GRPOJobSpec(TrainerConfig):
             lambda s: len(set(s.ports)) == len(s.ports),
         ),
         Rule(
+            "self.rewards.all(r, r.timeoutSeconds <= self.rendezvous.timeoutSeconds)",
+            "rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other ranks give up",
+            lambda s: all(r.timeout_seconds <= s.rendezvous.timeout_seconds for r in s.rewards),
+            lambda s: s.rendezvous.timeout_seconds,
+            "self.rendezvous.timeoutSeconds",
+        ),
+        Rule(
             "self.failurePolicy.onGenerationFailure != 'RestartGeneration' || self.generation.topology == 'Server'",
             "failurePolicy.onGenerationFailure RestartGeneration needs topology Server, where engines have their own pods: use RestartAll",
             lambda s: s.failure_policy.on_generation_failure != "RestartGeneration" or s.generation.topology is Topology.SERVER,
