@@ -173,7 +173,7 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     survivor.steps(5)
     before = survivor.status()
     with survivor.recovers("the network of a pod cut", "PeerLost"):
-        _cut_network(job.get_pod("tiny-a-0")["status"]["podIP"])
+        _cut_network(job.get_pod("tiny-a-0")["metadata"]["uid"])
     (data / "slow").unlink()
     status = job.wait_for("Complete", 240)
     assert status["restarts"]["total"] == 1
@@ -183,14 +183,18 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     assert status["progress"]["step"] == STEPS > before["progress"]["step"]
 
 
-def _cut_network(address: str) -> None:
-    """Take a pod's interface down, in the network namespace that has its address."""
-    for namespace in Path("/run/netns").glob("cni-*"):
-        ip = ["nsenter", f"--net={namespace}", "ip"]
-        if f" {address}/" in subprocess.run([*ip, "-4", "-o", "address"], capture_output=True, text=True, check=True).stdout:
-            subprocess.run([*ip, "link", "set", "eth0", "down"], check=True)
+def _cut_network(pod_uid: str) -> None:
+    """Take a pod's interface down, in its network namespace."""
+    mark = f"POD_UID={pod_uid}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if mark in variables:
+            subprocess.run(["nsenter", "--target", process.name, "--net", "ip", "link", "set", "eth0", "down"], check=True)
             return
-    raise LookupError(f"no network namespace has the address {address}")
+    raise LookupError(f"no process has the variables of pod uid {pod_uid}")
 
 
 @pytest.mark.vllm
