@@ -30,9 +30,10 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import record
 RANK, STATE = int(os.environ["RANK"]), Path(os.environ["GRPO_STATE_DIR"])
 def sum_over_ranks():
-    import torch, torch.distributed as dist
+    import atexit, torch, torch.distributed as dist
     if not dist.is_initialized():
         dist.init_process_group("gloo")
+        atexit.register(dist.destroy_process_group)  # gloo's threads crash an interpreter that ends under them
     total = torch.ones(1)
     dist.all_reduce(total)
     return int(total)

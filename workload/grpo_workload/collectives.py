@@ -64,3 +64,9 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     flags = torch.tensor(int(flag), device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     return bool(flags.item())
+
+
+def leave() -> None:
+    """End the process group, unless an engine's shutdown has: its threads may crash an interpreter that ends under them."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

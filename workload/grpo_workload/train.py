@@ -134,6 +134,7 @@ def main() -> ExitCode:
 
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+    from grpo_workload.collectives import leave
     from grpo_workload.setup import load
     from grpo_workload.tasks import PromptError
 
@@ -151,11 +152,12 @@ def main() -> ExitCode:
                 exit_code = train(run, stop)
             except PromptError as error:  # of rows that nobody has looked at before their step
                 return refuse(error, errors)
-            except Exception as error:  # of a collective, perhaps, whose other ranks have lost an engine
+            except RuntimeError as error:  # of a collective, perhaps, whose other ranks have lost an engine
                 raise run.generator.blame(error) from error
             run.report.close()
             run.journal.close()
             run.generator.close()
+            leave()
             return exit_code
     except Exception as error:
         errors.record_exception(error)
