@@ -67,7 +67,7 @@ def suspend(draft: Draft, observed: Observed) -> None:
     if left:
         message = f"spec.suspend is set; {len(left)} pods save and end: {', '.join(left[:8])}"
     else:
-        message = "spec.suspend is set; no pod is left" + _from_checkpoint(draft.status)
+        message = "spec.suspend is set; no pod is left" + _from_where(draft)
     if not holds(draft.status, Condition.SUSPENDED):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
         draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
@@ -94,9 +94,7 @@ def act(draft: Draft, failure: Failure) -> Decision:
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else "a restart that is not counted"
     draft.update(next_restart_time=at)
     _avoid(draft, failure)
-    draft.set(
-        Condition.RESTARTING, True, Reason.RESTARTING, f"{describe(failure)}; {count}, not before {at}" + _from_checkpoint(draft.status)
-    )
+    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, f"{describe(failure)}; {count}, not before {at}" + _from_where(draft))
     draft.set(Condition.RUNNING, False, Reason.RESTARTING, "all pods are made anew")
     return decision
 
@@ -191,5 +189,9 @@ def after(moment: str, seconds: float) -> str:
     return (datetime.fromisoformat(moment) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _from_checkpoint(status: GRPOJobStatus) -> str:
-    return f"; it goes on from {status.checkpoint}" if status.checkpoint else ""
+def _from_where(draft: Draft) -> str:
+    if draft.status.epoch is None:
+        return ""
+    if draft.job.spec.storage.claim_name is None:
+        return "; it begins at step 0, since spec.storage.claimName is not set"
+    return f"; it goes on from {draft.status.checkpoint}" if draft.status.checkpoint else ""

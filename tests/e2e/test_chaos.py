@@ -183,6 +183,29 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     assert status["progress"]["step"] == STEPS > before["progress"]["step"]
 
 
+@pytest.mark.timeout(600)
+def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor: Survivor) -> None:
+    job = survivor.job
+    data = _apply(job, storage={"claimName": "runs", "checkpointEverySteps": 1000})
+    survivor.steps(3)
+    job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    wait_until(lambda: job.conditions().get("Suspended", {}).get("reason") == "Suspended", "all pods saved and ended", 120, interval=0.5)
+    assert not job("get", "pods", "-o", "name")
+    run = data / job.namespace / "tiny" / job.get()["metadata"]["uid"]
+    (saved,) = (run / "checkpoints").glob("step-*")
+    steps = len(job.metrics(data))
+    assert saved.name == f"step-{steps}", "every step that was made was saved"
+
+    (data / "slow").unlink()
+    shape = {"suspend": False, "trainer": {"groups": [{"name": "b", "replicas": 1, "gpus": 1}]}}
+    job("patch", "grpojob", "tiny", "--type=merge", "-p", json.dumps({"spec": shape}))
+    status = job.wait_for("Complete", 240)
+    assert (status["epoch"], status["restarts"]["total"]) == (1, 0)
+    assert [member["pod"] for member in status["members"]] == ["tiny-b-0"]
+    assert [line["step"] for line in job.metrics(data)] == list(range(STEPS))
+    assert [groups[0].step for groups in read_lineage(run)] == list(range(STEPS))
+
+
 def _cut_network(pod_uid: str) -> None:
     """Take a pod's interface down, in its network namespace."""
     mark = f"POD_UID={pod_uid}".encode()

@@ -18,7 +18,8 @@ from grpo_workload.collectives import join, on_main
 from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.engine import Policy
-from grpo_workload.generation.base import Generator, build_generator
+from grpo_workload.generation.base import Generator
+from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.memory import num_parameters
 from grpo_workload.group import Group
 from grpo_workload.journal import Journal, begin_branch

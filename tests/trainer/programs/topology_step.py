@@ -18,7 +18,7 @@ from grpo_workload.advantage import group_advantages
 from grpo_workload.batching import local_scale, micro_batches, num_micro_batches, shard
 from grpo_workload.collectives import add_scales, gather
 from grpo_workload.engine import Policy
-from grpo_workload.generation.base import build_generator
+from grpo_workload.generation.build import build_generator
 from grpo_workload.setup import load_tokenizer
 from grpo_workload.types import Completion, Prompt, Sample
 
