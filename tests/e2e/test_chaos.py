@@ -24,14 +24,14 @@ DATA = pathlib.Path("/data")
 
 def score(completions, completion_ids, **_):
     if (DATA / "slow").exists():
-        time.sleep(0.3)
+        time.sleep(1)  # the job must outlast its faults
     hog = DATA / f"hog-{os.environ['RANK']}"
     if hog.exists():
         hog.unlink()
         eaten = [b"x" * 2**26 for _ in range(2**10)]
     return [sum(token % 2 == 0 for token in ids) / max(1, len(ids)) for ids in completion_ids]
 """
-STEPS = 120
+STEPS = 150
 TRAINING = {"promptsPerStep": 3, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": 8, "learningRate": 1e-3}
 PLAIN = {"topology": "Colocate", "engine": "Transformers"}
 KILL = (
