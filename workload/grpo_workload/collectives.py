@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -22,6 +23,8 @@ def join(device: Device, timeout_seconds: int) -> torch.device:
     if device == Device.CPU:
         # DeepSpeed would compile an all-reduce over shared memory: a minute, a compiler in the image, and no use between pods.
         deepspeed.ops.__compatible_ops__ = {}
+        # However the interpreter ends: an exit code of its own must not become SIGABRT. NCCL's would wait for ranks that are gone.
+        atexit.register(leave)
     backend = "gloo" if device == Device.CPU else "nccl"
     own: torch.device = PartialState(backend=backend, timeout=timedelta(seconds=timeout_seconds)).device
     return own

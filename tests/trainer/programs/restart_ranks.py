@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from grpo_workload.contract import Contract
+from grpo_workload.collectives import join
+from grpo_workload.contract import Contract, Device
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.types import Prompt
@@ -18,7 +19,7 @@ from grpo_workload.types import Prompt
 @record
 def main(folder: Path) -> None:
     contract = Contract.model_validate_json((folder / "contract.json").read_text())
-    dist.init_process_group("gloo")
+    join(Device.CPU, contract.timeout_seconds)
     rank = dist.get_rank()
     pushes = []
 
