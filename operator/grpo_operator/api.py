@@ -88,6 +88,7 @@ class GRPOJobSpec(TrainerConfig):
     """Desired state of a GRPOJob."""
 
     RULES = (
+        *TrainerConfig.RULES,
         Rule(
             f"{_RANKS} <= self.training.promptsPerStep",
             "training.promptsPerStep must be at least the number of ranks (GPUs of all trainer pods, without those that generate), "

@@ -39,7 +39,9 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
     """The contract of a running engine, with a trainer pod of one rank."""
     contract = make_contract(model, [(1, 1)])
-    training = contract.config.training.model_copy(update={"learning_rate": 1e-3, "num_generations": 4})
+    # The step's log-probabilities are made up, so that most sequences would be masked.
+    changes = {"learning_rate": 1e-3, "num_generations": 4, "importance_sampling_correction": "none"}
+    training = contract.config.training.model_copy(update=changes)
     contract = contract.model_copy(update={"config": contract.config.model_copy(update={"training": training})})
     pods = Engines(tmp_path_factory.mktemp("engine"), contract)
     for engine in contract.engines:

@@ -6,9 +6,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import import_utils
 
+from grpo_workload import mismatch
 from grpo_workload.advantage import group_advantages
-from grpo_workload.batching import local_scale, micro_batches
-from grpo_workload.loss import LossScale, grpo_loss, token_entropy, token_logprobs, token_means
+from grpo_workload.batching import micro_batch
+from grpo_workload.engine import score as score_tokens
+from grpo_workload.logprobs import Scorer
+from grpo_workload.loss import LossScale, grpo_loss, token_means
 from grpo_workload.metrics import summarise
 from grpo_workload.rewards import Reward, score
 from grpo_workload.types import Completion, Prompt, Sample
@@ -84,43 +87,49 @@ def samples() -> list[Sample]:
     return result
 
 
-@pytest.mark.parametrize("mask_truncated", [False, True])
+@pytest.mark.parametrize("correction", ["none", "token_truncate", "sequence_mask"])
 @pytest.mark.parametrize("epsilon_high", [None, 0.28])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type, beta, epsilon_high, mask_truncated):
+def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type, beta, epsilon_high, correction):
     options = {"loss_type": loss_type, "beta": beta, "epsilon": 0.2, "epsilon_high": epsilon_high}
-    trainer = make_trainer(**options, mask_truncated_completions=mask_truncated)
+    trainer = make_trainer(**options)
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    (whole,) = micro_batches(samples, NUM_SEQUENCES, EOS, num_micro_batches=1, mask_truncated_completions=mask_truncated)
-    scale = local_scale([whole])
+    scorer, whole = Scorer(model), micro_batch(samples)
+    scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
     generator = torch.Generator().manual_seed(5)
-    # Wide enough that ratios are clipped on both sides.
-    old, ref = (log_probs(model, whole).detach() + 0.4 * torch.randn(whole.mask_BC.shape, generator=generator) for _ in range(2))
-    width = whole.completion_ids_BC.size(1)
-    inputs = {
-        "prompt_ids": whole.input_ids_BL[:, :-width],
-        "prompt_mask": whole.attention_mask_BL[:, :-width],
-        "completion_ids": whole.completion_ids_BC,
-        "completion_mask": whole.mask_BC.long(),
+
+    def noisy(deviation):
+        with torch.no_grad():
+            return score_tokens(model, scorer, whole, TEMPERATURE)[0] + deviation * torch.randn(whole.mask_BC.shape, generator=generator)
+
+    # Wide enough that ratios are clipped on both sides, and sequences masked.
+    old, ref, sampling = noisy(0.4), noisy(0.4), noisy(0.3)
+    weights = mismatch.weights(mismatch.log_ratios(old, sampling, whole.mask_BC), correction, None, 1.2)
+    if weights is not None:
+        assert 0 < (weights == (1.2 if correction == "token_truncate" else 0)).sum() < weights.numel()
+    inputs = padded(samples) | {
         "advantages": whole.advantages_B,
         "old_per_token_logps": old,
         "ref_per_token_logps": ref,
+        "importance_sampling_ratio": weights,
         "num_items_in_batch": whole.mask_BC.sum(),
     }
     expected = trainer._compute_loss(trainer.model, inputs)
     expected.backward()
 
-    batch_logits = logits(model, whole)
+    logprobs, entropy = score_tokens(model, scorer, whole, TEMPERATURE)
     output = grpo_loss(
-        token_logprobs(batch_logits, whole.completion_ids_BC, TEMPERATURE),
+        logprobs,
         old,
         whole.advantages_B,
         whole.mask_BC,
         scale=scale,
         max_completion_length=MAX_COMPLETION_LENGTH,
         ref_logprobs_BT=ref if beta else None,
-        entropy_BT=token_entropy(batch_logits, TEMPERATURE),
+        entropy_BT=entropy,
+        weights_BT=weights,
         **options,
     )
     output.loss.backward()
@@ -136,25 +145,6 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type,
     logged = trainer._metrics["train"]
     assert means == {name: pytest.approx(logged[name][0], abs=1e-5) for name in means}
     assert ("kl" in logged) == ("kl" in means)
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_micro_batches_of_uneven_ranks_equal_the_whole_batch_on_a_model(tiny_model, samples, loss_type):
-    def gradient(shares: list[list[Sample]], size: int, count: int) -> dict[str, torch.Tensor]:
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        ranks = [micro_batches(share, size, EOS, num_micro_batches=count) for share in shares]
-        scales = [local_scale(batches) for batches in ranks]
-        scale = LossScale(num_sequences=sum(s.num_sequences for s in scales), num_tokens=sum(s.num_tokens for s in scales))
-        for batch in (batch for batches in ranks for batch in batches):
-            logprobs = log_probs(model, batch)
-            options = {"loss_type": loss_type, "epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "max_completion_length": 9}
-            grpo_loss(logprobs, logprobs.detach(), batch.advantages_B, batch.mask_BC, scale=scale, **options).loss.backward()
-        return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-    whole = gradient([samples], 8, 1)
-    cut = gradient([samples[:5], samples[5:8], []], 2, 3)
-    for name, expected in whole.items():
-        assert torch.allclose(cut[name], expected, atol=1e-6), name
 
 
 @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
@@ -188,11 +178,14 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     assert {name: metrics[name] for name in logged} == {name: pytest.approx(value, abs=1e-5) for name, value in logged.items()}
 
 
-def logits(model, batch):
-    width = batch.completion_ids_BC.size(1)
-    inputs = {"input_ids": batch.input_ids_BL, "attention_mask": batch.attention_mask_BL, "position_ids": batch.position_ids_BL}
-    return model(**inputs, logits_to_keep=width + 1).logits[:, :-1]
+def padded(samples):
+    """Inputs as TRL has them: prompts padded on the left, completions on the right."""
 
+    def pad(rows, side):
+        rows = [torch.tensor(row) for row in rows]
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=EOS, padding_side=side), mask
 
-def log_probs(model, batch):
-    return token_logprobs(logits(model, batch), batch.completion_ids_BC, TEMPERATURE)
+    prompt_ids, prompt_mask = pad([sample.prompt.token_ids for sample in samples], "left")
+    completion_ids, completion_mask = pad([sample.completion.token_ids for sample in samples], "right")
+    return {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": completion_mask}

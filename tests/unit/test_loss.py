@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_workload.loss import LossScale, grpo_loss, sampling_logp_difference, token_entropy, token_logprobs, token_means
+from grpo_workload.loss import LossScale, grpo_loss, token_means
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo"]
 
@@ -99,24 +99,3 @@ def test_clipping_stops_the_gradient_and_is_counted():
     assert (logprobs.grad == 0).tolist() == [[False, False, False, True], [True, False, False, False]]
     means = token_means({name: value.item() for name, value in output.metrics.items()})
     assert means == {"clip_ratio/low_mean": 1 / 8, "clip_ratio/high_mean": 1 / 8, "clip_ratio/region_mean": 2 / 8}
-
-
-@pytest.mark.parametrize(("temperature", "divisor"), [(1.0, 1.0), (0.5, 0.5), (0.0, 1.0)])
-def test_logprobs_and_entropy_at_the_temperature(temperature, divisor):
-    logits = torch.randn(2, 3, 11, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([[1, 2, 3], [4, 5, 10]])
-    reference = torch.distributions.Categorical(logits=logits / divisor)
-    assert torch.allclose(token_logprobs(logits, ids, temperature), reference.log_prob(ids), atol=1e-6)
-    assert torch.allclose(token_entropy(logits, temperature), reference.entropy(), atol=1e-6)
-
-
-def test_bfloat16_logits_are_taken_in_float32():
-    logits = torch.randn(1, 2, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    logprobs = token_logprobs(logits, torch.tensor([[3, 4]]), 1.0)
-    assert logprobs.dtype == torch.float32
-    assert torch.allclose(logprobs, logits.float().log_softmax(-1)[0, [0, 1], [3, 4]], atol=1e-6)
-
-
-def test_sampling_difference_leaves_padding_out():
-    total, largest = sampling_logp_difference(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[1.5, 1.0, 0.0]]), torch.tensor([[1, 1, 0]]))
-    assert (total.item(), largest.item()) == (1.5, 1.0)

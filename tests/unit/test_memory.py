@@ -46,6 +46,13 @@ def test_states_and_gradients_are_those_of_deepspeed(dtype: str, stage: int, aft
     assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
 
 
+@pytest.mark.parametrize(("stage", "after", "before"), [(0, 6, 8), (1, 5, 7), (2, 5, 6), (3, 5, 5)])
+def test_states_in_bfloat16_take_half(stage: int, after: int, before: int) -> None:
+    settings = config("bfloat16", parallelism={"zeroStage": stage, "optimizerDtype": "bfloat16"})
+    need = training_footprint(settings, num_parameters=1000, world_size=2)
+    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+
+
 def test_an_offloaded_optimizer_takes_nothing_and_a_reference_model_as_much_as_the_weights() -> None:
     offloaded = config(beta=0.1, parallelism={"zeroStage": 3, "offloadOptimizer": "cpu"})
     need = training_footprint(offloaded, num_parameters=1000, world_size=4)

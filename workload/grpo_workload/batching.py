@@ -1,18 +1,18 @@
-"""Which rank takes which prompts, and samples as padded tensors.
+"""Which rank samples which prompts, and samples as micro-batches: sequences one behind the other, without padding.
 
-Shapes: B sequences, P prompt tokens (left-padded), C completion tokens (right-padded), L = P + C.
+Shapes: N tokens of all sequences of a micro-batch, B sequences, C completion tokens of the longest (right-padded: scalars alone, which
+the model does not see), K completion tokens of all sequences.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from grpo_workload.loss import LossScale
 from grpo_workload.types import Sample
 
 
@@ -29,93 +29,98 @@ def shard(num_prompts: int, world_size: int, rank: int, *, allow_empty: bool = F
     return range(start, start + share + (rank < larger))
 
 
-def num_micro_batches(num_prompts: int, num_generations: int, world_size: int, size: int) -> int:
-    """Micro-batches of a step on EVERY rank: what the rank with the largest share (rank 0) needs, so that collectives match."""
-    return math.ceil(len(shard(num_prompts, world_size, 0, allow_empty=True)) * num_generations / size)
+def pack(lengths: Sequence[int], *, max_tokens: int, max_sequences: int) -> list[list[int]]:
+    """Sequences of these lengths in as few bins as first fit finds (Johnson 1973), the longest first; indices into `lengths`.
+
+    A bin holds at most `max_tokens` and `max_sequences`; a sequence that is longer than `max_tokens` has one of its own. The fullest comes
+    first, so that memory runs out early or never.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
+        fits = (place for place, left in enumerate(room) if lengths[index] <= left and len(bins[place]) < max_sequences)
+        place = next(fits, None)
+        if place is None:
+            place = len(bins)
+            bins.append([])
+            room.append(max_tokens)
+        bins[place].append(index)
+        room[place] -= lengths[index]
+    return [bins[place] for place in sorted(range(len(bins)), key=lambda place: room[place])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Model inputs [B, L] and what the loss needs. Logits: `model(..., logits_to_keep=C + 1).logits[:, :-1]`."""
+    """What a model reads, and what the loss needs."""
 
-    input_ids_BL: Tensor
-    attention_mask_BL: Tensor
-    position_ids_BL: Tensor
-    completion_ids_BC: Tensor
+    input_ids_1N: Tensor
+    position_ids_1N: Tensor  # from 0 in each sequence
+    cu_seq_lens: Tensor  # int32 [B + 1]: where each sequence begins, and N
+    max_length: int  # tokens of the longest sequence
+    places_K: Tensor  # the tokens whose next one is a completion's
+    targets_K: Tensor  # those next ones
     mask_BC: Tensor  # float32, 1 where a token is in the loss
+    is_token_BC: Tensor  # bool, K of them
     sampling_logprobs_BC: Tensor  # as the generator saw them, 0 at padding
     advantages_B: Tensor
-    num_sequences: int  # real samples: 0 for a filler
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model is fed."""
+        return self.input_ids_1N.numel()
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "num_sequences"}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+    def model_inputs(self) -> dict[str, object]:
+        """Arguments of a transformers model: attention functions find sequences by their bounds, or by positions that begin anew."""
+        bounds = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
+        longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
+        return {"input_ids": self.input_ids_1N, "position_ids": self.position_ids_1N, "use_cache": False, **bounds, **longest}
+
+    def rows(self, values_K: Tensor) -> Tensor:
+        """Values of completion tokens [K] as [B, C], 0 at padding; differentiable."""
+        return values_K.new_zeros(self.is_token_BC.shape).masked_scatter(self.is_token_BC, values_K)
 
 
-def micro_batches(
-    samples: Sequence[Sample], size: int, pad_token_id: int, *, num_micro_batches: int, mask_truncated_completions: bool = False
-) -> list[MicroBatch]:
-    """Exactly `num_micro_batches` batches of at most `size` samples, long ones together; fillers of weight 0 where samples do not reach.
-
-    Out of the loss (mask 0): samples with a NaN reward, and with `mask_truncated_completions` those cut by length.
-    """
-    assert len(samples) <= num_micro_batches * size, f"{len(samples)} samples do not fit {num_micro_batches} micro-batches of {size}"
-    # Padding costs compute, so samples of like length share a batch; the longest come first, so that memory runs out early or never.
-    ordered = sorted(samples, key=lambda sample: (len(sample.completion.token_ids), len(sample.prompt.token_ids)), reverse=True)
-    chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    batches = [_collate(chunk, pad_token_id, mask_truncated_completions) for chunk in chunks]
-    return batches + [_filler(pad_token_id)] * (num_micro_batches - len(batches))
-
-
-def local_scale(batches: Sequence[MicroBatch]) -> LossScale:
-    """Share of these batches (a rank's) in the step's LossScale: add up both counts over ranks before use."""
-    num_tokens = sum(int(batch.mask_BC.sum()) for batch in batches)
-    return LossScale(num_sequences=sum(batch.num_sequences for batch in batches), num_tokens=num_tokens)
-
-
-def _collate(samples: Sequence[Sample], pad_token_id: int, mask_truncated_completions: bool) -> MicroBatch:
-    prompts = [torch.tensor(sample.prompt.token_ids, dtype=torch.long) for sample in samples]
-    completions = [torch.tensor(sample.completion.token_ids, dtype=torch.long) for sample in samples]
-    logprobs = [torch.tensor(sample.completion.logprobs, dtype=torch.float32) for sample in samples]
-    completion_mask_BC = _pad([torch.ones(len(ids)) for ids in completions], 0.0, "right")
-    prompt_mask_BP = _pad([torch.ones(len(ids)) for ids in prompts], 0.0, "left")
-    completion_ids_BC = _pad(completions, pad_token_id, "right")
-    in_loss_B = torch.tensor([_in_loss(sample, mask_truncated_completions) for sample in samples], dtype=torch.float32)
-    attention_mask_BL = torch.cat([prompt_mask_BP, completion_mask_BC], dim=1).long()
+def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
+    """One micro-batch of `samples`."""
+    sequences = [(*sample.prompt.token_ids, *sample.completion.token_ids) for sample in samples]
+    starts = list(accumulate((len(ids) for ids in sequences), initial=0))
+    completions = [sample.completion for sample in samples]
+    spans = [range(end - len(completion.token_ids) - 1, end - 1) for end, completion in zip(starts[1:], completions, strict=True)]
+    mask_BC = _pad([torch.ones(len(completion.token_ids)) for completion in completions])
     return MicroBatch(
-        input_ids_BL=torch.cat([_pad(prompts, pad_token_id, "left"), completion_ids_BC], dim=1),
-        attention_mask_BL=attention_mask_BL,
-        # Without these a model with absolute positions would see where the padding of its neighbours ends.
-        position_ids_BL=(attention_mask_BL.cumsum(dim=1) - 1).clamp(min=0),
-        completion_ids_BC=completion_ids_BC,
-        mask_BC=completion_mask_BC * in_loss_B.unsqueeze(1),
-        sampling_logprobs_BC=_pad(logprobs, 0.0, "right"),
+        input_ids_1N=torch.tensor([[token for ids in sequences for token in ids]]),
+        position_ids_1N=torch.cat([torch.arange(len(ids)) for ids in sequences]).unsqueeze(0),
+        cu_seq_lens=torch.tensor(starts, dtype=torch.int32),
+        max_length=max(len(ids) for ids in sequences),
+        places_K=torch.tensor([place for span in spans for place in span]),
+        targets_K=torch.tensor([token for completion in completions for token in completion.token_ids]),
+        mask_BC=mask_BC,
+        is_token_BC=mask_BC.bool(),
+        sampling_logprobs_BC=_pad([torch.tensor(completion.logprobs, dtype=torch.float32) for completion in completions]),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
-        num_sequences=len(samples),
     )
 
 
-def _in_loss(sample: Sample, mask_truncated_completions: bool) -> bool:
-    truncated = sample.completion.finish_reason == "length"
-    return not math.isnan(sample.reward) and not (truncated and mask_truncated_completions)
-
-
-def _filler(pad_token_id: int) -> MicroBatch:
-    """One sequence of two pad tokens, attended to (a row without any would make softmax NaN) but not in the loss."""
-    ids_BL = torch.full((1, 2), pad_token_id)
-    zeros_BC = torch.zeros(1, 1)
+def filler() -> MicroBatch:
+    """Two tokens of weight 0, for a rank that has nothing to do while others do: collectives of the backward pass must match."""
     return MicroBatch(
-        input_ids_BL=ids_BL,
-        attention_mask_BL=torch.ones_like(ids_BL),
-        position_ids_BL=torch.arange(2).unsqueeze(0),
-        completion_ids_BC=ids_BL[:, 1:],
-        mask_BC=zeros_BC,
-        sampling_logprobs_BC=zeros_BC,
+        input_ids_1N=torch.zeros(1, 2, dtype=torch.long),
+        position_ids_1N=torch.arange(2).unsqueeze(0),
+        cu_seq_lens=torch.tensor([0, 2], dtype=torch.int32),
+        max_length=2,
+        places_K=torch.zeros(1, dtype=torch.long),
+        targets_K=torch.zeros(1, dtype=torch.long),
+        mask_BC=torch.zeros(1, 1),
+        is_token_BC=torch.ones(1, 1, dtype=torch.bool),
+        sampling_logprobs_BC=torch.zeros(1, 1),
         advantages_B=torch.zeros(1),
-        num_sequences=0,
     )
 
 
-def _pad(rows: list[Tensor], value: float, side: str) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)
+def _pad(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from grpo_workload.contract import Device
-from grpo_workload.loss import LossScale
 
 T = TypeVar("T")
 
@@ -52,14 +51,6 @@ def gather(value: T) -> list[T]:
     values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return cast(list[T], values)
-
-
-def add_scales(scale: LossScale, device: torch.device) -> LossScale:
-    """The sum of all ranks' `scale`."""
-    counts = torch.tensor([scale.num_sequences, scale.num_tokens], device=device)
-    dist.all_reduce(counts)
-    num_sequences, num_tokens = counts.tolist()
-    return LossScale(num_sequences=num_sequences, num_tokens=num_tokens)
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

@@ -18,6 +18,8 @@ from pydantic_core import CoreSchema
 
 REWARD_SECONDS = 300
 
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
+
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
@@ -88,8 +90,9 @@ class ModelConfig(Section):
     revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
     path: Text | None = Field(None, description="Folder with the model inside the container, for example below a mounted volume.")
     dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Type of the weights in training and generation.")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        "sdpa", description="Attention implementation that transformers uses in training."
+    attention: Literal["varlen", "sdpa", "eager", "flash_attention_2"] = Field(
+        "varlen",
+        description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager mask a square of all tokens.",
     )
 
     @property
@@ -166,8 +169,14 @@ class TrainingConfig(Section):
     num_generations: int = Field(8, ge=2, le=1024, description="Completions sampled for each prompt: the group of GRPO.")
     prompts_per_step: int = Field(8, ge=1, le=65536, description="Prompts of one optimizer step, over all ranks.")
     max_steps: int = Field(100, ge=1, le=10_000_000, description="Optimizer steps to take.")
-    per_device_train_batch_size: int = Field(
-        4, ge=1, le=1024, description="Completions of one micro-batch on one rank; the rest is accumulated."
+    max_tokens_per_micro_batch: int = Field(
+        8192,
+        ge=1,
+        le=16_777_216,
+        description="Tokens of one micro-batch on one rank, which hold activations at a time; a longer sequence is alone in one.",
+    )
+    per_device_train_batch_size: int | None = Field(
+        None, ge=1, le=1024, description="Completions of one micro-batch on one rank at most, where maxTokensPerMicroBatch allows more."
     )
     learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field("linear", description="Schedule of the learning rate.")
@@ -182,6 +191,16 @@ class TrainingConfig(Section):
     epsilon: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio below 1 (and above, unless epsilonHigh).")
     epsilon_high: float | None = Field(None, gt=0, le=10, description="Clipping of the probability ratio above 1.")
     beta: float = Field(0.0, ge=0, le=100, description="Weight of the k3 KL divergence from the initial model; 0 loads no reference.")
+    importance_sampling_correction: Correction = Field(
+        "sequence_mask",
+        description=(
+            "What is done about the generator's log-probabilities differing from the trainer's: token_* and sequence_* weigh the loss by "
+            "their ratio, truncated to importanceSamplingClip* or masked outside of it; bypass takes the generator's as the old policy's; "
+            "none ignores the difference."
+        ),
+    )
+    importance_sampling_clip_max: float | None = Field(3.0, gt=0, le=1e6, description="Upper bound of the ratio that corrects the loss.")
+    importance_sampling_clip_min: float | None = Field(None, ge=0, le=1, description="Lower bound of the ratio that corrects the loss.")
     scale_rewards: Literal["group", "batch", "none"] = Field("group", description="What advantages are divided by: a standard deviation.")
     mask_truncated_completions: bool = Field(False, description="Leave completions cut at maxCompletionLength out of the loss.")
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
@@ -190,8 +209,32 @@ class TrainingConfig(Section):
 class ParallelismConfig(Section):
     """How training is spread over the ranks (DeepSpeed)."""
 
+    RULES = (
+        Rule(
+            "self.zeroStage > 0 || (self.offloadOptimizer == 'none' && !self.coalesceGradReduction)",
+            "offloadOptimizer cpu and coalesceGradReduction need zeroStage 1, 2 or 3",
+            lambda p: p.zero_stage > 0 or (p.offload_optimizer == "none" and not p.coalesce_grad_reduction),
+        ),
+        Rule(
+            "self.optimizerDtype == 'float32' || self.offloadOptimizer == 'none'",
+            "optimizerDtype bfloat16 works with offloadOptimizer none alone: DeepSpeed's AdamW for CPUs keeps float32",
+            lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer == "none",
+        ),
+    )
+
     zero_stage: Literal[0, 1, 2, 3] = Field(2, description="ZeRO stage: what is partitioned over the ranks.")
     offload_optimizer: Literal["none", "cpu"] = Field("none", description="Where optimizer states live.")
+    optimizer_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description=(
+            "Type of AdamW's states and of the weights that it updates. bfloat16 takes half the memory and loses updates that are smaller "
+            "than 1/256 of a weight."
+        ),
+    )
+    coalesce_grad_reduction: bool = Field(
+        False,
+        description="Reduce gradients once a step, not in every micro-batch: less traffic, and whole gradients on every rank until then.",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
 
 
@@ -271,6 +314,20 @@ class StorageConfig(Section):
 
 class TrainerConfig(Section):
     """All that a rank needs to know about the training itself."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.parallelism.optimizerDtype == 'float32' || self.model.dtype == 'bfloat16'",
+            "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
+            lambda c: c.parallelism.optimizer_dtype == "float32" or c.model.dtype == "bfloat16",
+        ),
+        Rule(
+            "!self.parallelism.coalesceGradReduction || self.parallelism.zeroStage != 1 || self.model.dtype == 'float32'",
+            "parallelism.coalesceGradReduction works with parallelism.zeroStage 2 or 3, or with model.dtype float32: DeepSpeed's optimizer "
+            "of stage 1 reduces half precision once a step by itself",
+            lambda c: not c.parallelism.coalesce_grad_reduction or c.parallelism.zero_stage != 1 or c.model.dtype == "float32",
+        ),
+    )
 
     model: ModelConfig = Field(description="The policy to train.")
     dataset: DatasetConfig = Field(description="Where prompts come from.")

@@ -1,6 +1,6 @@
 """The policy under DeepSpeed, set up through accelerate: one optimizer step over micro-batches, and its weights by name.
 
-Shapes: B sequences, T completion tokens, L prompt and completion tokens.
+Shapes: B sequences, T completion tokens, K completion tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, get_scheduler
 
+from grpo_workload import attention, mismatch
 from grpo_workload.batching import MicroBatch
 from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
-from grpo_workload.launch_config import PRECISION, deepspeed_config
-from grpo_workload.loss import LossScale, grpo_loss, sampling_logp_difference, token_entropy, token_logprobs, token_means
+from grpo_workload.launch_config import deepspeed_config
+from grpo_workload.logprobs import Scorer
+from grpo_workload.loss import LossScale, grpo_loss
+from grpo_workload.tally import Tally
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
@@ -42,7 +45,6 @@ class Policy:
             ValueError: the model cannot be loaded, or settings do not go together; names the field.
         """
         self._config = config
-        self._dtype = DTYPES[config.model.dtype]
         self.is_partitioned = config.parallelism.zero_stage == 3
         ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(config.parallelism, device)}
         ds_config["checkpoint"] = {"load_universal": load_universal}
@@ -50,6 +52,7 @@ class Policy:
         self.device: torch.device = self._accelerator.device
         model = load_model(config)
         model.config.pad_token_id = pad_token_id
+        self.scorer = Scorer(model)
         if config.parallelism.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         # DeepSpeed casts the whole module, but transformers keeps rotary frequencies in float32 on purpose, and so does vLLM.
@@ -80,36 +83,29 @@ class Policy:
             scale: denominators of the whole step, over all ranks.
 
         Returns:
-            Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens.
+            Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens trained on.
         """
         self.engine.train()
-        sums: dict[str, Tensor] = {}
-        worst = torch.zeros((), device=self.device)
+        tally = Tally()
         learning_rate = self.schedule.get_last_lr()[0]
-        for index, batch in enumerate(batches):
-            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
-            shares, difference = self._backward(batch.to(self.device), scale)
-            worst = torch.maximum(worst, difference)
-            sums = {name: sums.get(name, 0) + value for name, value in shares.items()}
+        with self._reduction():
+            for index, batch in enumerate(batches):
+                self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+                self._backward(batch.to(self.device), scale, tally)
         grad_norm = self._finish_step()
-        metrics = _sum_over_ranks(sums)
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        loss = metrics.pop("loss")
-        return {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "learning_rate": learning_rate,
-            **token_means(metrics),
-            "sampling/sampling_logp_difference/max": worst.item(),
-        }
+        return tally.reduce() | {"grad_norm": grad_norm, "learning_rate": learning_rate}
 
-    def _backward(self, batch: MicroBatch, scale: LossScale) -> tuple[dict[str, Tensor], Tensor]:
+    def _backward(self, batch: MicroBatch, scale: LossScale, tally: Tally) -> None:
         training = self._config.training
-        logits_BTV = completion_logits(self.engine, batch)
-        logprobs_BT = token_logprobs(logits_BTV, batch.completion_ids_BC, training.temperature)
+        logprobs_BT, entropy_BT = score(self.engine, self.scorer, batch, training.temperature)
+        log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
+        correction = training.importance_sampling_correction
+        weights_BT = mismatch.weights(
+            log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
+        )
         output = grpo_loss(
             logprobs_BT,
-            logprobs_BT.detach(),
+            logprobs_BT.detach() - (log_ratios_BT if correction == "bypass" else 0),
             batch.advantages_B,
             batch.mask_BC,
             scale=scale,
@@ -119,19 +115,25 @@ class Policy:
             beta=training.beta,
             max_completion_length=training.max_completion_length,
             ref_logprobs_BT=self._reference_logprobs(batch),
-            entropy_BT=token_entropy(logits_BTV, training.temperature),
+            entropy_BT=entropy_BT,
+            weights_BT=weights_BT,
         )
         # DeepSpeed averages over ranks; the shares of the loss have to be summed.
         self.engine.backward(output.loss * dist.get_world_size())
-        difference_sum, difference_max = sampling_logp_difference(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
-        shares = {"loss": output.loss.detach(), **output.metrics, "sampling/sampling_logp_difference/mean": difference_sum}
-        return shares, difference_max
+        tally.add(output, mismatch.tally(log_ratios_BT, weights_BT, batch.mask_BC))
+
+    def _reduction(self) -> AbstractContextManager[None]:
+        if not self._config.parallelism.coalesce_grad_reduction:
+            return nullcontext()
+        context: AbstractContextManager[None] = self.engine.coalesce_grad_reduction()
+        return context
 
     def _finish_step(self) -> float:
         grad_norm = None
-        if self._config.parallelism.zero_stage == 0 and self._dtype == torch.float32:
-            # Here alone DeepSpeed clips without keeping the norm. The gradients are reduced by now.
-            grad_norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+        if self._config.parallelism.zero_stage == 0 and not (self.engine.bfloat16_enabled() or self.engine.fp16_enabled()):
+            # Here alone DeepSpeed clips without keeping the norm. The gradients are reduced by now; their own type may be bfloat16.
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            grad_norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
         self.engine.step()
         self.schedule.step()
         return float(self.engine.get_global_grad_norm() if grad_norm is None else grad_norm)
@@ -158,37 +160,38 @@ class Policy:
         context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters)
         return context
 
-    def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> Any:
+    def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> tuple[Any, Scorer]:
         """A frozen copy of the initial model: plain below ZeRO-3, partitioned over the ranks as the policy is with it."""
         model = load_model(self._config).requires_grad_(False).eval()
+        scorer = Scorer(model)
         if not self.is_partitioned:
-            return model.to(self.device)
+            return model.to(self.device), scorer
         keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
         keep["zero_optimization"] = {"stage": 3}
         reference = deepspeed.initialize(model=model, config=keep)[0]
         reference.eval()
         _restore_buffers(reference.module, buffers, self.device)
-        return reference
+        return reference, scorer
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         if self._reference is None:
             return None
-        logits_BTV = completion_logits(self._reference, batch)
-        return token_logprobs(logits_BTV, batch.completion_ids_BC, self._config.training.temperature)
+        return score(*self._reference, batch, self._config.training.temperature)[0]
 
 
-def completion_logits(model: Any, batch: MicroBatch) -> Tensor:
-    """Logits [B, T, V] of each completion token of `batch`, given what stands before it."""
-    output = model(
-        input_ids=batch.input_ids_BL,
-        attention_mask=batch.attention_mask_BL,
-        position_ids=batch.position_ids_BL,
-        logits_to_keep=batch.completion_ids_BC.size(1) + 1,
-        use_cache=False,
-    )
-    logits_BTV: Tensor = output.logits[:, :-1]
-    return logits_BTV
+def score(model: Any, scorer: Scorer, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [B, T] of the completion tokens of `batch`, 0 at padding.
+
+    Args:
+        model: a causal language model, or DeepSpeed's engine around it.
+        scorer: its own.
+        batch: on the model's device.
+        temperature: of the softmax.
+    """
+    with scorer.scoring(batch.places_K, batch.targets_K, temperature):
+        scored_K2 = model(**batch.model_inputs()).logits
+    return batch.rows(scored_K2[:, 0]), batch.rows(scored_K2[:, 1].detach())
 
 
 def load_model(config: TrainerConfig) -> Any:
@@ -196,8 +199,9 @@ def load_model(config: TrainerConfig) -> Any:
     field = "model.name" if config.model.name is not None else "model.path"
     if config.model.path is not None and not Path(config.model.path).is_dir():
         raise ValueError(f"{field}: there is no folder {config.model.path} in the container; is its volume mounted in every trainer pod?")
+    attention.register()
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             config.model.source,
             revision=config.model.revision or "main",
             dtype=DTYPES[config.model.dtype],
@@ -205,6 +209,8 @@ def load_model(config: TrainerConfig) -> Any:
         )
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
+    attention.check_packable(model.config)
+    return model
 
 
 def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:
@@ -215,7 +221,7 @@ def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
     join(device, timeout_seconds)
     return Accelerator(
-        mixed_precision=PRECISION[config.model.dtype],
+        mixed_precision="bf16" if ds_config["bf16"]["enabled"] else "fp16" if ds_config["fp16"]["enabled"] else "no",
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
     )
@@ -239,9 +245,3 @@ def _buckets(parameters: list[tuple[str, nn.Parameter]], max_bytes: int) -> Iter
         bucket.append((name, parameter))
         size += num_bytes
     yield bucket
-
-
-def _sum_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
-    packed = torch.stack([value.double() for value in sums.values()])
-    dist.all_reduce(packed)
-    return dict(zip(sums, packed.tolist(), strict=True))

@@ -19,10 +19,8 @@ PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 
 
 def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration. ValueError for settings that do not go together, naming the field."""
+    """DeepSpeed's configuration."""
     parallelism, training, dtype = config.parallelism, config.training, config.model.dtype
-    if parallelism.zero_stage == 0 and parallelism.offload_optimizer == "cpu":
-        raise ValueError("parallelism.offloadOptimizer: ZeRO stage 0 keeps the optimizer on the device; use zeroStage 1, 2 or 3, or none")
     zero: dict[str, Any] = {
         "stage": parallelism.zero_stage,
         "reduce_bucket_size": REDUCE_ELEMENTS,
@@ -33,16 +31,20 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
         "offload_param": {"device": "none"},
         "stage3_gather_16bit_weights_on_model_save": False,
     }
+    keeps_half = parallelism.optimizer_dtype == "bfloat16"
+    # Below stage 1 DeepSpeed has no such mode; told nothing of bfloat16, it leaves the weights and their AdamW as they are.
+    is_bf16 = dtype == "bfloat16" and not (keeps_half and parallelism.zero_stage == 0)
     ds_config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
+        "train_micro_batch_size_per_gpu": 1,  # micro-batches are cut by tokens; DeepSpeed wants a number to be there
         "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and the trainer says where a step ends
         "gradient_clipping": training.max_grad_norm,
         "zero_optimization": zero,
-        "bf16": {"enabled": dtype == "bfloat16"},
+        "bf16": {"enabled": is_bf16},
         "fp16": {"enabled": dtype == "float16"},
     }
     if parallelism.zero_stage > 0:
-        ds_config["data_types"] = {"grad_accum_dtype": "fp32"}
+        ds_config["data_types"] = {"grad_accum_dtype": "bf16" if keeps_half else "fp32"}
+        ds_config["bf16"] |= {"bf16_master_weights_and_grads": keeps_half, "bf16_optimizer_states": keeps_half}
     return ds_config
 
 

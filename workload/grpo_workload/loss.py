@@ -1,7 +1,7 @@
 """The GRPO loss and its variants, as sums over tokens divided by a global denominator.
 
 Because the denominator counts the whole step, micro-batches and ranks only ever add up: how a step is cut changes nothing.
-Shapes: B sequences, T completion tokens, V vocabulary.
+Shapes: B sequences, T completion tokens.
 """
 
 from __future__ import annotations
@@ -32,26 +32,6 @@ class LossOutput:
     metrics: dict[str, Tensor]  # detached SUMS over tokens under TRL's names, and their count as num_tokens; add up, then token_means()
 
 
-def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities [B, T] (float32) of `token_ids_BT` at the sampling temperature; 0 (greedy) is taken as 1, as vLLM does."""
-    # One sequence at a time: a float32 copy of all logits would be the largest tensor of the training step.
-    rows = []
-    for logits_TV, token_ids_T in zip(logits_BTV, token_ids_BT, strict=True):
-        scaled_TV = _scaled(logits_TV, temperature)
-        rows.append(scaled_TV.gather(-1, token_ids_T.unsqueeze(-1)).squeeze(-1) - scaled_TV.logsumexp(dim=-1))
-    return torch.stack(rows)
-
-
-@torch.no_grad()
-def token_entropy(logits_BTV: Tensor, temperature: float) -> Tensor:
-    """Entropy [B, T] (float32, nats) of each next-token distribution at the sampling temperature, without a graph."""
-    rows = []
-    for logits_TV in logits_BTV:
-        logprobs_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
-        rows.append(torch.special.entr(logprobs_TV.exp()).sum(dim=-1))
-    return torch.stack(rows)
-
-
 def grpo_loss(
     logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
@@ -66,11 +46,13 @@ def grpo_loss(
     max_completion_length: int,
     ref_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
+    weights_BT: Tensor | None = None,
 ) -> LossOutput:
     """Clipped policy loss plus `beta` times the KL divergence from the reference (k3 times the ratio), as TRL 1.16 has them by default.
 
-    On-policy (one optimizer step a batch), pass `logprobs_BT.detach()` as `old_logprobs_BT`. Multiply by the world size before backward
-    where the engine averages gradients over ranks (DeepSpeed does). With mask 0 everywhere the loss is 0 with a graph.
+    On-policy (one optimizer step a batch), pass `logprobs_BT.detach()` as `old_logprobs_BT`. `weights_BT` weigh the clipped loss, not the
+    divergence (`mismatch.weights`). Multiply by the world size before backward where the engine averages gradients over ranks (DeepSpeed
+    does). With mask 0 everywhere the loss is 0 with a graph.
 
     Token losses are summed and divided by: the step's tokens in the loss (dapo, arXiv:2503.14476), the sequence's own tokens and the
     step's sequences (grpo, arXiv:2402.03300), or sequences x `max_completion_length` (dr_grpo, arXiv:2503.20783). `epsilon_high` None
@@ -84,6 +66,8 @@ def grpo_loss(
     # What stands at masked places is arbitrary: exp() of it might overflow, and inf * 0 is NaN.
     ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(masked_BT, 0.0).exp()
     token_loss_BT = -torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+    if weights_BT is not None:
+        token_loss_BT = (token_loss_BT * weights_BT).masked_fill(masked_BT, 0.0)
 
     is_low_BT = (ratio_BT < low) & (advantages_B1 < 0)
     is_high_BT = (ratio_BT > high) & (advantages_B1 > 0)
@@ -107,24 +91,10 @@ def grpo_loss(
     return LossOutput(loss=loss, metrics={"num_tokens": mask_BT.sum(), **metrics})
 
 
-@torch.no_grad()
-def sampling_logp_difference(logprobs_BT: Tensor, sampling_logprobs_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """How far trainer and generator disagree: sum and maximum over tokens in the loss of |difference| of log-probabilities.
-
-    The sum belongs into the summed metrics as sampling/sampling_logp_difference/mean, the maximum is reduced with MAX.
-    """
-    difference_BT = (logprobs_BT - sampling_logprobs_BT).abs().masked_fill(mask_BT == 0, 0.0)
-    return difference_BT.sum(), difference_BT.max()
-
-
 def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
     """Summed metrics of a step (over micro-batches and ranks) -> means over tokens under TRL's names; 0 when no token was in the loss."""
     num_tokens = max(metrics["num_tokens"], 1)
     return {name: value / num_tokens for name, value in metrics.items() if name != "num_tokens"}
-
-
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    return logits.float() / (temperature or 1.0)
 
 
 def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, loss_type: LossType, max_completion_length: int) -> Tensor:

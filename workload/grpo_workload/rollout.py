@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_workload.advantage import group_advantages
+from grpo_workload.balance import Fact
 from grpo_workload.clock import Clock
 from grpo_workload.collectives import gather
 from grpo_workload.group import Group
@@ -24,7 +25,7 @@ class Rollout:
 
     samples: list[Sample]  # this rank's
     table: RewardTable  # of all ranks
-    lengths: list[tuple[int, int, bool]]  # of each completion of all ranks: tokens of its prompt, its own, whether it was cut
+    facts: list[list[Fact]]  # by rank, of each completion
 
 
 def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
@@ -110,10 +111,13 @@ def _gather(run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Rol
     own_lengths = [(len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length") for prompt, completion in flat]
     gathered = gather((own_table, own_lengths))
     table = RewardTable.concat([rank_table for rank_table, _ in gathered])
-    advantages = group_advantages(table.totals, training.num_generations, training.scale_rewards)
-    own_advantages = advantages[run.share.start * training.num_generations : run.share.stop * training.num_generations]
-    samples = [
-        Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
-        for (prompt, completion), reward, advantage in zip(flat, own_table.totals, own_advantages.tolist(), strict=True)
+    advantages = iter(group_advantages(table.totals, training.num_generations, training.scale_rewards).tolist())
+    facts = [
+        [Fact(*lengths, reward, next(advantages)) for lengths, reward in zip(rank_lengths, rank_table.totals, strict=True)]
+        for rank_table, rank_lengths in gathered
     ]
-    return Rollout(samples=samples, table=table, lengths=[lengths for _, rank_lengths in gathered for lengths in rank_lengths])
+    samples = [
+        Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage)
+        for (prompt, completion), fact in zip(flat, facts[run.rank], strict=True)
+    ]
+    return Rollout(samples=samples, table=table, facts=facts)

@@ -42,7 +42,6 @@ class Run:
     world_size: int
     share: range  # this rank's prompts among those of a step
     max_prompt_tokens: int | None
-    num_micro_batches: int  # on every rank
     tokenizer: Any
     source: PromptSource
     rewards: list[Reward]
@@ -107,9 +106,6 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         world_size=world_size,
         share=share,
         max_prompt_tokens=max_prompt_tokens(config, policy),
-        num_micro_batches=batching.num_micro_batches(
-            training.prompts_per_step, training.num_generations, world_size, training.per_device_train_batch_size
-        ),
         tokenizer=tokenizer,
         source=source,
         rewards=rewards,

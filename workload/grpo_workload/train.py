@@ -2,7 +2,7 @@
 
 Group Relative Policy Optimization (arXiv:2402.03300), with these departures from the paper:
 - One optimizer step a batch (mu = 1), on-policy: the old log-probabilities are the new ones without their graph, so the ratio is 1 and
-  clipping never acts. How far the generator's own log-probabilities are from them is logged, not corrected for.
+  clipping never acts. The loss is weighed by how far the generator's own log-probabilities are from them (`importanceSamplingCorrection`).
 - Token losses are divided by the tokens of the whole batch (dapo, arXiv:2503.14476) unless `lossType` says otherwise.
 - No KL term and no reference model unless `beta` > 0; the reference is the initial model throughout.
 - The batch of a step is prompts x generations over all ranks, in contiguous shares of prompts that may differ by one.
@@ -37,9 +37,9 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     """The loop; collective. DONE after maxSteps; STOPPED, with a checkpoint, when any rank was asked to stop before."""
     from transformers import set_seed
 
-    from grpo_workload.batching import local_scale, micro_batches
+    from grpo_workload.balance import micro_batches, plan
     from grpo_workload.checkpoint import TrainerState
-    from grpo_workload.collectives import add_scales, any_rank
+    from grpo_workload.collectives import any_rank
     from grpo_workload.rollout import roll_out
     from grpo_workload.seeds import step_seed
 
@@ -52,14 +52,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
 
         rollout = roll_out(run, step, clock)
         run.report.phase("Training")
-        batches = micro_batches(
-            rollout.samples,
-            training.per_device_train_batch_size,
-            run.tokenizer.pad_token_id,
-            num_micro_batches=run.num_micro_batches,
-            mask_truncated_completions=training.mask_truncated_completions,
-        )
-        update = run.policy.step(batches, add_scales(local_scale(batches), run.policy.device))
+        work = plan(rollout.facts, training)
+        update = run.policy.step(micro_batches(work, rollout.samples, run.rank, training), work.scale)
         clock.lap("train")
 
         run.report.phase("Syncing")
@@ -95,14 +89,14 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
     """Metrics of a step under TRL's names, and how many seconds each part of it took on this rank."""
     from grpo_workload.metrics import summarise
 
-    prompt_lengths, completion_lengths, truncated = zip(*rollout.lengths, strict=True)
+    facts = [fact for own in rollout.facts for fact in own]
     metrics = summarise(
         rollout.table,
         num_generations=run.config.training.num_generations,
         scale_rewards=run.config.training.scale_rewards,
-        prompt_lengths=prompt_lengths,
-        completion_lengths=completion_lengths,
-        truncated=truncated,
+        prompt_lengths=[fact.prompt_tokens for fact in facts],
+        completion_lengths=[fact.tokens for fact in facts],
+        truncated=[fact.is_truncated for fact in facts],
         step_time=clock.seconds,
         num_tokens_before=num_tokens,
     )

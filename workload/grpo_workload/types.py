@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Message = dict[str, str]
@@ -39,3 +39,7 @@ class Sample:
     completion: Completion
     reward: float  # NaN when every reward function returned None
     advantage: float
+
+    def bare(self) -> Sample:
+        """The same without what rewards alone read: to be sent to another rank."""
+        return replace(self, prompt=replace(self.prompt, text="", columns={}))

@@ -11,28 +11,29 @@ from grpo_workload.contract import Device
 environment.prepare(Device.CPU, os.environ)
 
 import torch
+from fixed_samples import train_on
 
-from grpo_workload.batching import local_scale, micro_batches
-from grpo_workload.collectives import add_scales, gather
+from grpo_workload.batching import micro_batch
+from grpo_workload.collectives import gather
 from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy, completion_logits, load_model
+from grpo_workload.engine import Policy, load_model, score
 from grpo_workload.generation.colocate import ColocateGenerator
-from grpo_workload.loss import token_logprobs
+from grpo_workload.logprobs import Scorer
 from grpo_workload.types import Prompt, Sample
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
 
 
-def differences(model, samples):
+def differences(model, scorer, samples):
     """Largest |difference| between a model's log-probabilities and the generator's, over all tokens."""
-    (batch,) = micro_batches(samples, len(samples), PAD, num_micro_batches=1)
+    batch = micro_batch(samples)
     with torch.no_grad():
-        logprobs_BT = token_logprobs(completion_logits(model, batch), batch.completion_ids_BC, TEMPERATURE)
+        logprobs_BT, _ = score(model, scorer, batch, TEMPERATURE)
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
 def main(model, out, zero_stage, tensor_parallel):
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     config = TrainerConfig.model_validate(
         {
             "model": {"path": model, "dtype": "float32"},
@@ -43,6 +44,7 @@ def main(model, out, zero_stage, tensor_parallel):
                 "lrSchedulerType": "constant",
                 "maxCompletionLength": LENGTH,
                 "temperature": TEMPERATURE,
+                "perDeviceTrainBatchSize": 4,
             },
             "parallelism": {"zeroStage": zero_stage},
             "generation": {
@@ -68,11 +70,9 @@ def main(model, out, zero_stage, tensor_parallel):
                 advantage = reward - sum(rewards) / len(rewards)
                 yield Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
 
-    count = world_size * NUM_GENERATIONS // 4  # the last rank brings the most prompts
     logged = []
     for step in range(2):
-        batches = micro_batches(list(generate()), 4, PAD, num_micro_batches=count)
-        metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
+        metrics = train_on(policy, gather(list(generate())), config.training)
         logged.append(metrics["sampling/sampling_logp_difference/max"])
         generator.sync_weights(policy.weights(), step + 1)
     # One prompt among different ones on every rank.
@@ -84,8 +84,8 @@ def main(model, out, zero_stage, tensor_parallel):
         "tokens": [sample.completion.token_ids for sample in samples],
         "common": [answer.token_ids for answer in answers],
         "versions": [sample.completion.weight_version for sample in samples],
-        "trained": differences(policy.engine, samples),
-        "initial": differences(initial, samples) if initial is not None else None,
+        "trained": differences(policy.engine, policy.scorer, samples),
+        "initial": differences(initial, Scorer(initial), samples) if initial is not None else None,
         "logprobs": [logprob for sample in samples for logprob in sample.completion.logprobs],
     }
     results = gather(result)

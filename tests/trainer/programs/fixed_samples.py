@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from grpo_workload.batching import local_scale, micro_batches, num_micro_batches, shard
-from grpo_workload.collectives import add_scales
+from grpo_workload.balance import Fact, micro_batches, plan
+from grpo_workload.batching import shard
 from grpo_workload.types import Completion, Prompt, Sample
 
 NUM_PROMPTS, NUM_GENERATIONS = 5, 3  # over 3 ranks: shares of 2, 2 and 1 prompts
@@ -12,6 +12,7 @@ PAD = 2
 
 
 def samples(step):
+    """Those of step 1 train two sequences alone, so that of three ranks one has nothing to do."""
     random = torch.Generator().manual_seed(step)
 
     def tokens(low, high):
@@ -20,16 +21,28 @@ def samples(step):
 
     for index in range(NUM_PROMPTS):
         prompt = Prompt(index=index, text="", token_ids=tokens(3, 12))
-        for _ in range(NUM_GENERATIONS):
+        for number in range(NUM_GENERATIONS):
             ids = tokens(1, 9)
             completion = Completion(token_ids=ids, logprobs=(-5.0,) * len(ids), text="", finish_reason="stop", weight_version=0)
-            yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=float(torch.randn((), generator=random)))
+            advantage = float(torch.randn((), generator=random)) * (step != 1 or index * NUM_GENERATIONS + number in (4, 9))
+            yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage)
 
 
-def take_step(policy, step, micro_batch_size):
+def take_step(policy, step, training):
     """One optimizer step on this rank's share of the samples of `step`; its metrics."""
-    share = shard(NUM_PROMPTS, dist.get_world_size(), dist.get_rank())
-    count = num_micro_batches(NUM_PROMPTS, NUM_GENERATIONS, dist.get_world_size(), micro_batch_size)
-    own = list(samples(step))[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS]
-    batches = micro_batches(own, micro_batch_size, PAD, num_micro_batches=count)
-    return policy.step(batches, add_scales(local_scale(batches), policy.device))
+    every = list(samples(step))
+    shares = [shard(NUM_PROMPTS, dist.get_world_size(), rank) for rank in range(dist.get_world_size())]
+    owned = [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
+    return train_on(policy, owned, training)
+
+
+def train_on(policy, owned, training):
+    """One optimizer step on samples `owned[rank]`; its metrics."""
+    work = plan([[fact(sample) for sample in own] for own in owned], training)
+    return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank(), training), work.scale)
+
+
+def fact(sample):
+    """What all ranks know of a sample."""
+    prompt_tokens, tokens = len(sample.prompt.token_ids), len(sample.completion.token_ids)
+    return Fact(prompt_tokens, tokens, sample.completion.finish_reason == "length", sample.reward, sample.advantage)

@@ -54,7 +54,7 @@ def main(model, data, out, epoch, plans):
                 "model": {"path": model, "dtype": dtype},
                 "dataset": {"path": "unused"},
                 "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {"learningRate": 1e-3, "warmupSteps": 3},
+                "training": {"learningRate": 1e-3, "warmupSteps": 3, "perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none"},
                 "parallelism": {"zeroStage": int(stage)},
             }
         )
@@ -71,14 +71,14 @@ def main(model, data, out, epoch, plans):
             source.load(policy)
             start = source.state.step
         state = optimizer_state(policy) if source is not None else None
-        metrics = [take_step(policy, step, 4) for step in ([0, 1] if source is None else [start])]
+        metrics = [take_step(policy, step, config.training) for step in ([0, 1] if source is None else [start])]
         step = start + len(metrics)
         saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
         trainer = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage))
         checkpoints.save(policy, tokenizer, trainer)
         if source is None:
-            metrics += [take_step(policy, step, 4) for step in (2, 3)]
+            metrics += [take_step(policy, step, config.training) for step in (2, 3)]
         results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}
         AcceleratorState._reset_state(reset_partial_state=True)
         join(Device.CPU, 300)

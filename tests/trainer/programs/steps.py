@@ -1,4 +1,7 @@
-"""Two optimizer steps on fixed samples, for each ZeRO stage asked for: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE..."""
+"""Two optimizer steps on fixed samples, for each ZeRO stage asked for: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
+
+A STAGE with a + reduces gradients once a step.
+"""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
@@ -20,22 +23,29 @@ from grpo_workload.engine import Policy
 
 def main(model, out, micro_batch_size, beta, stages):
     results = {}
-    for stage in stages:
+    for name in stages:
+        stage, coalesce = int(name[0]), name.endswith("+")
         config = TrainerConfig.model_validate(
             {
                 "model": {"path": model, "dtype": "float32"},
                 "dataset": {"path": "unused"},
                 "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {"perDeviceTrainBatchSize": micro_batch_size, "learningRate": 1e-3, "maxGradNorm": 0.5, "beta": beta},
-                "parallelism": {"zeroStage": stage, "gradientCheckpointing": stage == 2},
+                "training": {
+                    "perDeviceTrainBatchSize": micro_batch_size,
+                    "learningRate": 1e-3,
+                    "maxGradNorm": 0.5,
+                    "beta": beta,
+                    "importanceSamplingCorrection": "none",
+                },
+                "parallelism": {"zeroStage": stage, "gradientCheckpointing": stage == 2, "coalesceGradReduction": coalesce},
             }
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-        metrics = [take_step(policy, step, micro_batch_size) for step in range(2)]
-        results[stage] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}}
+        metrics = [take_step(policy, step, config.training) for step in range(2)]
+        results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}}
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":
         torch.save(results, out)
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), [int(stage) for stage in sys.argv[5:]])
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])

@@ -13,10 +13,11 @@ contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
 environment.prepare(Device.CPU, os.environ)
 
 import torch
+from fixed_samples import train_on
 
 from grpo_workload.advantage import group_advantages
-from grpo_workload.batching import local_scale, micro_batches, num_micro_batches, shard
-from grpo_workload.collectives import add_scales, gather
+from grpo_workload.batching import shard
+from grpo_workload.collectives import gather
 from grpo_workload.engine import Policy
 from grpo_workload.generation.build import build_generator
 from grpo_workload.setup import load_tokenizer
@@ -63,11 +64,9 @@ initial = weights()
 generator.sync_weights(policy.weights(), 1)
 before = greedy()
 
-share = shard(len(PROMPTS), contract.world_size, rank)
-count = num_micro_batches(len(PROMPTS), training.num_generations, contract.world_size, training.per_device_train_batch_size)
-own = list(drawn())[share.start * training.num_generations : share.stop * training.num_generations]
-batches = micro_batches(own, training.per_device_train_batch_size, tokenizer.pad_token_id, num_micro_batches=count)
-metrics = policy.step(batches, add_scales(local_scale(batches), policy.device))
+shares = [shard(len(PROMPTS), contract.world_size, rank) for rank in range(contract.world_size)]
+owned = [list(drawn())[share.start * training.num_generations : share.stop * training.num_generations] for share in shares]
+metrics = train_on(policy, owned, training)
 
 stepped = weights()
 generator.sync_weights(policy.weights(), 2)

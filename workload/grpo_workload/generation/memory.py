@@ -43,6 +43,8 @@ def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size
     share = math.ceil(num_parameters / world_size)
     if stage == 3:
         weights = copies * size * share
+    if config.parallelism.optimizer_dtype == "bfloat16":
+        return _half_states(stage, weights=weights, share=share, num_parameters=num_parameters)
     if stage == 0:
         master = 0 if dtype == "float32" else 4
         return Footprint(weights=weights, optimizer=(master + 8) * num_parameters, gradients=size * num_parameters)
@@ -53,6 +55,19 @@ def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size
     if stage == 3:  # keeps its share of the gradients
         return Footprint(weights=weights, optimizer=16 * share, gradients=0)
     return Footprint(weights=weights, optimizer=12 * share, gradients=4 * share)
+
+
+def _half_states(stage: int, *, weights: int, share: int, num_parameters: int) -> Footprint:
+    """With optimizer states in bfloat16: from stage 1 on there is a copy of the weights that are updated."""
+    match stage:
+        case 0:
+            return Footprint(weights=weights, optimizer=4 * num_parameters, gradients=2 * num_parameters)
+        case 1:
+            return Footprint(weights=weights, optimizer=6 * share, gradients=2 * num_parameters)
+        case 2:
+            return Footprint(weights=weights, optimizer=6 * share, gradients=2 * share)
+        case _:  # keeps its share of the gradients
+            return Footprint(weights=weights, optimizer=8 * share, gradients=0)
 
 
 def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_size: int) -> None:

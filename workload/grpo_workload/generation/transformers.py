@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from grpo_workload.attention import VARLEN
 from grpo_workload.config import TrainingConfig
 from grpo_workload.generation.base import Weights
 from grpo_workload.types import Completion, Prompt
@@ -50,8 +51,10 @@ class TransformersGenerator:
         if not prompts and not self._policy.is_partitioned:
             return []
         module = self._policy.module
-        was_training = module.training
+        was_training, attention = module.training, module.config._attn_implementation
         module.eval()
+        if attention == VARLEN:  # knows nothing of caches and padding
+            module.set_attn_implementation("sdpa")
         # Under ZeRO-3 every forward is collective: a rank without prompts takes part with one of its own, and ranks whose completions are
         # done run on until those of all ranks are.
         asked = prompts or [Prompt(index=-1, text="", token_ids=(self._tokenizer.pad_token_id,))]
@@ -66,6 +69,7 @@ class TransformersGenerator:
             logits_processor=LogitsProcessorList([*self._warpers, sampler]),
             **self._arguments,
         )
+        module.set_attn_implementation(attention)
         module.train(was_training)
         tokens_NT, logprobs_NT = sequences[:, ids_NP.size(1) :], torch.stack(sampler.logprobs_N, dim=1)
         flat = [self._completion(tokens.tolist(), logprobs.tolist()) for tokens, logprobs in zip(tokens_NT, logprobs_NT, strict=True)]

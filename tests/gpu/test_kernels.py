@@ -1,0 +1,95 @@
+"""The kernels of the training step on a GPU, against PyTorch's own arithmetic."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from grpo_workload import attention, logprobs
+from grpo_workload.batching import micro_batch
+from grpo_workload.engine import score
+from grpo_workload.logprobs import Scorer
+from grpo_workload.types import Completion, Prompt, Sample
+
+pytestmark = pytest.mark.gpu
+attention.register()
+LENGTHS = [(200, 900), (64, 1), (1, 700), (300, 40)]
+
+
+def samples():
+    random = torch.Generator().manual_seed(0)
+    for index, (prompt, completion) in enumerate(LENGTHS):
+        ids = torch.randint(0, 5000, (prompt + completion,), generator=random).tolist()
+        zeros = (0.0,) * completion
+        answer = Completion(token_ids=tuple(ids[prompt:]), logprobs=zeros, text="", finish_reason="stop", weight_version=0)
+        yield Sample(prompt=Prompt(index=index, text="", token_ids=tuple(ids[:prompt])), completion=answer, reward=1.0, advantage=1.0)
+
+
+def make_model(implementation, dtype, window=None):
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=5000,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        use_sliding_window=window is not None,
+        sliding_window=window,
+        max_window_layers=0,
+        attn_implementation=implementation,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).to("cuda", dtype)
+
+
+def logprobs_and_gradient(model, chosen, pad=False):
+    scorer = Scorer(model)
+    if pad:
+        rows = torch.cat([score(model, scorer, micro_batch([sample]).to("cuda"), 1.0)[0].flatten() for sample in chosen])
+    else:
+        batch = micro_batch(chosen).to("cuda")
+        rows = score(model, scorer, batch, 1.0)[0][batch.is_token_BC]
+    (rows.sum() / rows.numel()).backward()
+    return rows.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_error_of_packed_sequences_is_at_most_twice_that_of_single_ones(window, record_testsuite_property):
+    chosen = list(samples())
+    exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, pad=True)
+    alone, alone_gradient = logprobs_and_gradient(make_model("sdpa", torch.bfloat16, window), chosen, pad=True)
+    packed, packed_gradient = logprobs_and_gradient(make_model("varlen", torch.bfloat16, window), chosen)
+    errors = [(got - exact).abs().mean().item() for got in (alone, packed)]
+    gradient_errors = [((got - exact_gradient).norm() / exact_gradient.norm()).item() for got in (alone_gradient, packed_gradient)]
+    record_testsuite_property(f"errors, window {window}", {"log-probs": errors, "gradients": gradient_errors})
+    assert errors[1] < 2 * errors[0]
+    assert gradient_errors[1] < 2 * gradient_errors[0]
+
+
+def test_a_sequence_does_not_see_its_neighbour():
+    model = make_model("varlen", torch.bfloat16)
+    chosen = list(samples())
+    other = Sample(prompt=Prompt(index=9, text="", token_ids=tuple(range(300))), completion=chosen[3].completion, reward=1.0, advantage=1.0)
+    with torch.no_grad():
+        before, after = (score(model, Scorer(model), micro_batch(three).to("cuda"), 1.0)[0][:3] for three in (chosen, [*chosen[:3], other]))
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scores_are_those_of_whole_logits(dtype):
+    random = torch.Generator("cuda").manual_seed(0)
+    hidden, weight = (torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256)))
+    weight /= 16
+    targets = torch.randint(0, 20_001, (333,), generator=random, device="cuda")
+    pull = torch.randn(333, generator=random, device="cuda")
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    scored = logprobs.score(hidden, weight, None, targets, 0.8)
+    gradients = torch.autograd.grad((scored[:, 0] * pull).sum(), [hidden, weight])
+    exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    whole = torch.distributions.Categorical(logits=exact_hidden @ exact_weight.T / 0.8)
+    expected = torch.autograd.grad((whole.log_prob(targets) * pull).sum(), [exact_hidden, exact_weight])
+    close = 2e-2 if dtype == torch.bfloat16 else 1e-3  # the logits themselves are rounded; matrix products may use TF32
+    torch.testing.assert_close(scored[:, 0].double(), whole.log_prob(targets), atol=close, rtol=0)
+    torch.testing.assert_close(scored[:, 1].double(), whole.entropy(), atol=close, rtol=0)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)

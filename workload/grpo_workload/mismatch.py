@@ -1,0 +1,107 @@
+"""How far trainer and generator disagree about the same tokens, and what the loss does about it.
+
+The generator computes with other kernels, sometimes in another precision, so that what it sampled is not quite the policy's. The ratio
+policy / generator weighs the loss (the modes of TRL 1.16's `vllm_importance_sampling_mode`), or the generator's log-probabilities are taken
+as the old policy's (verl's bypass mode). With one optimizer step a batch the policy's own come from the pass that is made anyway.
+
+Shapes: B sequences, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from grpo_workload.config import Correction
+
+BINS = 1024
+WIDEST = 5.0
+"""Of |log ratio|, in nats; what lies beyond is counted at the edge."""
+QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+
+_PREFIX = "sampling/importance_sampling_ratio"
+_DIFFERENCE = "sampling/sampling_logp_difference"
+
+
+@torch.no_grad()
+def log_ratios(logprobs_BT: Tensor, sampling_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Log of policy / generator [B, T], 0 at masked places and where the generator gave no number."""
+    return (logprobs_BT - sampling_logprobs_BT).nan_to_num(nan=0.0).masked_fill(mask_BT == 0, 0.0)
+
+
+@torch.no_grad()
+def weights(log_ratios_BT: Tensor, correction: Correction, clip_min: float | None, clip_max: float | None) -> Tensor | None:
+    """What the token losses are multiplied by: [B, T], or [B, 1] for a whole sequence; None for no correction.
+
+    `*_truncate` moves ratios into [`clip_min`, `clip_max`], `*_mask` makes those outside 0; None is no bound.
+    """
+    if correction in ("none", "bypass"):
+        return None
+    level, _, how = correction.partition("_")
+    ratios = (log_ratios_BT.sum(dim=1, keepdim=True) if level == "sequence" else log_ratios_BT).exp()
+    low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
+    if how == "truncate":
+        return ratios.clamp(low, high)
+    return ratios.masked_fill((ratios < low) | (ratios > high), 0.0)
+
+
+@torch.no_grad()
+def tally(log_ratios_BT: Tensor, weights_BT: Tensor | None, mask_BT: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums over tokens, and maxima, for `describe`: add up the former over micro-batches and ranks, take the largest of the latter.
+
+    `weights_BT` are what was used, [B, 1] counted by sequence as TRL does; without correction the ratios of tokens are told.
+    """
+    is_token_BT = mask_BT > 0
+    token_logs = log_ratios_BT[is_token_BT]
+    ratios = token_logs.exp()
+    if weights_BT is None:
+        used = ratios
+    else:
+        used = weights_BT[is_token_BT] if weights_BT.size(1) > 1 or mask_BT.size(1) == 1 else weights_BT[is_token_BT.any(dim=1)].flatten()
+    sums = {
+        f"{_DIFFERENCE}/mean": token_logs.abs().sum(),
+        "sampling/kl": (ratios - 1 - token_logs).sum(),
+        "ratio": ratios.sum(),
+        "ratio_squared": ratios.square().sum(),
+        "used": used.sum(),
+        "used_count": used.new_tensor(float(used.numel())),
+        "used_zero": (used == 0).sum(),
+        "histogram": torch.histc(token_logs.clamp(-WIDEST, WIDEST), bins=BINS, min=-WIDEST, max=WIDEST),
+    }
+    nothing = token_logs.new_tensor(-math.inf)
+    largest = {
+        f"{_DIFFERENCE}/max": token_logs.abs().max() if token_logs.numel() else token_logs.new_zeros(()),
+        f"{_PREFIX}/max": used.max() if used.numel() else nothing,
+        "used_min": -used.min() if used.numel() else nothing,
+    }
+    return sums, largest
+
+
+def describe(sums: dict[str, Tensor], largest: dict[str, Tensor], num_tokens: float) -> dict[str, float]:
+    """Metrics of a step from its summed `tally`: TRL's names, and KL (k3), effective sample size and quantiles of tokens' ratios.
+
+    `sampling/kl` estimates the divergence of the policy from the generator in nats a token; `sampling/ess` is the share of tokens that
+    the ratios leave effective, (sum)^2 / (n sum of squares); quantiles are those of a histogram, right to 1%.
+    """
+    count = max(num_tokens, 1.0)
+    cumulated = sums["histogram"].cumsum(0)
+    edges = torch.linspace(-WIDEST, WIDEST, BINS + 1, dtype=torch.float64)
+    middles = (edges[1:] + edges[:-1]) / 2
+    metrics = {name: float(sums[name]) / count for name in (f"{_DIFFERENCE}/mean", "sampling/kl")}
+    metrics[f"{_DIFFERENCE}/max"] = float(largest[f"{_DIFFERENCE}/max"])
+    if num_tokens == 0:
+        return metrics
+    used_count = max(float(sums["used_count"]), 1.0)
+    metrics |= {
+        "sampling/ess": float(sums["ratio"]) ** 2 / (count * float(sums["ratio_squared"])),
+        f"{_PREFIX}/min": -float(largest["used_min"]),
+        f"{_PREFIX}/mean": float(sums["used"]) / used_count,
+        f"{_PREFIX}/max": float(largest[f"{_PREFIX}/max"]),
+        f"{_PREFIX}/masked_fraction": float(sums["used_zero"]) / used_count,
+    }
+    for name, share in QUANTILES.items():
+        place = int(torch.searchsorted(cumulated.cpu().double(), share * float(cumulated[-1])))
+        metrics[f"{_PREFIX}/{name}"] = math.exp(float(middles[min(place, BINS - 1)]))
+    return metrics
