@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,17 +16,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import PROMPTS, Engines, make_contract
+from launcher import eventually
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.contract import Contract, Device
+from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.generation.transfer import NcclChannel
+from grpo_workload.generation.vllm_api import Bucket
 from grpo_workload.tiny import make_tiny_tokenizer
 from grpo_workload.types import Prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
 
 SYNC_SECONDS = 0.3
+NAMED_SECONDS = 30
 BF16_ERROR = 0.1  # nats a token between two implementations of a random model of 24 layers; 0.059 was seen
 
 
@@ -114,6 +123,37 @@ def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
         assert fresh < BF16_ERROR
         assert stale > 10 * fresh
         assert min(seconds) < SYNC_SECONDS
+
+
+def test_an_engine_that_dies_in_the_middle_of_a_broadcast_is_named_and_frees_the_device(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(model, tmp_path, 1) as (generator, pods):
+        generator.sync_weights(model.named_parameters(), 1)
+        (engine,) = pods.contract.engines
+        send, begun = NcclChannel.send, threading.Event()
+
+        def send_to_a_stopped_engine(channel: NcclChannel, bucket: Bucket) -> None:
+            if not begun.is_set():
+                os.killpg(pods.server(engine), signal.SIGSTOP)
+                begun.set()
+            send(channel, bucket)
+
+        monkeypatch.setattr(NcclChannel, "send", send_to_a_stopped_engine)
+        with ThreadPoolExecutor(1) as pool:
+            push = pool.submit(generator.sync_weights, model.named_parameters(), 2)
+            assert begun.wait(30)
+            eventually(lambda: torch.cuda.utilization(0) > 0, "the broadcast spins on the device")
+            start = time.perf_counter()
+            pods.kill(engine)
+            with pytest.raises(EngineError, match=f"engine {engine.name}"):
+                push.result(60)
+            named = time.perf_counter() - start
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        freed = time.perf_counter() - start
+        print(f"named after {named:.1f} s; the device was free after {freed:.1f} s")  # noqa: T201
+        assert freed < NAMED_SECONDS
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")

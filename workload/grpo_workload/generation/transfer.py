@@ -76,9 +76,7 @@ class WeightSender:
 
         After the first generation the engines may have been left in the middle of an update, and are first brought out of it.
         """
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._leave()
         if generation > 1:
             self._each(lambda client: client.pause())
             # Its workers answer, too: none of them is in an old group still.
@@ -95,10 +93,20 @@ class WeightSender:
             if self._device is not None:
                 torch.cuda.current_stream().synchronize()  # the sending thread has streams of its own
             info = vllm_api.update_info(self._backend, self._vllm, bucket)
-            self._together(partial(self._channel.send, bucket), lambda client, info=info: client.update(info))  # type: ignore[misc]
+            try:
+                self._together(partial(self._channel.send, bucket), lambda client, info=info: client.update(info))  # type: ignore[misc]
+            except BaseException:
+                # A broadcast that lacks a member never ends by itself: its kernel would stop whatever waits for the whole device.
+                self._leave()
+                raise
         self._each(lambda client: client.finish_update(version))
         self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _init_info(self, client: EngineClient, generation: int) -> dict[str, Any]:
         return vllm_api.init_info(
