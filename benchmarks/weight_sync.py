@@ -20,42 +20,7 @@ from typing import Any
 
 import click
 import yaml
-
-SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
-    "0.1": (512, 2048, 12, 8, 4),
-    "1.5": (1536, 8960, 28, 12, 2),
-    "7": (3584, 18944, 28, 28, 4),
-}
-VOCABULARY = 151_936
-
-
-def make_model(folder: Path, size: str, device: str) -> None:
-    """Write a random model of that size, in bfloat16, with the tiny tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from grpo_workload.tiny import make_tiny_tokenizer
-
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
-    tokenizer = make_tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=2048,
-        tie_word_embeddings=size != "7",
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device(device):
-        model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+from models import SHAPES, make_model
 
 
 def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> dict[str, Any]:

@@ -63,11 +63,7 @@ def render(manifest: Path, namespace: str, show: str) -> None:
     if show in ("all", "ranks"):
         _comment(f"{len(topology.pods)} pods, {topology.world_size} ranks, {len(topology.engines)} vLLM servers", table(contract))
     if show in ("all", "configs"):
-        try:
-            deepspeed = deepspeed_config(contract.config)
-        except ValueError as error:
-            raise click.ClickException(f"{manifest}: {error}") from error
-        _comment("deepspeed.json, on every pod", json.dumps(deepspeed, indent=2))
+        _comment("deepspeed.json, on every pod", json.dumps(deepspeed_config(contract.config), indent=2))
         accelerate = accelerate_config(contract, contract.master)
         _comment("accelerate.yaml, on the first pod (machine_rank counts up)", yaml.safe_dump(accelerate, sort_keys=False))
     if show in ("all", "manifests"):
