@@ -1,8 +1,9 @@
 """What both sides of `trainer.py` run under: lengths that the benchmark sets, and a clock around vLLM's `LLM`.
 
-A step lasts from the start of one `LLM.generate` to the start of the next. What is not inside `generate` is `rest`: waking the engine up
-and pushing weights to it, rewards, log-probabilities, loss, backward pass, optimizer step, sleep. Memory is what the driver counts on the
-device, by whatever process, while the engine sleeps.
+A step lasts from the start of one `LLM.generate` to the start of the next. What is not inside `generate` is `rest`: conversion of what was
+sampled, rewards, log-probabilities, loss, backward pass, optimizer step, metrics, sleep, waking the engine up and pushing weights to it.
+`sleep` and `wake` are parts of `rest`: inside `LLM.sleep`, and from the first `LLM.wake_up` of a step to its `generate`.
+Memory is what the driver counts on the device, by whatever process, while the engine sleeps: from the end of `LLM.sleep` to `LLM.wake_up`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import os
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 NUM_PROMPTS, NUM_GENERATIONS, PROMPT_TOKENS = 8, 8, 256
-LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.02
+GIB = 2**30
 
 
 def lengths(kind: str, scale: float = 1.0) -> list[int]:
@@ -27,6 +31,7 @@ def lengths(kind: str, scale: float = 1.0) -> list[int]:
     count = NUM_PROMPTS * NUM_GENERATIONS
     if kind == "equal":
         return [int(512 * scale)] * count
+    assert kind == "lognormal", kind
     for seed in range(10_000):
         drawn = np.random.default_rng(seed).lognormal(6.0, 0.8, count).clip(64, 2048).astype(int)
         if abs(drawn.sum() - 34_000) < 340:
@@ -45,18 +50,20 @@ def prompts() -> list[str]:
 
 
 class Meter:
-    """Patched into `vllm.LLM`; ends the process after `steps` measured steps, when `finish` was given the results."""
+    """Patched into `vllm.LLM`; ends the process after `steps` measured steps, when `finish` was given the results.
+
+    With `profile`, a file, the rest of one more step is profiled into it.
+    """
 
     def __init__(
-        self, wanted: list[int], *, warmup: int, steps: int, finish: Callable[[dict[str, Any]], None], profile: str | None
+        self, wanted: list[int], *, warmup: int, steps: int, finish: Callable[[dict[str, Any]], None], profile: Path | None
     ) -> None:
         self._wanted, self._warmup, self._steps, self._finish, self._profile = wanted, warmup, steps, finish, profile
         self._starts: list[float] = []
-        self._generation: list[float] = []
+        self._seconds: dict[str, list[float]] = defaultdict(list)  # by part, a value a step
         self._tokens: list[int] = []
-        self._used: list[int] = []
-        self._peaks: list[int] = []
-        self._asleep = threading.Event()
+        self._memory = Memory()
+        self._woken: float | None = None
         self._profiler: Any = None
 
     def install(self) -> None:
@@ -67,14 +74,16 @@ class Meter:
 
         def metered_generate(llm: Any, requests: Any, sampling_params: Any = None, **options: Any) -> Any:
             params = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(requests)
+            expanded = meter.expanded(requests, params)
             meter.begin()
-            outputs = generate(llm, *meter.expanded(requests, params), **options)
+            outputs = generate(llm, *expanded, **options)
             meter.end(outputs)
             return meter.regrouped(outputs, [one.n for one in params])
 
         def metered_sleep(llm: Any, *args: Any, **options: Any) -> Any:
+            start = now()
             result = sleep(llm, *args, **options)
-            meter.fell_asleep()
+            meter.fell_asleep(now() - start)
             return result
 
         def metered_wake_up(llm: Any, *args: Any, **options: Any) -> Any:
@@ -82,20 +91,18 @@ class Meter:
             return wake_up(llm, *args, **options)
 
         LLM.generate, LLM.sleep, LLM.wake_up = metered_generate, metered_sleep, metered_wake_up
-        if torch.cuda.is_available():
-            threading.Thread(target=self._watch, daemon=True).start()
 
     def expanded(self, requests: Sequence[Any], params: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """One request for each completion, of the length that it is to have."""
-        many = [(request, one) for request, one in zip(requests, params, strict=True) for _ in range(one.n)]
+        many = [(request, one, index) for request, one in zip(requests, params, strict=True) for index in range(one.n)]
         assert len(many) == len(self._wanted), f"{len(many)} completions were asked for, not {len(self._wanted)}"
         sized = []
-        for (_, one), length in zip(many, self._wanted, strict=True):
+        for (_, one, index), length in zip(many, self._wanted, strict=True):
             own = one.clone()
             own.n, own.max_tokens, own.min_tokens, own.ignore_eos = 1, length, length, True
-            own.seed = None
+            own.seed = None if one.seed is None else one.seed + index  # as vLLM does for n > 1
             sized.append(own)
-        return [request for request, _ in many], sized
+        return [request for request, *_ in many], sized
 
     def regrouped(self, outputs: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
         """Outputs of single completions as those of the requests that were made."""
@@ -109,64 +116,117 @@ class Meter:
 
     def begin(self) -> None:
         """A generation begins, and so a step."""
-        if self._profiler is not None:
-            self._write_profile()
         self._starts.append(now())
-        if len(self._starts) == self._warmup + self._steps + 1:
+        if self._woken is not None and len(self._starts) > 1:
+            self._seconds["wake"].append(self._starts[-1] - self._woken)
+        self._woken = None
+        finished = len(self._starts) - self._warmup - self._steps - 1
+        if finished == 0:
             self._finish(self._results())
+        if finished == 1:
+            self._write_profile()
+        if finished == (self._profile is not None):
             os._exit(0)
 
     def end(self, outputs: Sequence[Any]) -> None:
         """It has ended."""
-        self._generation.append(now() - self._starts[-1])
-        self._tokens.append(sum(len(output.token_ids) for one in outputs for output in one.outputs))
-        if self._profile and len(self._generation) == self._warmup + self._steps:
-            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._seconds["generation"].append(now() - self._starts[-1])
+        made = [len(output.token_ids) for one in outputs for output in one.outputs]
+        assert made == self._wanted, "completions have other lengths than were asked for"
+        self._tokens.append(sum(made))
+        if self._profile is not None and len(self._starts) == self._warmup + self._steps + 1:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(activities=activities)
             self._profiler.__enter__()
 
-    def fell_asleep(self) -> None:
-        """The engine gave its memory back."""
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        self._used.append(0)
-        self._asleep.set()
+    def fell_asleep(self, seconds: float) -> None:
+        """The engine gave its memory back. TRL's does once before the first generation, too, which is no part of a step."""
+        if self._starts:
+            self._seconds["sleep"].append(seconds)
+            self._memory.watch()
 
     def wakes_up(self) -> None:
-        """It is about to take it again."""
-        if self._asleep.is_set() and torch.cuda.is_available():
-            self._peaks.append(torch.cuda.max_memory_allocated())
-        self._asleep.clear()
-
-    def _watch(self) -> None:
-        while True:
-            if self._asleep.wait() and self._used:
-                free, total = torch.cuda.mem_get_info()
-                self._used[-1] = max(self._used[-1], total - free)
-            time.sleep(LOOK_SECONDS)
+        """It is about to take it again, or a part of it."""
+        self._memory.rest()
+        if self._woken is None:
+            self._woken = now()
 
     def _results(self) -> dict[str, Any]:
         measured = slice(self._warmup, self._warmup + self._steps)
-        seconds = [end - start for start, end in zip(self._starts, self._starts[1:], strict=False)][measured]
-        generation = self._generation[measured]
-        rest = [whole - part for whole, part in zip(seconds, generation, strict=True)]
-        gib = [round(used / 2**30, 2) for used in self._used]
+        ends = self._starts[1:]
+        seconds = {"step": [end - start for start, end in zip(self._starts, ends, strict=False)][measured]}
+        seconds |= {name: values[measured] for name, values in self._seconds.items()}
+        seconds["rest"] = [whole - part for whole, part in zip(seconds["step"], seconds["generation"], strict=True)]
+        longest = max(self._wanted)
         return {
-            "median": {name: statistics.median(values) for name, values in (("step", seconds), ("generation", generation), ("rest", rest))},
-            "memory_gib": max(gib, default=None),
-            "seconds": {"step": seconds, "generation": generation, "rest": rest},
-            "tokens": self._tokens[measured],
-            "memory_gib_by_sleep": gib,
-            "allocated_gib_by_sleep": [round(peak / 2**30, 2) for peak in self._peaks],
-            "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed", "trl")},
+            "median": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
+            "memory_gib": max(self._memory.used_gib[: measured.stop], default=None),
+            "seconds": seconds,
+            "completion_tokens": self._tokens[measured],
+            "longest": longest,
+            # Of a batch that is padded to its longest sequence; the prompts are as long as each other.
+            "padding": 1 - sum(PROMPT_TOKENS + one for one in self._wanted) / (len(self._wanted) * (PROMPT_TOKENS + longest)),
+            "memory_gib_by_step": self._memory.used_gib,
+            "allocated_gib_by_step": self._memory.allocated_gib,
+            "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed", "trl")} | vllm_version(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         }
 
     def _write_profile(self) -> None:
         self._profiler.__exit__(None, None, None)
-        table = self._profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90)
-        with open(self._profile, "w") as file:
-            file.write(table)
-        self._profiler = None
+        by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = self._profiler.key_averages().table(sort_by=by, row_limit=40, max_name_column_width=90)
+        rest = self._starts[-1] - self._starts[-2] - self._seconds["generation"][-1]
+        assert self._profile is not None
+        self._profile.write_text(f"{rest:.3f} s under the profiler\n{table}")
+
+
+class Memory:
+    """The most that was in use on the device, and that PyTorch had allocated, in each time that is watched."""
+
+    def __init__(self) -> None:
+        self.used_gib: list[float] = []
+        self.allocated_gib: list[float] = []
+        self._is_watching = False
+        self._lock = threading.Lock()
+        if torch.cuda.is_available():
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def watch(self) -> None:
+        """A time begins."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            with self._lock:
+                self.used_gib.append(0.0)
+                self._is_watching = True
+
+    def rest(self) -> None:
+        """It ends, if there is one: nothing that is allocated after this counts."""
+        with self._lock:
+            if self._is_watching:
+                self._see()
+                self.allocated_gib.append(round(torch.cuda.max_memory_allocated() / GIB, 2))
+            self._is_watching = False
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_watching:
+                    self._see()
+            time.sleep(LOOK_SECONDS)
+
+    def _see(self) -> None:
+        free, total = torch.cuda.mem_get_info()
+        self.used_gib[-1] = max(self.used_gib[-1], round((total - free) / GIB, 2))
+
+
+def vllm_version() -> dict[str, str]:
+    """Of the engine, which is another distribution on CPUs."""
+    import vllm
+
+    return {"vllm": vllm.__version__}
 
 
 def now() -> float:

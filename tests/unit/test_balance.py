@@ -49,7 +49,7 @@ def test_all_ranks_have_as_many_micro_batches(tokens, budget):
     for rank in range(len(tokens)):
         # A world in which nothing moved needs no collective.
         if all(piece.owner == owner for owner, share in enumerate(work.shares) for piece in share):
-            batches = micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank, training)
+            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank, training))
             assert len(batches) == work.num_micro_batches
             assert sum(batch.num_tokens for batch in batches if batch.mask_BC.any()) == sum(count + 2 for count in tokens[rank])
 

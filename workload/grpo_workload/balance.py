@@ -7,7 +7,7 @@ those outside of the loss, and those whose advantage is 0 where no KL term pulls
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,13 +88,14 @@ def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
         loads[poor] += piece.tokens
 
 
-def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int, training: TrainingConfig) -> list[MicroBatch]:
-    """The micro-batches of `rank`, whose own samples are `samples`; collective when samples move."""
+def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int, training: TrainingConfig) -> Iterator[MicroBatch]:
+    """The micro-batches of `rank`, whose own samples are `samples`, each made when it is asked for; collective when samples move."""
     share = plan.shares[rank]
     received = _exchange(plan, samples, rank)
     taken = [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in share]
-    batches = [micro_batch([taken[index] for index in indices]) for indices in _pack(share, training)]
-    return batches + [filler()] * (plan.num_micro_batches - len(batches))
+    bins = _pack(share, training)
+    yield from (micro_batch([taken[index] for index in indices]) for indices in bins)
+    yield from (filler() for _ in range(plan.num_micro_batches - len(bins)))
 
 
 def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[int, int], Sample]:

@@ -95,6 +95,10 @@ class ModelConfig(Section):
         description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager mask a square of all tokens.",
     )
 
+    use_liger_kernel: bool = Field(
+        True, description="Fused kernels of Liger for norms, rotary embeddings and SwiGLU on GPUs, for models that it knows."
+    )
+
     @property
     def source(self) -> str:
         """Hub name or folder, whichever is set."""

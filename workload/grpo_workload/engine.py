@@ -5,9 +5,10 @@ Shapes: B sequences, T completion tokens, K completion tokens of all sequences.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from grpo_workload.logprobs import Scorer
 from grpo_workload.loss import LossScale, grpo_loss
 from grpo_workload.tally import Tally
 
+logger = logging.getLogger(__name__)
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
 
@@ -44,13 +47,13 @@ class Policy:
         Raises:
             ValueError: the model cannot be loaded, or settings do not go together; names the field.
         """
-        self._config = config
+        self._config, self._kind = config, device
         self.is_partitioned = config.parallelism.zero_stage == 3
         ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(config.parallelism, device)}
         ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
-        model = load_model(config)
+        model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
         self.scorer = Scorer(model)
         if config.parallelism.gradient_checkpointing:
@@ -67,6 +70,8 @@ class Policy:
             num_training_steps=config.training.max_steps,
         )
         self.engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
+        # One rank has nobody to average with, but would copy its gradients into a buffer of a gigabyte for it.
+        self.engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
         _restore_buffers(self.module, buffers, self.device)
         self._reference = self._load_reference(ds_config, buffers) if config.training.beta > 0 else None
 
@@ -75,11 +80,12 @@ class Policy:
         """The transformers model that is trained, as DeepSpeed holds it."""
         return self.engine.module
 
-    def step(self, batches: Sequence[MicroBatch], scale: LossScale) -> dict[str, float]:
+    def step(self, batches: Iterable[MicroBatch], count: int, scale: LossScale) -> dict[str, float]:
         """Take one optimizer step; collective, with the same number of micro-batches on every rank.
 
         Args:
-            batches: this rank's share of the step.
+            batches: this rank's share of the step, taken one by one: the next is made while the device is at work on one.
+            count: of them.
             scale: denominators of the whole step, over all ranks.
 
         Returns:
@@ -90,7 +96,7 @@ class Policy:
         learning_rate = self.schedule.get_last_lr()[0]
         with self._reduction():
             for index, batch in enumerate(batches):
-                self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+                self.engine.set_gradient_accumulation_boundary(index == count - 1)
                 self._backward(batch.to(self.device), scale, tally)
         grad_norm = self._finish_step()
         return tally.reduce() | {"grad_norm": grad_norm, "learning_rate": learning_rate}
@@ -162,7 +168,7 @@ class Policy:
 
     def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> tuple[Any, Scorer]:
         """A frozen copy of the initial model: plain below ZeRO-3, partitioned over the ranks as the policy is with it."""
-        model = load_model(self._config).requires_grad_(False).eval()
+        model = load_model(self._config, self._kind).requires_grad_(False).eval()
         scorer = Scorer(model)
         if not self.is_partitioned:
             return model.to(self.device), scorer
@@ -194,7 +200,7 @@ def score(model: Any, scorer: Scorer, batch: MicroBatch, temperature: float) -> 
     return batch.rows(scored_K2[:, 0]), batch.rows(scored_K2[:, 1].detach())
 
 
-def load_model(config: TrainerConfig) -> Any:
+def load_model(config: TrainerConfig, device: Device) -> Any:
     """The model as transformers loads it; ValueError naming the field when it cannot be found or read."""
     field = "model.name" if config.model.name is not None else "model.path"
     if config.model.path is not None and not Path(config.model.path).is_dir():
@@ -210,7 +216,23 @@ def load_model(config: TrainerConfig) -> Any:
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
     attention.check_packable(model.config)
+    if config.model.use_liger_kernel and device == Device.CUDA:
+        fuse(model)
     return model
+
+
+def fuse(model: Any) -> None:
+    """Put Liger's kernels into the model's layers (arXiv:2410.10989), where there are some for its type and the package is there."""
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
+    except ImportError:
+        logger.warning("model.useLigerKernel: liger-kernel is not in the image; layers run unfused, which is slower")
+        return
+    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        logger.warning("model.useLigerKernel: Liger knows no %s; its layers run unfused", model.config.model_type)
+        return
+    # The loss is ours (`logprobs`): Liger's would replace the model's forward.
+    _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
 def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:

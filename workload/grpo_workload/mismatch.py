@@ -53,28 +53,26 @@ def tally(log_ratios_BT: Tensor, weights_BT: Tensor | None, mask_BT: Tensor) -> 
 
     `weights_BT` are what was used, [B, 1] counted by sequence as TRL does; without correction the ratios of tokens are told.
     """
-    is_token_BT = mask_BT > 0
-    token_logs = log_ratios_BT[is_token_BT]
-    ratios = token_logs.exp()
-    if weights_BT is None:
-        used = ratios
-    else:
-        used = weights_BT[is_token_BT] if weights_BT.size(1) > 1 or mask_BT.size(1) == 1 else weights_BT[is_token_BT.any(dim=1)].flatten()
+    # Nothing here may wait for the device: whole rows and their mask, never a selection, whose size it would have to tell.
+    ratios_BT, is_out_BT = log_ratios_BT.exp(), mask_BT == 0
+    used, counted = (ratios_BT, mask_BT) if weights_BT is None else (weights_BT, mask_BT)
+    if used.size(1) < mask_BT.size(1):
+        counted = mask_BT.amax(dim=1, keepdim=True)
+    bins_BT = ((log_ratios_BT.clamp(-WIDEST, WIDEST) + WIDEST) * (BINS / (2 * WIDEST))).long().clamp(max=BINS - 1)
     sums = {
-        f"{_DIFFERENCE}/mean": token_logs.abs().sum(),
-        "sampling/kl": (ratios - 1 - token_logs).sum(),
-        "ratio": ratios.sum(),
-        "ratio_squared": ratios.square().sum(),
-        "used": used.sum(),
-        "used_count": used.new_tensor(float(used.numel())),
-        "used_zero": (used == 0).sum(),
-        "histogram": torch.histc(token_logs.clamp(-WIDEST, WIDEST), bins=BINS, min=-WIDEST, max=WIDEST),
+        f"{_DIFFERENCE}/mean": log_ratios_BT.abs().sum(),
+        "sampling/kl": ((ratios_BT - 1 - log_ratios_BT) * mask_BT).sum(),
+        "ratio": (ratios_BT * mask_BT).sum(),
+        "ratio_squared": (ratios_BT.square() * mask_BT).sum(),
+        "used": (used * counted).sum(),
+        "used_count": counted.sum(),
+        "used_zero": ((used == 0) * counted).sum(),
+        "histogram": mask_BT.new_zeros(BINS).scatter_add_(0, bins_BT.flatten(), mask_BT.flatten()),
     }
-    nothing = token_logs.new_tensor(-math.inf)
     largest = {
-        f"{_DIFFERENCE}/max": token_logs.abs().max() if token_logs.numel() else token_logs.new_zeros(()),
-        f"{_PREFIX}/max": used.max() if used.numel() else nothing,
-        "used_min": -used.min() if used.numel() else nothing,
+        f"{_DIFFERENCE}/max": log_ratios_BT.abs().masked_fill(is_out_BT, 0.0).max(),
+        f"{_PREFIX}/max": used.masked_fill(counted == 0, -math.inf).max(),
+        "used_min": (-used).masked_fill(counted == 0, -math.inf).max(),
     }
     return sums, largest
 

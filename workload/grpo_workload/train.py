@@ -53,7 +53,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         rollout = roll_out(run, step, clock)
         run.report.phase("Training")
         work = plan(rollout.facts, training)
-        update = run.policy.step(micro_batches(work, rollout.samples, run.rank, training), work.scale)
+        update = run.policy.step(micro_batches(work, rollout.samples, run.rank, training), work.num_micro_batches, work.scale)
         clock.lap("train")
 
         run.report.phase("Syncing")

@@ -57,7 +57,7 @@ def main(model, out, zero_stage, tensor_parallel):
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
     generator = ColocateGenerator(config, Device.CPU)
-    initial = load_model(config) if zero_stage < 3 else None
+    initial = load_model(config, Device.CPU) if zero_stage < 3 else None
     prompts = [Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index) for index in range(1 + rank)]
 
     def generate():
