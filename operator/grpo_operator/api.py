@@ -90,6 +90,11 @@ class GRPOJobSpec(TrainerConfig):
     RULES = (
         *TrainerConfig.RULES,
         Rule(
+            "self.device.type != 'cpu' || self.model.dtype != 'float16'",
+            "model.dtype float16 needs device.type cuda: next to no CPU computes in it; bfloat16 would work",
+            lambda s: s.device.type != "cpu" or s.model.dtype != "float16",
+        ),
+        Rule(
             f"{_RANKS} <= self.training.promptsPerStep",
             "training.promptsPerStep must be at least the number of ranks (GPUs of all trainer pods, without those that generate), "
             "or ranks would be left without a prompt",

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.api
         ({"training": {"numGenerations": 1}}, "spec.training.numGenerations in body should be greater than or equal to 2"),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
+        ({"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}}, "model.dtype float16 needs device.type cuda"),
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
         ({"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}}, "env must not set the operator's own variables"),
         ({"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}}, 'Duplicate value: {"name":"a"}'),

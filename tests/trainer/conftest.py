@@ -54,7 +54,7 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(PROGRAMS),
+                "PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
                 "TORCHELASTIC_ERROR_FILE": str(state_dir / "error.json"),
                 "GRPO_STATE_DIR": str(state_dir),
                 "POD_UID": "uid-of-job-0",

@@ -104,6 +104,11 @@ REFUSED = [
         "devices that every trainer pod has, 0 to gpus - 1; the highest that all have; 3",
     ),
     (_trainer([(1, 4)]) | _node_local(gpusPerNode=2, enginesPerNode=2, devices=[1, 1]), "devices must name gpusPerNode different devices"),
+    (
+        {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
+        "float16 needs device.type cuda: next to no CPU computes in it; bfloat16 would work",
+    ),
+    ({"model": {"name": "m", "dtype": "float16"}, "parallelism": {"zeroStage": 0}}, "float16 needs parallelism.zeroStage 1, 2 or 3"),
     (_trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}}, "training.promptsPerStep must be at least the number of ranks"),
     (_trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}}, "32 would work"),
     (

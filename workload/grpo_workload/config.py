@@ -89,7 +89,11 @@ class ModelConfig(Section):
     name: Text | None = Field(None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct.")
     revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
     path: Text | None = Field(None, description="Folder with the model inside the container, for example below a mounted volume.")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Type of the weights in training and generation.")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16",
+        description="Type of the weights in training and generation; every rank's GPU must have it. float16 scales the loss, and skips a "
+        "step whose gradients overflow.",
+    )
     attention: Literal["varlen", "sdpa", "eager", "flash_attention_2"] = Field(
         "varlen",
         description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager mask a square of all tokens.",
@@ -324,6 +328,11 @@ class TrainerConfig(Section):
             "self.parallelism.optimizerDtype == 'float32' || self.model.dtype == 'bfloat16'",
             "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
             lambda c: c.parallelism.optimizer_dtype == "float32" or c.model.dtype == "bfloat16",
+        ),
+        Rule(
+            "self.parallelism.zeroStage > 0 || self.model.dtype != 'float16'",
+            "model.dtype float16 needs parallelism.zeroStage 1, 2 or 3: DeepSpeed without ZeRO sums gradients of micro-batches in float16",
+            lambda c: c.parallelism.zero_stage > 0 or c.model.dtype != "float16",
         ),
         Rule(
             "!self.parallelism.coalesceGradReduction || self.parallelism.zeroStage != 1 || self.model.dtype == 'float32'",

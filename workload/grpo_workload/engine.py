@@ -89,7 +89,8 @@ class Policy:
             scale: denominators of the whole step, over all ranks.
 
         Returns:
-            Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens trained on.
+            Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens trained on. In
+            float16 also loss_scale, which the gradients were multiplied by, and skipped: 1 when they overflowed and the weights stay.
         """
         self.engine.train()
         tally = Tally()
@@ -98,8 +99,8 @@ class Policy:
             for index, batch in enumerate(batches):
                 self.engine.set_gradient_accumulation_boundary(index == count - 1)
                 self._backward(batch.to(self.device), scale, tally)
-        grad_norm = self._finish_step()
-        return tally.reduce() | {"grad_norm": grad_norm, "learning_rate": learning_rate}
+        finished = self._finish_step()
+        return tally.reduce() | finished | {"learning_rate": learning_rate}
 
     def _backward(self, batch: MicroBatch, scale: LossScale, tally: Tally) -> None:
         training = self._config.training
@@ -134,15 +135,20 @@ class Policy:
         context: AbstractContextManager[None] = self.engine.coalesce_grad_reduction()
         return context
 
-    def _finish_step(self) -> float:
+    def _finish_step(self) -> dict[str, float]:
         grad_norm = None
         if self._config.parallelism.zero_stage == 0 and not (self.engine.bfloat16_enabled() or self.engine.fp16_enabled()):
             # Here alone DeepSpeed clips without keeping the norm. The gradients are reduced by now; their own type may be bfloat16.
             gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
             grad_norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
+        scale = self.engine.optimizer.loss_scale if self.engine.fp16_enabled() else None
         self.engine.step()
+        # Also after a step that was skipped: the rate goes by the number of the step, as `go_to` has it.
         self.schedule.step()
-        return float(self.engine.get_global_grad_norm() if grad_norm is None else grad_norm)
+        metrics = {"grad_norm": float(self.engine.get_global_grad_norm() if grad_norm is None else grad_norm)}
+        if scale is not None:
+            metrics |= {"loss_scale": float(scale), "skipped": float(not self.engine.was_step_applied())}
+        return metrics
 
     def go_to(self, step: int) -> None:
         """Set the schedule to where it is after `step` optimizer steps."""

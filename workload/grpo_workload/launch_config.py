@@ -40,7 +40,8 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
         "gradient_clipping": training.max_grad_norm,
         "zero_optimization": zero,
         "bf16": {"enabled": is_bf16},
-        "fp16": {"enabled": dtype == "float16"},
+        # loss_scale 0 is dynamic. Hysteresis would skip two steps, with all that was sampled for them, before the scale is lowered once.
+        "fp16": {"enabled": dtype == "float16", "loss_scale": 0, "hysteresis": 1},
     }
     if parallelism.zero_stage > 0:
         ds_config["data_types"] = {"grad_accum_dtype": "bf16" if keeps_half else "fp32"}

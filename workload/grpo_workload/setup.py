@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from grpo_workload import batching
 from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.collectives import join, on_main
+from grpo_workload.collectives import gather, join, on_main
 from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.engine import Policy
@@ -23,6 +23,7 @@ from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.memory import num_parameters
 from grpo_workload.group import Group
 from grpo_workload.journal import Journal, begin_branch
+from grpo_workload.precision import check_precision, own_support
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import PromptSource, load_prompts
@@ -71,6 +72,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     training, zero_stage = config.training, config.parallelism.zero_stage
     share = batching.shard(training.prompts_per_step, world_size, rank)
     join(contract.device, contract.timeout_seconds)
+    check_precision(config.model.dtype, gather(own_support(rank, contract.device)))
     pod_uid = os.environ[ENV_POD_UID]
     checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep, epoch=contract.epoch, pod_uid=pod_uid)
     resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage)
