@@ -31,7 +31,7 @@ def make_config(model, *, max_steps, engine="Transformers"):
 
 
 def curve(run_dir):
-    timed = ("time", "tokens_per_second", "step_time")
+    timed = ("time", "tokens_per_second", "step_time", "ranks")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
 
@@ -69,6 +69,15 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     )
     assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
     assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
+    ranks = [json.loads(line) for line in (stopped / "ranks.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in ranks] == list(range(step + 2))
+    for line, whole in zip(ranks, curve(stopped), strict=True):
+        assert [rank["rank"] for rank in line["ranks"]] == [0, 1]
+        assert all(rank["seconds"]["generate"] > 0 < rank["generated_tokens_per_second"] for rank in line["ranks"])
+        fed, trained = (sum(rank[name] for rank in line["ranks"]) for name in ("fed_tokens", "trained_tokens"))
+        assert 0 <= whole["padding_fraction"] == pytest.approx((fed - trained) / fed)
+    totals = [sum(rank["sample_tokens"] for line in ranks[: at + 1] for rank in line["ranks"]) for at in range(step + 2)]
+    assert totals == [line["num_tokens"] for line in curve(stopped)]
     completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
     assert {line["step"] for line in completions} == set(range(step + 2))
 

@@ -48,9 +48,10 @@ def test_all_ranks_have_as_many_micro_batches(tokens, budget):
     work = plan([[fact(count) for count in own] for own in tokens], training)
     for rank in range(len(tokens)):
         # A world in which nothing moved needs no collective.
-        if all(piece.owner == owner for owner, share in enumerate(work.shares) for piece in share):
-            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank, training))
+        if all(piece.owner == owner for owner, bins in enumerate(work.bins) for pieces in bins for piece in pieces):
+            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank))
             assert len(batches) == work.num_micro_batches
+            assert sum(batch.num_tokens for batch in batches) == work.fed_tokens(rank)
             assert sum(batch.num_tokens for batch in batches if batch.mask_BC.any()) == sum(count + 2 for count in tokens[rank])
 
 
@@ -64,16 +65,16 @@ def test_all_ranks_have_as_many_micro_batches(tokens, budget):
 )
 def test_what_costs_nothing(left_out, options, num_tokens):
     work = plan([[fact(), left_out]], TrainingConfig(**options))
-    assert work.shares == [[Piece(0, 0, 6)]]
+    assert work.bins == [[[Piece(0, 0, 6)]]]
     assert work.scale == LossScale(num_sequences=2, num_tokens=num_tokens)
 
 
 def test_a_divergence_pulls_at_samples_of_advantage_0_too():
-    assert len(plan([[fact(advantage=0.0)]], TrainingConfig(beta=0.1)).shares[0]) == 1
+    assert len(plan([[fact(advantage=0.0)]], TrainingConfig(beta=0.1)).bins[0]) == 1
 
 
 def test_a_step_without_anything_to_learn_is_a_filler():
     training = TrainingConfig()
     work = plan([[fact(advantage=0.0)], []], training)
-    (batch,) = micro_batches(work, [], 1, training)
+    (batch,) = micro_batches(work, [], 1)
     assert not batch.mask_BC.any()

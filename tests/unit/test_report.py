@@ -18,7 +18,7 @@ def _sample(prompt: int, answer: str) -> Sample:
 def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
     samples = [_sample(prompt, f"answer {prompt}.{number}") for prompt in (7, 3) for number in range(3)]
-    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, samples)
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, samples, [])
     report.close()
     kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
@@ -32,7 +32,7 @@ def test_the_median_of_the_last_steps_is_told(tmp_path: Path, monkeypatch: pytes
     # The first step compiles; the others take longer and longer.
     for step, seconds in enumerate([60, *range(1, 24)]):
         now += seconds
-        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [])
+        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
     report.close()
     progress = read_progress(tmp_path)
     assert progress is not None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from grpo_workload.batching import MicroBatch, filler, micro_batch, pack
+from grpo_workload.batching import FILLER_TOKENS, MicroBatch, filler, micro_batch, pack
 from grpo_workload.collectives import gather
 from grpo_workload.config import TrainingConfig
 from grpo_workload.loss import LossScale
@@ -44,8 +44,20 @@ class Plan:
     """A step's training."""
 
     scale: LossScale  # of the whole step, samples that change nothing included
-    shares: list[list[Piece]]  # by rank
-    num_micro_batches: int  # on every rank
+    bins: list[list[list[Piece]]]  # by rank and micro-batch
+
+    @property
+    def num_micro_batches(self) -> int:
+        """On every rank: where samples do not reach, fillers do."""
+        return max(1, *(len(own) for own in self.bins))
+
+    def trained_tokens(self, rank: int) -> int:
+        """Of the samples that `rank` trains on."""
+        return sum(piece.tokens for pieces in self.bins[rank] for piece in pieces)
+
+    def fed_tokens(self, rank: int) -> int:
+        """The same with fillers."""
+        return self.trained_tokens(rank) + FILLER_TOKENS * (self.num_micro_batches - len(self.bins[rank]))
 
 
 def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
@@ -62,12 +74,8 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
             for rank, (own, flags) in enumerate(zip(facts, in_loss, strict=True))
         ]
     )
-    counts = [len(_pack(share, training)) for share in shares]
-    return Plan(
-        scale=LossScale(num_sequences=sum(len(own) for own in facts), num_tokens=num_tokens),
-        shares=shares,
-        num_micro_batches=max(1, *counts),
-    )
+    scale = LossScale(num_sequences=sum(len(own) for own in facts), num_tokens=num_tokens)
+    return Plan(scale=scale, bins=[_pack(share, training) for share in shares])
 
 
 def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
@@ -88,27 +96,28 @@ def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
         loads[poor] += piece.tokens
 
 
-def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int, training: TrainingConfig) -> Iterator[MicroBatch]:
+def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[MicroBatch]:
     """The micro-batches of `rank`, whose own samples are `samples`, each made when it is asked for; collective when samples move."""
-    share = plan.shares[rank]
     received = _exchange(plan, samples, rank)
-    taken = [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in share]
-    bins = _pack(share, training)
-    yield from (micro_batch([taken[index] for index in indices]) for indices in bins)
-    yield from (filler() for _ in range(plan.num_micro_batches - len(bins)))
+    for pieces in plan.bins[rank]:
+        yield micro_batch(
+            [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces],
+        )
+    yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
 
 
 def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[int, int], Sample]:
-    moving = [piece for owner, share in enumerate(plan.shares) for piece in share if piece.owner != owner]
+    moving = [piece for owner, bins in enumerate(plan.bins) for pieces in bins for piece in pieces if piece.owner != owner]
     if not moving:
         return {}
     own = {(rank, piece.place): samples[piece.place].bare() for piece in moving if piece.owner == rank}
     return {place: sample for part in gather(own) for place, sample in part.items()}
 
 
-def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[int]]:
+def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]:
     max_sequences = training.per_device_train_batch_size or max(1, len(share))
-    return pack([piece.tokens for piece in share], max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences)
+    bins = pack([piece.tokens for piece in share], max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences)
+    return [[share[index] for index in indices] for indices in bins]
 
 
 def _in_loss(fact: Fact, training: TrainingConfig) -> bool:

@@ -106,6 +106,9 @@ def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
     )
 
 
+FILLER_TOKENS = 2
+
+
 def filler() -> MicroBatch:
     """Two tokens of weight 0, for a rank that has nothing to do while others do: collectives of the backward pass must match."""
     return MicroBatch(

@@ -53,13 +53,6 @@ def gather(value: T) -> list[T]:
     return cast(list[T], values)
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether `flag` is set on any rank: the same answer on all of them."""
-    flags = torch.tensor(int(flag), device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags.item())
-
-
 def leave() -> None:
     """End the process group, unless an engine's shutdown has: its threads may crash an interpreter that ends under them."""
     if dist.is_initialized():

@@ -13,6 +13,7 @@ from typing import Protocol
 from grpo_workload.contract import Progress
 from grpo_workload.metrics import MetricsLog
 from grpo_workload.progress import write_phase, write_progress
+from grpo_workload.rank_metrics import RankStep
 from grpo_workload.types import Sample
 
 SAMPLES_PER_STEP = 4
@@ -34,8 +35,8 @@ class Report(Protocol):
         """
         ...
 
-    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
-        """Step number `step` (from 0) is finished."""
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]) -> None:
+        """Step number `step` (from 0) is finished: its metrics, this rank's samples, and every rank's part in it."""
         ...
 
     def saved(self, step: int, folder: Path) -> None:
@@ -57,7 +58,7 @@ class RankReport:
         """See `Report.phase`."""
         write_phase(self._state_dir, self._rank, phase)
 
-    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]) -> None: ...
 
     def saved(self, step: int, folder: Path) -> None: ...
 
@@ -65,12 +66,13 @@ class RankReport:
 
 
 class RunReport:
-    """`metrics.jsonl` and `completions.jsonl` in the run's folder, and the progress file at each phase and step."""
+    """`metrics.jsonl`, `ranks.jsonl` and `completions.jsonl` in the run's folder, and the progress file at each phase and step."""
 
     def __init__(self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int) -> None:
         """A run of `total_steps` that stands at `step`: lines of later steps, which an interrupted run has left, are dropped."""
         self._state_dir = state_dir
         self._metrics = MetricsLog(run_dir / "metrics.jsonl", resume_step=step)
+        self._ranks = MetricsLog(run_dir / "ranks.jsonl", resume_step=step)
         self._completions = MetricsLog(run_dir / "completions.jsonl", resume_step=step)
         self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
         self._last_step = time.monotonic()
@@ -81,9 +83,10 @@ class RunReport:
         write_phase(self._state_dir, 0, phase)
         self._tell(phase=phase, age_seconds=time.monotonic() - self._last_step)
 
-    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]) -> None:
         """See `Report.step`."""
         self._metrics.write(step, metrics)
+        self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
         of_each_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
         for sample in list(reversed(of_each_prompt.values()))[:SAMPLES_PER_STEP]:
             text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
@@ -110,6 +113,7 @@ class RunReport:
     def close(self) -> None:
         """See `Report.close`."""
         self._metrics.close()
+        self._ranks.close()
         self._completions.close()
 
     def _tell(self, **changes: object) -> None:

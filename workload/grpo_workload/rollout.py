@@ -26,6 +26,7 @@ class Rollout:
     samples: list[Sample]  # this rank's
     table: RewardTable  # of all ranks
     facts: list[list[Fact]]  # by rank, of each completion
+    generated_tokens: int  # sampled by this rank now, without what the journal had
 
 
 def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
@@ -40,6 +41,7 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     training = run.config.training
     run.report.phase("Generating")
     prompts = dict(zip(run.share, _prompts(run, step)[run.share.start : run.share.stop], strict=True))
+    clock.lap("prompts")
     groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
     missing = {position: prompt for position, prompt in prompts.items() if position not in groups}
     answers = run.generator.generate(list(missing.values()), training.num_generations)
@@ -56,7 +58,10 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     clock.lap("journal")
 
     run.report.phase("Gathering")
-    return _gather(run, list(prompts.values()), ordered)
+    table, facts, samples = _gather(run, list(prompts.values()), ordered)
+    clock.lap("gather")
+    generated_tokens = sum(len(completion.token_ids) for group in answers for completion in group)
+    return Rollout(samples=samples, table=table, facts=facts, generated_tokens=generated_tokens)
 
 
 def _prompts(run: Run, step: int) -> list[Prompt]:
@@ -102,8 +107,8 @@ def _score(run: Run, step: int, prompts: dict[int, Prompt], answers: Sequence[Se
     }
 
 
-def _gather(run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Rollout:
-    """Advantages need the rewards of all ranks; metrics need the lengths too."""
+def _gather(run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]) -> tuple[RewardTable, list[list[Fact]], list[Sample]]:
+    """Advantages need the rewards of all ranks, metrics the lengths. The table and facts of all ranks, and this rank's samples."""
     training = run.config.training
     flat = [(prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group.completions]
     own_values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
@@ -120,4 +125,4 @@ def _gather(run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Rol
         Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage)
         for (prompt, completion), fact in zip(flat, facts[run.rank], strict=True)
     ]
-    return Rollout(samples=samples, table=table, facts=facts)
+    return table, facts, samples

@@ -17,6 +17,7 @@ from grpo_workload.checkpoint import Checkpoints, TrainerState
 from grpo_workload.collectives import gather, join, on_main
 from grpo_workload.config import ModelConfig, TrainerConfig
 from grpo_workload.contract import ENV_POD_UID, Contract
+from grpo_workload.device_use import Monitor, open_monitor
 from grpo_workload.engine import Policy
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
@@ -53,6 +54,7 @@ class Run:
     known: dict[int, Group]  # by position in the first step: journalled before, under the weights that the run goes on from
     start: TrainerState
     report: Report
+    monitor: Monitor
     event_loop: asyncio.Runner  # one for all steps: async rewards may keep connections
 
 
@@ -118,6 +120,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         known={group.position: group for group in known},
         start=start,
         report=report,
+        monitor=open_monitor(policy.device),
         event_loop=event_loop,
     )
 

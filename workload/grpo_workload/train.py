@@ -27,6 +27,8 @@ from grpo_workload.progress import write_phase
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+    from grpo_workload.balance import Plan
+    from grpo_workload.rank_metrics import RankStep
     from grpo_workload.rollout import Rollout
     from grpo_workload.setup import Run
 
@@ -39,7 +41,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
 
     from grpo_workload.balance import micro_batches, plan
     from grpo_workload.checkpoint import TrainerState
-    from grpo_workload.collectives import any_rank
+    from grpo_workload.collectives import gather
+    from grpo_workload.rank_metrics import summarise_ranks
     from grpo_workload.rollout import roll_out
     from grpo_workload.seeds import step_seed
 
@@ -48,25 +51,29 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     stopping = False
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
+        run.monitor.begin()
         set_seed(step_seed(training.seed, step))
 
         rollout = roll_out(run, step, clock)
         run.report.phase("Training")
         work = plan(rollout.facts, training)
-        update = run.policy.step(micro_batches(work, rollout.samples, run.rank, training), work.num_micro_batches, work.scale)
+        update = run.policy.step(micro_batches(work, rollout.samples, run.rank), work.num_micro_batches, work.scale)
         clock.lap("train")
 
         run.report.phase("Syncing")
         run.generator.sync_weights(run.policy.weights(), step + 1)
         clock.lap("sync")
 
-        metrics = summarise_step(run, rollout, num_tokens, clock) | update
+        run.report.phase("Agreeing")
+        ends = gather((stop.is_set, describe_rank(run, rollout, work, clock)))
+        clock.lap("agree")
+        stopping, ranks = any(asked for asked, _ in ends), [rank for _, rank in ends]
+
+        metrics = summarise_step(run, rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
-        run.report.step(step, metrics, rollout.samples)
+        run.report.step(step, metrics, rollout.samples, ranks)
 
-        run.report.phase("Agreeing")
-        stopping = any_rank(stop.is_set, run.policy.device)
         if stopping or step + 1 == training.max_steps or (step + 1) % storage.checkpoint_every_steps == 0:
             run.report.phase("Saving")
             state = TrainerState(
@@ -101,6 +108,23 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
         num_tokens_before=num_tokens,
     )
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
+
+
+def describe_rank(run: Run, rollout: Rollout, work: Plan, clock: Clock) -> RankStep:
+    """What this rank did in the step that now ends."""
+    from grpo_workload.rank_metrics import RankStep
+
+    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in rollout.samples]
+    return RankStep(
+        rank=run.rank,
+        seconds=dict(clock.laps),
+        generated_tokens=rollout.generated_tokens,
+        sample_tokens=sum(tokens),
+        longest_sample_tokens=max(tokens, default=0),
+        trained_tokens=work.trained_tokens(run.rank),
+        fed_tokens=work.fed_tokens(run.rank),
+        device=run.monitor.end(),
+    )
 
 
 class StopFlag:
@@ -150,6 +174,7 @@ def main() -> ExitCode:
                 raise run.generator.blame(error) from error
             run.report.close()
             run.journal.close()
+            run.monitor.close()
             run.generator.close()
             leave()
             return exit_code

@@ -39,7 +39,7 @@ def take_step(policy, step, training):
 def train_on(policy, owned, training):
     """One optimizer step on samples `owned[rank]`; its metrics."""
     work = plan([[fact(sample) for sample in own] for own in owned], training)
-    return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank(), training), work.num_micro_batches, work.scale)
+    return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank()), work.num_micro_batches, work.scale)
 
 
 def fact(sample):
