@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -92,6 +93,38 @@ def test_reasoning_gym(tiny_tokenizer):
     assert again.batch(3, 8) == prompts
 
 
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Where dataset.preprocess finds my_rows."""
+    (tmp_path / "my_rows.py").write_text(
+        "def short(row):\n    return {'prompt': row['problem'] + '!', 'answer': row['gold']}\n"
+        "def shout(row):\n    return row | {'prompt': [row['prompt'][0] | {'content': row['question'].upper()}]}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_preprocess_makes_the_prompt_and_the_columns_of_rewards(user_module, tiny_tokenizer, tmp_path):
+    rows = [{"problem": row["prompt"], "gold": row["answer"], "level": "easy"} for row in ROWS]
+    source = load(tiny_tokenizer, path=write(tmp_path, "jsonl", rows), preprocess="my_rows:short", promptTemplate="Q: {prompt}")
+    for prompt in source.batch(0, 6):
+        assert prompt.text == f"Q: {TEXTS[prompt.index]}!"
+        assert prompt.columns == {"answer": prompt.index + 1}
+
+
+def test_preprocess_of_reasoning_gym_gets_the_prompt_that_would_be_used(user_module, tiny_tokenizer):
+    source = load(tiny_tokenizer, reasoningGym={"dataset": "chain_sum", "size": 3}, preprocess="my_rows:shout")
+    (prompt,) = source.batch(0, 1)
+    assert prompt.text == [{"role": "user", "content": prompt.columns["question"].upper()}]
+    assert source.scorer(prompt.columns["answer"], prompt) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "saved", "reasoning-gym"])
+def test_what_workers_get_makes_the_same_prompts(tiny_tokenizer, tmp_path, kind):
+    gym = {"reasoningGym": {"dataset": "chain_sum", "size": 6}}
+    source = load(tiny_tokenizer, **(gym if kind == "reasoning-gym" else {"path": write(tmp_path, kind)}))
+    assert pickle.loads(pickle.dumps(source)).batch(1, 4) == source.batch(1, 4)
+
+
 def test_reasoning_gym_without_a_chat_template_is_text(tiny_tokenizer):
     import copy
 
@@ -104,6 +137,10 @@ def test_reasoning_gym_without_a_chat_template_is_text(tiny_tokenizer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"reasoningGym": {"dataset": "chain_sum"}, "preprocess": "no_such_module:f"},
+            r"dataset\.preprocess: no_such_module:f: .* on PYTHONPATH",
+        ),
         ({"path": "/no/such.jsonl"}, r"dataset\.path: cannot load /no/such\.jsonl: there is no such file .* mounted"),
         ({"reasoningGym": {"dataset": "basic_aritmetic"}}, r"reasoning-gym has no 'basic_aritmetic'; did you mean one of basic_arithmetic"),
         ({"reasoningGym": {"dataset": "chain_sum", "params": {"terms": 2}}}, r"params: chain_sum has no terms; it has .*max_terms"),

@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from grpo_workload.contract import ExitCode, Progress
+from grpo_workload.tasks import PromptSource
 
 
 def make_config(model, *, max_steps, engine="Transformers"):
@@ -88,3 +89,19 @@ def test_a_model_that_is_not_there_is_a_config_error_with_the_field(start_traini
     message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
     assert "model.path" in message
     assert "nowhere" in message
+
+
+def test_a_row_that_preprocess_cannot_use_is_a_config_error_of_all_ranks_at_its_step(start_training, tiny_model, tmp_path):
+    rows = [{"question": f"{index} + 1?"} for index in range(9)]
+    at_step_2_on_rank_1 = PromptSource(rows, lambda index, row: None, seed=42).draw(2, 2, 3).index
+    rows[at_step_2_on_rank_1]["question"] = "spoilt"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {"path": str(tmp_path / "rows.jsonl"), "preprocess": "user_rows:spoils", "dataloaderNumWorkers": 1}
+    ranks = start_training(make_config(tiny_model, max_steps=6) | {"dataset": dataset}, 2)
+    assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR] * 2, ranks.logs()
+    for rank in range(2):
+        message = json.loads((tmp_path / "train-uid" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
+        assert f"dataset.preprocess: user_rows:spoils of row {at_step_2_on_rank_1} raised ValueError: this one is spoilt" in message
+    run_dir = tmp_path / "data" / "ns" / "job" / "uid"
+    assert [line["step"] for line in curve(run_dir)] == [0, 1]
+    assert json.loads((run_dir / "completions.jsonl").read_text().splitlines()[0])["prompt"].startswith("Please: ")

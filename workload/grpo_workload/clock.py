@@ -18,6 +18,7 @@ class Clock:
         return time.perf_counter() - self._start
 
     def lap(self, name: str) -> None:
-        """End the part `name`."""
+        """End a part, or another piece of the part, `name`."""
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now

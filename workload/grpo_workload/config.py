@@ -21,6 +21,7 @@ REWARD_SECONDS = 300
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
+FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
@@ -144,6 +145,22 @@ class DatasetConfig(Section):
     system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
         None, description="System message put before a prompt in chat form."
     )
+    preprocess: FunctionPath | None = Field(
+        None, description="module:function that gets each row as a dict and returns the one to use, with `prompt`, when its step is near."
+    )
+    dataloader_num_workers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Processes on each rank that prepare its prompts ahead of their step (reading, preprocess, tokens): by default 2 "
+        "with preprocess, else 0; with 0 the step waits.",
+    )
+    prefetch_steps: int = Field(2, ge=1, le=1000, description="Steps that those processes are ahead.")
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that prepare prompts. Each takes some 0.4 GB, which rows that are only tokenized are not worth."""
+        return (2 if self.preprocess else 0) if self.dataloader_num_workers is None else self.dataloader_num_workers
 
 
 class Empty(Section):
@@ -160,7 +177,7 @@ class RewardConfig(Section):
     accuracy: Empty | None = Field(None, description="math-verify: 1 when the answer equals the column `solution` or `answer`.")
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
     stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
-    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = Field(
+    function: FunctionPath | None = Field(
         None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
     )
     timeout_seconds: int = Field(

@@ -28,10 +28,10 @@ class Report(Protocol):
     """What the loop tells."""
 
     def phase(self, phase: str) -> None:
-        """The rank enters a phase: Generating, Rewarding, Journalling, Gathering, Training, Syncing, Agreeing, Saving, Done, Stopped.
+        """The rank enters a phase of a step: Preparing, Generating, Rewarding, Journalling, Gathering, Training, Syncing, Agreeing, Saving.
 
-        Before the loop it is Starting (Python and its imports) and Loading. Gathering is waiting for the rewards of all ranks, Agreeing for
-        all to have ended the step.
+        Before the loop it is Starting (Python and its imports) and Loading, after it Done or Stopped. Preparing is waiting for the step's
+        prompts, Gathering for the rewards of all ranks, Agreeing for all to have ended the step.
         """
         ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import faulthandler
-import importlib
 import inspect
 import math
 import threading
@@ -24,6 +23,7 @@ from grpo_workload.accuracy import Verifier
 from grpo_workload.config import REWARD_SECONDS, RewardConfig
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Message, Prompt
+from grpo_workload.user_code import import_function
 
 Values = list[float | None]
 STDERR = 2
@@ -176,7 +176,7 @@ def _find(config: RewardConfig, source: PromptSource) -> RewardFunction:
     if config.reasoning_gym is not None:
         return _reasoning_gym(config.name, source)
     assert config.function is not None
-    return _trl_style(_import(config.name, config.function))
+    return _trl_style(import_function(f"rewards[{config.name}].function", config.function))
 
 
 def _accuracy(name: str, source: PromptSource) -> RewardFunction:
@@ -203,23 +203,6 @@ def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
         return [scorer(completion.text.strip(), prompt) for prompt, completion in zip(prompts, completions, strict=True)]
 
     return reasoning_gym
-
-
-def _import(name: str, path: str) -> Callable[..., Any]:
-    where = f"rewards[{name}].function: {path}"
-    module_name, attribute = path.split(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does when it is imported
-        hint = "put it on PYTHONPATH, in the image or on a mounted volume" if isinstance(error, ModuleNotFoundError) else "mend it"
-        raise ValueError(f"{where}: importing {module_name} failed with {type(error).__name__}: {error}; {hint}") from error
-    function = getattr(module, attribute, None)
-    if function is None:
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{where}: module {module_name} has no {attribute}; it has {', '.join(public) or 'no functions'}")
-    if not callable(function):
-        raise ValueError(f"{where}: {attribute} is a {type(function).__name__}, not a function")
-    return cast(Callable[..., Any], function)
 
 
 def _trl_style(function: Callable[..., Any]) -> RewardFunction:

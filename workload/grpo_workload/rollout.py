@@ -11,8 +11,8 @@ from grpo_workload.balance import Fact
 from grpo_workload.clock import Clock
 from grpo_workload.collectives import gather
 from grpo_workload.group import Group
+from grpo_workload.prompt_making import PromptError
 from grpo_workload.rewards import RewardTable, score, tabulate
-from grpo_workload.tasks import PromptError
 from grpo_workload.types import Completion, Prompt, Sample
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
 
     Raises:
         PromptError: a prompt of the step, on whatever rank, cannot be used; the same on all ranks.
+        PreprocessError: a prompt of this rank could not be prepared.
         RewardError: a reward function failed.
     """
     training = run.config.training
+    run.report.phase("Preparing")
+    prompts = dict(zip(run.share, _prompts(run, step, clock), strict=True))
+
     run.report.phase("Generating")
-    prompts = dict(zip(run.share, _prompts(run, step)[run.share.start : run.share.stop], strict=True))
-    clock.lap("prompts")
     groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
     missing = {position: prompt for position, prompt in prompts.items() if position not in groups}
     answers = run.generator.generate(list(missing.values()), training.num_generations)
@@ -64,9 +66,23 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     return Rollout(samples=samples, table=table, facts=facts, generated_tokens=generated_tokens)
 
 
-def _prompts(run: Run, step: int) -> list[Prompt]:
-    """The prompts of the step over all ranks: each rank looks at all of them, so that all refuse together."""
-    prompts = run.source.batch(step, run.config.training.prompts_per_step)
+def _prompts(run: Run, step: int, clock: Clock) -> list[Prompt]:
+    """Prompts of this rank. One that cannot be used is refused by all ranks together."""
+    prompts, complaint = [], None
+    try:
+        prompts = run.prompts.take(step)
+        _check_lengths(run, prompts)
+    except PromptError as error:
+        complaint = str(error)
+    clock.lap("prompts")
+    complaints = [one for one in gather(complaint) if one is not None]
+    clock.lap("gather")
+    if complaints:
+        raise PromptError(complaints[0])
+    return prompts
+
+
+def _check_lengths(run: Run, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         if run.max_prompt_tokens is not None and len(prompt.token_ids) > run.max_prompt_tokens:
             limit = "generation.maxModelLen" if run.config.generation.max_model_len is not None else "the model's context"
@@ -74,7 +90,6 @@ def _prompts(run: Run, step: int) -> list[Prompt]:
                 f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; {limit} less training.maxCompletionLength "
                 f"leaves {run.max_prompt_tokens}: leave long prompts out of the dataset, or change these settings"
             )
-    return prompts
 
 
 def _known(run: Run, step: int, position: int, prompt: Prompt) -> Group | None:

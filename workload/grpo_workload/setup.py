@@ -25,9 +25,10 @@ from grpo_workload.generation.memory import num_parameters
 from grpo_workload.group import Group
 from grpo_workload.journal import Journal, begin_branch
 from grpo_workload.precision import check_precision, own_support
+from grpo_workload.prefetch import PromptLoader
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
-from grpo_workload.tasks import PromptSource, load_prompts
+from grpo_workload.tasks import load_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Run:
     share: range  # this rank's prompts among those of a step
     max_prompt_tokens: int | None
     tokenizer: Any
-    source: PromptSource
+    prompts: PromptLoader
     rewards: list[Reward]
     policy: Policy
     generator: Generator
@@ -82,6 +83,17 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
+    # Before what takes longest to load, so that workers load beside it.
+    prompts = PromptLoader(
+        source,
+        share=share,
+        prompts_per_step=training.prompts_per_step,
+        steps=range(resumed.state.step if resumed is not None else 0, training.max_steps),
+        num_workers=config.dataset.num_workers,
+        prefetch_steps=config.dataset.prefetch_steps,
+        timeout_seconds=contract.timeout_seconds,
+        folder=state_dir,
+    )
     policy = Policy(
         config,
         contract.device,
@@ -111,7 +123,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         share=share,
         max_prompt_tokens=max_prompt_tokens(config, policy),
         tokenizer=tokenizer,
-        source=source,
+        prompts=prompts,
         rewards=rewards,
         policy=policy,
         generator=generator,

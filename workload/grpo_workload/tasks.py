@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_workload.config import DatasetConfig, ReasoningGymDataset
+from grpo_workload.prompt_making import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
 from grpo_workload.seeds import prompt_seed
 from grpo_workload.types import Prompt, Text
 
@@ -23,10 +25,6 @@ _SAVED = ("state.json", "dataset_dict.json")
 Scorer = Callable[[str, Prompt], float]
 
 
-class PromptError(ValueError):
-    """A prompt of the dataset cannot be used; the message names the row."""
-
-
 class Rows(Protocol):
     """A dataset: rows by position."""
 
@@ -35,51 +33,70 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which row is the prompt at a place of a step."""
+
+    index: int  # of the row
+    seed: int  # see `seeds.prompt_seed`
+
+
 class PromptSource:
     """The prompts of a dataset in a shuffled order that depends on the seed and the step alone, so a resumed run sees the same ones.
 
-    Every epoch has an order of its own; a batch that reaches over its end goes on in the next, so no prompt is skipped.
+    Every epoch has an order of its own; a batch that reaches over its end goes on in the next, so no prompt is skipped. Pickles where what
+    it is made of does.
     """
 
     def __init__(
-        self, rows: Rows, to_prompt: Callable[[int, Mapping[str, Any]], Prompt], *, seed: int, scorer: Scorer | None = None
+        self,
+        rows: Rows,
+        to_prompt: Callable[[int, Mapping[str, Any]], Prompt],
+        *,
+        seed: int,
+        preprocess: Preprocess | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
-        """Prompts made of `rows` by `to_prompt(index, row)` when they are asked for; `scorer` is reasoning-gym's score of an answer."""
+        """Prompts made of `rows` by `preprocess` and `to_prompt(index, row)`; `scorer` is reasoning-gym's score of an answer."""
         self._rows = rows
         self._to_prompt = to_prompt
         self._seed = seed
+        self._preprocess = preprocess
         self.scorer = scorer
 
     def __len__(self) -> int:
         """Number of prompts in the dataset."""
         return len(self._rows)
 
+    def draw(self, step: int, position: int, prompts_per_step: int) -> Draw:
+        """What stands at `position` among the prompts of optimizer step `step` (from 0), over all ranks."""
+        epoch, offset = divmod(step * prompts_per_step + position, len(self))
+        return Draw(int(_order(len(self), self._seed, epoch)[offset]), prompt_seed(self._seed, step, position))
+
+    def prepare(self, draw: Draw) -> Prompt:
+        """Read the row and make it a prompt. PromptError for a row that is none, PreprocessError where trying again may help."""
+        try:
+            row = self._rows[draw.index]
+        except Exception as error:  # whatever storage and decoders raise
+            raise PreprocessError(f"dataset: reading row {draw.index} {what_was_raised(error)}") from error
+        if self._preprocess is not None:
+            row = self._preprocess(draw.index, row, draw.seed)
+        return dataclasses.replace(self._to_prompt(draw.index, row), seed=draw.seed)
+
     def batch(self, step: int, prompts_per_step: int) -> list[Prompt]:
-        """The prompts of optimizer step `step` (from 0), over all ranks; rows are read and tokenized here, not before.
-
-        PromptError for a row that is none.
-        """
-        start = step * prompts_per_step
-        return [
-            dataclasses.replace(self._prompt(start + position), seed=prompt_seed(self._seed, step, position))
-            for position in range(prompts_per_step)
-        ]
-
-    def _prompt(self, position: int) -> Prompt:
-        epoch, offset = divmod(position, len(self))
-        index = int(_order(len(self), self._seed, epoch)[offset])
-        return self._to_prompt(index, self._rows[index])
+        """All prompts of a step, prepared here and now."""
+        return [self.prepare(self.draw(step, position, prompts_per_step)) for position in range(prompts_per_step)]
 
 
 def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptSource:
     """Open the dataset.
 
     A prompt that is a string is tokenized as it stands; messages, and problems of reasoning-gym when the tokenizer has a chat
-    template, go through that template with a generation prompt. The first row is tried at once.
+    template, go through that template with a generation prompt. `dataset.preprocess` comes before. The first row is tried at once.
 
     Raises:
-        ValueError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not go with promptTemplate,
-            systemPrompt or the tokenizer; names the field. Failures of the network come as they are: trying again may help.
+        ValueError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not go with preprocess,
+            promptTemplate, systemPrompt or the tokenizer; names the field. Failures of the network come as they are: trying again may help.
     """
     if config.reasoning_gym is not None:
         source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed)
@@ -97,18 +114,18 @@ def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> PromptSource:
-    rows = _open(config)
-    if "prompt" not in rows.column_names:
+    rows, preprocess = _open(config), _preprocess(config)
+    if preprocess is None and "prompt" not in rows.column_names:
         raise ValueError(
             f"dataset: {config.name or config.path} has no column `prompt` (text, or a list of messages); "
-            f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt"
+            f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
+            "or make it in dataset.preprocess"
         )
+    return PromptSource(rows, PromptMaker(config, tokenizer), seed=seed, preprocess=preprocess)
 
-    def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
-        columns = {name: value for name, value in row.items() if name != "prompt"}
-        return _make_prompt(config, tokenizer, index, row["prompt"], columns)
 
-    return PromptSource(rows, to_prompt, seed=seed)
+def _preprocess(config: DatasetConfig) -> Preprocess | None:
+    return None if config.preprocess is None else Preprocess(config.preprocess)
 
 
 def _open(config: DatasetConfig) -> Any:
@@ -161,44 +178,32 @@ def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, token
     except (AssertionError, ValueError, TypeError) as error:
         raise ValueError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
 
-    filled = config.model_copy(update={"prompt_template": None})  # it goes around the question, here, also in chat form
-
-    def to_prompt(index: int, entry: Mapping[str, Any]) -> Prompt:
-        text = _fill(config, entry["question"])
-        prompt: Text = [{"role": "user", "content": text}] if tokenizer.chat_template else text
-        return _make_prompt(filled, tokenizer, index, prompt, dict(entry))
-
-    return PromptSource(dataset, to_prompt, seed=seed, scorer=lambda answer, prompt: float(dataset.score_answer(answer, prompt.columns)))
-
-
-def _fill(config: DatasetConfig, text: str) -> str:
-    return text if config.prompt_template is None else config.prompt_template.replace("{prompt}", text)
+    return PromptSource(
+        _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
+        PromptMaker(config, tokenizer, question_filled=True),
+        seed=seed,
+        preprocess=_preprocess(config),
+        scorer=partial(_score, dataset),
+    )
 
 
-def _make_prompt(config: DatasetConfig, tokenizer: Any, index: int, prompt: Any, columns: dict[str, Any]) -> Prompt:
-    if isinstance(prompt, str):
-        if config.system_prompt is not None:
-            raise ValueError("dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate")
-        text = _fill(config, prompt)
-        if not (token_ids := tokenizer(text)["input_ids"]):
-            raise PromptError(f"dataset: `prompt` of row {index} is empty, and a model cannot go on from nothing; remove the row")
-        return Prompt(index=index, text=text, token_ids=tuple(token_ids), columns=columns)
-    if not _is_messages(prompt):
-        raise PromptError(f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content")
-    if config.prompt_template is not None:
-        raise ValueError("dataset.promptTemplate: prompts are messages, not plain text; use dataset.systemPrompt")
-    if not tokenizer.chat_template:
-        raise ValueError("dataset: prompts are messages, but the model's tokenizer has no chat template; use a chat model or plain text")
-    # Arrow gives every message all keys that any message has.
-    messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
-    if config.system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": config.system_prompt})
-    token_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns)
+@dataclass(frozen=True, slots=True)
+class _Questions:
+    """Rows of a reasoning-gym dataset, each with its question as `prompt`; promptTemplate goes around it, also in chat form."""
+
+    dataset: Any
+    config: DatasetConfig
+    is_chat: bool
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        entry = self.dataset[index]
+        text = fill(self.config, entry["question"])
+        prompt: Text = [{"role": "user", "content": text}] if self.is_chat else text
+        return {**entry, "prompt": prompt}
 
 
-def _is_messages(prompt: Any) -> bool:
-    def is_message(message: Any) -> bool:
-        return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-
-    return isinstance(prompt, list) and bool(prompt) and all(is_message(message) for message in prompt)
+def _score(dataset: Any, answer: str, prompt: Prompt) -> float:
+    return float(dataset.score_answer(answer, prompt.columns))

@@ -153,8 +153,8 @@ def main() -> ExitCode:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from grpo_workload.collectives import leave
+    from grpo_workload.prompt_making import PromptError
     from grpo_workload.setup import load
-    from grpo_workload.tasks import PromptError
 
     errors = get_error_handler()
     errors.initialize()
@@ -172,6 +172,8 @@ def main() -> ExitCode:
                 return refuse(error, errors)
             except RuntimeError as error:  # of a collective, perhaps, whose other ranks have lost an engine
                 raise run.generator.blame(error) from error
+            finally:
+                run.prompts.close()
             run.report.close()
             run.journal.close()
             run.monitor.close()

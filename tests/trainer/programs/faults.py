@@ -21,10 +21,12 @@ import pytest
 from grpo_workload.clock import Clock
 from grpo_workload.config import DatasetConfig
 from grpo_workload.journal import Journal, begin_branch, read_lineage
+from grpo_workload.prefetch import PromptLoader
+from grpo_workload.prompt_making import PromptError
 from grpo_workload.rewards import RewardError
 from grpo_workload.rollout import roll_out
 from grpo_workload.setup import load
-from grpo_workload.tasks import PromptError, load_prompts
+from grpo_workload.tasks import load_prompts
 
 GENERATIONS = 4
 calls = []
@@ -73,7 +75,7 @@ class Attempts:
         self.run = load(Contract.model_validate(contract), asyncio.Runner(), data_dir=data, state_dir=Path(os.environ["GRPO_STATE_DIR"]))
         self.epoch = 0
 
-    def attempt(self, function, source=None, forget=()):
+    def attempt(self, function, prompts=None, forget=()):
         """The first half of the first step of a new attempt, which does not know the groups of the prompts `forget`."""
         self.epoch += 1
         branch, known = begin_branch(self.run_dir, epoch=self.epoch, step=0)
@@ -81,11 +83,16 @@ class Attempts:
         run = dataclasses.replace(
             self.run,
             rewards=[dataclasses.replace(reward, function=function, timeout_seconds=0.5)],
-            source=source or self.run.source,
+            prompts=prompts or self.run.prompts,
             journal=Journal(self.run_dir, branch, 0),
             known={group.position: group for group in known if group.position not in forget},
         )
         return roll_out(run, 0, Clock())
+
+
+def loader(source, folder):
+    steps = {"share": range(3), "prompts_per_step": 3, "steps": range(1)}
+    return PromptLoader(source, **steps, num_workers=0, prefetch_steps=1, timeout_seconds=60, folder=folder)
 
 
 def main(model, data):
@@ -98,7 +105,7 @@ def main(model, data):
         (data / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("good", text)))
         source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1)
         with pytest.raises(PromptError, match=message):
-            attempts.attempt(scores, source)
+            attempts.attempt(scores, loader(source, data))
     assert time.monotonic() - start < 60
 
     # No attempt has come to the end of its rewards, so nothing is journalled; then all of it is used again, or the part that is there.

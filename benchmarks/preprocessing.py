@@ -1,0 +1,93 @@
+"""How long a step waits for its prompts when a user's function takes long for each row, by the number of worker processes.
+
+A real job run by `grpo run`, a tiny random model on the CPU; the function sleeps for ROW_SECONDS, as one that reads a file or asks a server
+does, since a machine of few cores has none to spare for it. Prints one JSON line for each number of workers. Of the steps the first
+three are left out: workers begin with the first.
+
+    python benchmarks/preprocessing.py --row-seconds 0.1 --workers 0 --workers 1 --workers 2 --workers 4
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+PROMPTS, GENERATIONS, WARM = 8, 4, 3
+MODULE = """
+import time
+
+def prepare(row):
+    time.sleep({seconds})
+    return {{"prompt": row["question"]}}
+"""
+
+
+def job(folder: Path, workers: int, steps: int) -> dict[str, Any]:
+    """The GRPOJob: one rank, and completions long enough for a step of a second or two."""
+    spec = {
+        "device": {"type": "cpu"},
+        "model": {"path": str(folder / "model"), "dtype": "float32"},
+        "dataset": {"path": str(folder / "rows.jsonl"), "preprocess": "slow_rows:prepare", "dataloaderNumWorkers": workers},
+        "rewards": [{"name": "stopped", "stopped": {}}],
+        "training": {"promptsPerStep": PROMPTS, "numGenerations": GENERATIONS, "maxSteps": steps, "maxCompletionLength": 128},
+        "generation": {"engine": "Transformers", "maxModelLen": 256},
+        "trainer": {"groups": [{"name": "t", "gpus": 1}]},
+        "storage": {"checkpointEverySteps": 1000},
+    }
+    return {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "slow"}, "spec": spec}
+
+
+def run(folder: Path, workers: int, steps: int) -> list[dict[str, float]]:
+    """Metrics of a job's steps."""
+    manifest, output = folder / f"job-{workers}.yaml", folder / f"run-{workers}"
+    manifest.write_text(yaml.safe_dump(job(folder, workers, steps)))
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "grpo_operator.cli", "run", str(manifest), "--output", str(output)]
+    subprocess.run(command, stdout=sys.stderr, check=True, env=os.environ | {"PYTHONPATH": path})
+    (file,) = output.glob("*/data/*/*/*/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@click.command()
+@click.option("--row-seconds", default=0.1)
+@click.option("--workers", type=int, multiple=True, default=(0, 1, 2, 4))
+@click.option("--steps", default=15)
+def main(row_seconds: float, workers: tuple[int, ...], steps: int) -> None:
+    """Run the jobs one after the other and print how long their steps waited."""
+    from grpo_workload.tiny import make_tiny_model
+
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        folder = Path(scratch)
+        make_tiny_model(folder / "model")
+        (folder / "slow_rows.py").write_text(MODULE.format(seconds=row_seconds))
+        (folder / "rows.jsonl").write_text("".join(json.dumps({"question": f"What is {n} + 1?"}) + "\n" for n in range(1000)))
+        for count in workers:
+            metrics = run(folder, count, steps)[WARM:]
+            waits = [step["time/prompts"] for step in metrics]
+            result = {
+                "workers": count,
+                "row_seconds": row_seconds,
+                "prompts_per_step": PROMPTS,
+                "wait_median": statistics.median(waits),
+                "step_median": statistics.median(step["step_time"] for step in metrics),
+                "waits": waits,
+                "step_times": [step["step_time"] for step in metrics],
+                "cores": os.cpu_count(),
+                "versions": {name: version(name) for name in ("torch", "transformers", "datasets")},
+                "command": " ".join(["python", "benchmarks/preprocessing.py", *sys.argv[1:]]),
+            }
+            click.echo(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
