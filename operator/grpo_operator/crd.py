@@ -37,7 +37,7 @@ _COLUMNS = (
     ("Message", "string", ".status.summary.message", 1),
 )
 
-_FROZEN = ("model", "dataset", "rewards", "training", "storage", "device", "rendezvous")
+_FROZEN = ("model", "dataset", "rewards", "training", "lora", "storage", "device", "rendezvous")
 _FREE_WHILE_SUSPENDED = ("trainer", "generation", "parallelism", "network", "image", "imagePullPolicy", "podTemplate", "cache")
 _SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
 

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.api
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         ({"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}}, "model.dtype float16 needs device.type cuda"),
+        ({"lora": {"targetModules": ["all-linear", "lm_head"]}}, "targetModules must be all-linear alone or names of modules"),
+        ({"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}}, "a module is either in targetModules or in modulesToSave"),
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
         ({"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}}, "env must not set the operator's own variables"),
         ({"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}}, 'Duplicate value: {"name":"a"}'),
@@ -63,6 +65,8 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
         patch('{"podTemplate": {"labels": {"team": "research"}}}')
     with pytest.raises(RuntimeError, match="managedBy cannot change"):
         patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
+    with pytest.raises(RuntimeError, match="lora, storage, device, rendezvous cannot change once the job has started"):
+        patch('{"lora": {"r": 8}}')
     patch('{"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 60, "suspend": true}')
     jobs.wait_for("frozen", "Suspended", "True")
     patch('{"podTemplate": {"labels": {"team": "research"}}}')

@@ -5,9 +5,11 @@ import torch
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("world_size", "zero_stage", "tensor_parallel"), [(2, 2, 1), (2, 3, 1), (4, 2, 2)])
-def test_vllm_samples_from_the_trained_weights(run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel):
-    run_program("colocate_sync.py", world_size, tiny_model, tmp_path / "out.pt", zero_stage, tensor_parallel)
+@pytest.mark.parametrize(
+    ("world_size", "zero_stage", "tensor_parallel", "trains"), [(2, 2, 1, "all"), (2, 2, 1, "adapters"), (2, 3, 1, "all"), (4, 2, 2, "all")]
+)
+def test_vllm_samples_from_the_trained_weights(run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains):
+    run_program("colocate_sync.py", world_size, tiny_model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains)
     results = torch.load(tmp_path / "out.pt")
     # Rank r brings r + 1 prompts, and gets its own answers back: groups of uneven shares included.
     assert [len(result["versions"]) for result in results] == [4 * (rank + 1) for rank in range(world_size)]

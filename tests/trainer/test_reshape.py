@@ -4,7 +4,13 @@ import pytest
 import torch
 
 # By run: type of the weights, and the stage with 3 ranks, then with 2, then with 4.
-CHAINS = {"a": ("float32", 1, 2, 3), "b": ("float32", 3, 1, 1), "c": ("bfloat16", 2, 3, 2), "none": ("float32", 0, 0, 0)}
+CHAINS = {
+    "a": ("float32", 1, 2, 3),
+    "b": ("float32", 3, 1, 1),
+    "c": ("bfloat16", 2, 3, 2),
+    "none": ("float32", 0, 0, 0),
+    "lora": ("float32", 2, 3, 1),
+}
 WORLD_SIZES = (3, 2, 4)
 
 

@@ -16,6 +16,7 @@ EXPECTED = {
     "uneven-8-nodes.yaml": (63, [7, *[8] * 7], [(1, tuple(range(8)))] * 2, [0]),
     "one-node-4+1.yaml": (4, [4], [(1, (4,))], [0]),
     "colocate-7b-tp.yaml": (8, [8], [], []),
+    "colocate-7b-lora.yaml": (8, [8], [], []),
     "colocate-72b-zero3-offload.yaml": (32, [8] * 4, [], []),
 }
 

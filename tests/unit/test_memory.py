@@ -131,9 +131,20 @@ def test_shares_by_default() -> None:
     assert config(topology="Server", gpuMemoryUtilization=0.6).generation.gpu_share == 0.6
 
 
+def test_with_lora_optimizer_and_gradients_are_those_of_the_adapters_and_the_model_is_its_own_reference() -> None:
+    need = training_footprint(config(beta=0.1, parallelism={"zeroStage": 2}), num_parameters=1000, world_size=2, num_adapted=100)
+    assert (need.weights, need.optimizer, need.gradients) == (2 * 1100, 12 * 50, 4 * 50)
+    need = training_footprint(config(beta=0.1, parallelism={"zeroStage": 3}), num_parameters=1000, world_size=2, num_adapted=100)
+    assert (need.weights, need.optimizer) == (2 * 550, 16 * 50)
+    lora = {"total": 80 * GIB, "num_parameters": 7_000_000_000, "world_size": 1}
+    with pytest.raises(ValueError, match="No value would work"):
+        check_room(config(gpuMemoryUtilization=0.5), **lora)
+    check_room(config(gpuMemoryUtilization=0.5), **lora, num_adapted=40_000_000)
+
+
 def test_parameters_are_counted_once_and_whole() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(3, 4, bias=False))
     model[1].weight = model[0].weight
-    assert num_parameters(model) == 12
+    assert num_parameters(model.parameters()) == 12
     model[0].weight.ds_numel = 24  # what ZeRO-3 leaves beside a partition
-    assert num_parameters(model) == 24
+    assert num_parameters(model.parameters()) == 24

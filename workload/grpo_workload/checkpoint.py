@@ -1,6 +1,6 @@
 """Checkpoints of a run: what is in one, and how all ranks save it, choose one to go on from, and load it.
 
-    step-N/  model/         for from_pretrained: config, safetensors, tokenizer
+    step-N/  model/         for from_pretrained: config, safetensors, tokenizer; with LoRA peft's, the adapters without their model
              deepspeed/     optimizer and master weights, one part a rank
              trainer.json   `TrainerState`
              manifest.json  every file's size and checksum
@@ -44,6 +44,7 @@ class TrainerState:
     num_tokens: int  # of prompts and completions since the start of the run
     world_size: int
     zero_stage: int
+    lora: dict[str, Any] | None = None  # `TrainerConfig.adapted`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,9 @@ class Source:
 
     def load(self, policy: Policy) -> None:
         """Put `policy`, made with `load_universal=is_universal`, into the saved state; collective."""
-        folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name)
+        # Frozen weights are the initial model's, and not in the checkpoint.
+        is_whole = policy.adapters is None
+        folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name, load_module_strict=is_whole)
         assert folder is not None, f"DeepSpeed found nothing in {self.folder}"
         policy.go_to(self.state.step)
 
@@ -100,7 +103,7 @@ class Checkpoints:
         writer = CheckpointWriter(scratch)
         writer.save_engine(policy.engine, _DEEPSPEED)
         is_main = dist.get_rank() == 0
-        weights = {name: tensor.cpu() for name, tensor in policy.weights() if is_main}
+        weights = {name: tensor.cpu() for name, tensor in policy.saved_weights() if is_main}
         if is_main:
             writer.attempt(scratch / _MODEL, lambda: _write_model(policy, tokenizer, weights, scratch / _MODEL))
             writer.attempt(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
@@ -124,13 +127,14 @@ class Checkpoints:
         self._lineage.prune()
         return published
 
-    def find(self, resume_from: str | None, *, world_size: int, zero_stage: int) -> Source | None:
+    def find(self, resume_from: str | None, *, world_size: int, zero_stage: int, lora: dict[str, Any] | None = None) -> Source | None:
         """What to go on from: the run's own newest good checkpoint, else that of `resume_from` (storage.resumeFrom), else nothing.
 
         Damaged ones are set aside with a warning. For another number of ranks or ZeRO stage, the optimizer's state is converted.
 
         Raises:
-            ValueError: all checkpoints are damaged, `resume_from` has none or is no run of this storage, or its stage cannot be converted.
+            ValueError: all checkpoints are damaged, `resume_from` has none or is no run of this storage, its stage cannot be converted, or
+                it was saved with another `lora`.
         """
         own = on_main(lambda: checkpoints(self._folder))
         candidates = own or on_main(lambda: self._of_other(resume_from) if resume_from else [])
@@ -138,7 +142,7 @@ class Checkpoints:
         for checkpoint in candidates:
             if not (found := _faults(checkpoint)):
                 on_main(lambda: self._fall_back(own, damaged))
-                return self._source(checkpoint, world_size, zero_stage)
+                return self._source(checkpoint, world_size, zero_stage, lora)
             damaged[checkpoint] = "; ".join(found[:3])
         if damaged:
             listed = ", ".join(f"{checkpoint} ({fault})" for checkpoint, fault in damaged.items())
@@ -162,16 +166,23 @@ class Checkpoints:
             raise ValueError(f"storage.resumeFrom: the storage holds no checkpoint of the run {run}")
         return found
 
-    def _source(self, checkpoint: Path, world_size: int, zero_stage: int) -> Source:
+    def _source(self, checkpoint: Path, world_size: int, zero_stage: int, lora: dict[str, Any] | None) -> Source:
         state = on_main(lambda: TrainerState(**loads((checkpoint / _STATE).read_text())))
+        if state.lora != lora:
+            there = "without lora" if state.lora is None else f"with lora: {dumps(state.lora)}"
+            raise ValueError(
+                f"lora: {checkpoint} was saved {there}, and its weights and optimizer's state fit nothing else; use the same lora "
+                "and model, or start a new run without storage.resumeFrom"
+            )
         folder, is_universal = checkpoint / _DEEPSPEED, False
         # Without ZeRO every rank holds all of the optimizer's state, whatever their number.
         if state.zero_stage != zero_stage or (state.world_size != world_size and zero_stage > 0):
             if 0 in (state.zero_stage, zero_stage):
+                model = checkpoint / _MODEL if lora is None else f"{checkpoint / _MODEL}, merged"
                 raise ValueError(
                     f"parallelism.zeroStage: {checkpoint} was saved under ZeRO stage {state.zero_stage} and cannot be loaded under "
                     f"{zero_stage}: optimizer states are converted between the stages 1, 2 and 3 only; use stage {state.zero_stage}, "
-                    f"or start a new run from its weights with model.path: {checkpoint / _MODEL}"
+                    f"or start a new run from its weights with model.path: {model}"
                 )
             folder, is_universal = self._converted(checkpoint, state), True
         return Source(checkpoint=checkpoint, state=state, folder=folder, is_universal=is_universal)
@@ -208,7 +219,7 @@ def _faults(folder: Path) -> list[str]:
 
 
 def _write_model(policy: Policy, tokenizer: Any, weights: dict[str, Any], folder: Path) -> list[Path]:
-    policy.module.save_pretrained(folder, state_dict=weights)
+    policy.save_pretrained(folder, weights)
     tokenizer.save_pretrained(folder)
     make_readable(folder)
     return list(folder.iterdir())
@@ -220,5 +231,6 @@ def _write_state(state: TrainerState, path: Path) -> list[Path]:
 
 
 def _bytes_of(policy: Policy) -> int:
-    """About what a checkpoint takes: weights twice (for from_pretrained, and DeepSpeed's), masters and two moments in float32."""
-    return sum(getattr(p, "ds_numel", p.numel()) * (2 * p.element_size() + 12) for p in policy.module.parameters())
+    """About what a checkpoint takes: trained weights twice (for from_pretrained, and DeepSpeed's), masters and two moments in float32."""
+    trained = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
+    return sum(getattr(p, "ds_numel", p.numel()) * (2 * p.element_size() + 12) for p in trained)

@@ -37,7 +37,7 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         engine.checkpoint_engine = self
         # It copies a script that extracts weights, which nobody needs beside model/, on rank 0 and past this class.
         engine._copy_recovery_script = lambda folder: None
-        engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False)
+        engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder, as DeepSpeed asks."""

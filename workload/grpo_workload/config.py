@@ -231,6 +231,41 @@ class TrainingConfig(Section):
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
 
 
+ALL_LINEAR = "all-linear"
+
+ModuleName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685): they are trained, the model's own weights stay as they are. Names are peft's."""
+
+    RULES = (
+        Rule(
+            f"!has(self.targetModules) || self.targetModules.size() == 1 || !('{ALL_LINEAR}' in self.targetModules)",
+            f"targetModules must be {ALL_LINEAR} alone or names of modules: name the modules, or leave the names out",
+            lambda c: len(c.target_modules) == 1 or ALL_LINEAR not in c.target_modules,
+        ),
+        Rule(
+            "!has(self.modulesToSave) || !has(self.targetModules) || self.modulesToSave.all(m, !(m in self.targetModules))",
+            "a module is either in targetModules or in modulesToSave: leave it out of one of them",
+            lambda c: not set(c.modules_to_save) & set(c.target_modules),
+        ),
+    )
+
+    r: int = Field(16, ge=1, le=4096, description="Rank of the adapters.")
+    alpha: float = Field(32, gt=0, le=65536, description="What an adapter adds to its weight is scaled by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapters' inputs, in training alone.")
+    target_modules: tuple[ModuleName, ...] = Field(
+        (ALL_LINEAR,),
+        min_length=1,
+        max_length=64,
+        description=f"Linear layers that get an adapter, by the end of their names; {ALL_LINEAR} is all but the output layer.",
+    )
+    modules_to_save: tuple[ModuleName, ...] = Field(
+        (), max_length=64, description="Modules that are trained whole, by the end of their names, for example lm_head."
+    )
+
+
 class ParallelismConfig(Section):
     """How training is spread over the ranks (DeepSpeed)."""
 
@@ -368,9 +403,15 @@ class TrainerConfig(Section):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="GRPO itself.")
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig, description="How training is spread over the ranks.")
     generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Who samples completions, and how.")
     storage: StorageConfig = Field(default_factory=StorageConfig, description="Where checkpoints live, and when they are written.")
+
+    @property
+    def adapted(self) -> dict[str, Any] | None:
+        """The section lora as JSON, and the model, without which adapters mean nothing: what a checkpoint of adapters fits."""
+        return None if self.lora is None else dump(self.lora) | {"model": self.model.source}
 
 
 def dump(section: BaseModel) -> dict[str, Any]:

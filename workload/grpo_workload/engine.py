@@ -5,7 +5,6 @@ Shapes: B sequences, T completion tokens, K completion tokens of all sequences.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -18,22 +17,20 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, get_scheduler
+from transformers import get_scheduler
 
-from grpo_workload import attention, mismatch
+from grpo_workload import mismatch
 from grpo_workload.batching import MicroBatch
 from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
+from grpo_workload.exports import export, full
 from grpo_workload.launch_config import deepspeed_config
 from grpo_workload.logprobs import Scorer
+from grpo_workload.lora import Adapters, output_layers
 from grpo_workload.loss import LossScale, grpo_loss
+from grpo_workload.model import load_model
 from grpo_workload.tally import Tally
-
-logger = logging.getLogger(__name__)
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
 
 
 class Policy:
@@ -55,13 +52,19 @@ class Policy:
         self.device: torch.device = self._accelerator.device
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
-        self.scorer = Scorer(model)
+        self.adapters: Adapters | None = None
+        if config.lora is not None:
+            self.adapters = Adapters(model, config.lora, revision=config.model.revision, seed=config.training.seed)
+        self.scorer = Scorer(model, output_layers(model))
         if config.parallelism.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         # DeepSpeed casts the whole module, but transformers keeps rotary frequencies in float32 on purpose, and so does vLLM.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.training.learning_rate, weight_decay=config.training.weight_decay, fused=device == Device.CUDA
+            self.adapters.trained() if self.adapters else model.parameters(),
+            lr=config.training.learning_rate,
+            weight_decay=config.training.weight_decay,
+            fused=device == Device.CUDA,
         )
         schedule = get_scheduler(
             config.training.lr_scheduler_type,
@@ -104,6 +107,8 @@ class Policy:
 
     def _backward(self, batch: MicroBatch, scale: LossScale, tally: Tally) -> None:
         training = self._config.training
+        # Before the policy's forward pass, whose hooks wait for its own backward pass: the reference may be the same modules.
+        ref_logprobs_BT = self._reference_logprobs(batch)
         logprobs_BT, entropy_BT = score(self.engine, self.scorer, batch, training.temperature)
         log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
         correction = training.importance_sampling_correction
@@ -121,7 +126,7 @@ class Policy:
             epsilon_high=training.epsilon_high,
             beta=training.beta,
             max_completion_length=training.max_completion_length,
-            ref_logprobs_BT=self._reference_logprobs(batch),
+            ref_logprobs_BT=ref_logprobs_BT,
             entropy_BT=entropy_BT,
             weights_BT=weights_BT,
         )
@@ -155,27 +160,26 @@ class Policy:
         self.schedule.scheduler.step(step)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full weights in the training type, tied ones once; collective under ZeRO-3: every rank must take them all.
+        """Names and full weights in the training type, tied ones once, as those of a model without adapters; see `exports.export`."""
+        return export(self.adapters.weights() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
 
-        Under ZeRO-3 parameters are gathered in buckets of `GATHER_BYTES`: neither one by one nor the whole model at once. A tensor may be
-        kept after the next one was taken, since giving a parameter up leaves its gathered storage to whoever holds it.
-        """
-        with torch.no_grad():
-            for bucket in _buckets(list(self.module.named_parameters()), GATHER_BYTES):
-                with self._gathered([parameter for _, parameter in bucket]):
-                    for name, parameter in bucket:
-                        yield name, parameter.data
+    def saved_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What `save_pretrained` takes: all weights, or those of adapters; see `exports.export`."""
+        return export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
 
-    def _gathered(self, parameters: list[nn.Parameter]) -> AbstractContextManager[None]:
-        if not self.is_partitioned:
-            return nullcontext()
-        context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(parameters)
-        return context
+    def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a folder for from_pretrained: transformers' or, with adapters, peft's."""
+        if self.adapters is not None:
+            self.adapters.save(folder, weights)
+        else:
+            self.module.save_pretrained(folder, state_dict=weights)
 
     def _load_reference(self, ds_config: dict[str, Any], buffers: dict[str, Tensor]) -> tuple[Any, Scorer]:
-        """A frozen copy of the initial model: plain below ZeRO-3, partitioned over the ranks as the policy is with it."""
+        """The initial model: the policy itself where it has adapters, else a frozen copy, partitioned over the ranks under ZeRO-3."""
+        if self.adapters is not None:
+            return self.module, self.scorer
         model = load_model(self._config, self._kind).requires_grad_(False).eval()
-        scorer = Scorer(model)
+        scorer = Scorer(model, output_layers(model))
         if not self.is_partitioned:
             return model.to(self.device), scorer
         keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
@@ -189,7 +193,8 @@ class Policy:
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         if self._reference is None:
             return None
-        return score(*self._reference, batch, self._config.training.temperature)[0]
+        with self.adapters.disabled() if self.adapters else nullcontext():
+            return score(*self._reference, batch, self._config.training.temperature)[0]
 
 
 def score(model: Any, scorer: Scorer, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -204,41 +209,6 @@ def score(model: Any, scorer: Scorer, batch: MicroBatch, temperature: float) -> 
     with scorer.scoring(batch.places_K, batch.targets_K, temperature):
         scored_K2 = model(**batch.model_inputs()).logits
     return batch.rows(scored_K2[:, 0]), batch.rows(scored_K2[:, 1].detach())
-
-
-def load_model(config: TrainerConfig, device: Device) -> Any:
-    """The model as transformers loads it; ValueError naming the field when it cannot be found or read."""
-    field = "model.name" if config.model.name is not None else "model.path"
-    if config.model.path is not None and not Path(config.model.path).is_dir():
-        raise ValueError(f"{field}: there is no folder {config.model.path} in the container; is its volume mounted in every trainer pod?")
-    attention.register()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            config.model.source,
-            revision=config.model.revision or "main",
-            dtype=DTYPES[config.model.dtype],
-            attn_implementation=config.model.attention,
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
-    attention.check_packable(model.config)
-    if config.model.use_liger_kernel and device == Device.CUDA:
-        fuse(model)
-    return model
-
-
-def fuse(model: Any) -> None:
-    """Put Liger's kernels into the model's layers (arXiv:2410.10989), where there are some for its type and the package is there."""
-    try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
-    except ImportError:
-        logger.warning("model.useLigerKernel: liger-kernel is not in the image; layers run unfused, which is slower")
-        return
-    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        logger.warning("model.useLigerKernel: Liger knows no %s; its layers run unfused", model.config.model_type)
-        return
-    # The loss is ours (`logprobs`): Liger's would replace the model's forward.
-    _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
 def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:
@@ -259,17 +229,3 @@ def _restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torc
     for name, buffer in buffers.items():
         owner, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(owner), attribute, buffer.to(device))
-
-
-def _buckets(parameters: list[tuple[str, nn.Parameter]], max_bytes: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    bucket: list[tuple[str, nn.Parameter]] = []
-    size = 0
-    for name, parameter in parameters:
-        # A partitioned parameter has no elements of its own; DeepSpeed keeps their number beside it.
-        num_bytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-        if bucket and size + num_bytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, parameter))
-        size += num_bytes
-    yield bucket

@@ -9,7 +9,7 @@ Shapes: K tokens to score, H hidden size, V vocabulary, W words of a slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, cast
@@ -27,14 +27,17 @@ _AFTERWARDS = {"final_logit_softcapping": None, "logit_scale": 1, "logits_scalin
 class Scorer:
     """Turns a causal language model's output layer into one that scores tokens, within `scoring`."""
 
-    def __init__(self, model: Any) -> None:
-        """Wrap `model`. ValueError for one that does something to its logits afterwards."""
+    def __init__(self, model: Any, heads: Sequence[Any] | None = None) -> None:
+        """Wrap the output layer of `model`, or `heads` where it has several. ValueError if the model changes its logits afterwards."""
         config = model.config.get_text_config()
         for name, nothing in _AFTERWARDS.items():
             if getattr(config, name, nothing) not in (nothing, None):
                 raise ValueError(f"model: {config.model_type} changes its logits by {name}, which training does not know; use another")
-        head: nn.Linear = model.get_output_embeddings()
         self._asked: tuple[Tensor, Tensor, float] | None = None
+        for head in heads or [model.get_output_embeddings()]:
+            self._wrap(head)
+
+    def _wrap(self, head: nn.Linear) -> None:
         plain = head.forward
 
         def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     check_precision(config.model.dtype, gather(own_support(rank, contract.device)))
     pod_uid = os.environ[ENV_POD_UID]
     checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep, epoch=contract.epoch, pod_uid=pod_uid)
-    resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage)
+    resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapted)
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
@@ -156,7 +156,7 @@ def max_prompt_tokens(config: TrainerConfig, policy: Policy) -> int | None:
 
 def warn_of_small_slices(config: TrainerConfig, policy: Policy) -> None:
     """Tell when generation spreads a model over GPUs that one of them holds easily: each layer then waits for the others twice."""
-    parameters = num_parameters(policy.module)
+    parameters = num_parameters(policy.module.parameters())
     if config.generation.tensor_parallel > 1 and parameters < SMALL_MODEL:
         logger.warning(
             "generation.tensorParallel is %d for a model of %.1f billion parameters: below %.0f billion, one GPU for each copy is faster, "

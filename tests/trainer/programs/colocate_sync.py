@@ -1,4 +1,4 @@
-"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL."""
+"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS."""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
@@ -16,9 +16,10 @@ from fixed_samples import train_on
 from grpo_workload.batching import micro_batch
 from grpo_workload.collectives import gather
 from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy, load_model, score
+from grpo_workload.engine import Policy, score
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.logprobs import Scorer
+from grpo_workload.model import load_model
 from grpo_workload.types import Prompt, Sample
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
@@ -32,7 +33,7 @@ def differences(model, scorer, samples):
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
-def main(model, out, zero_stage, tensor_parallel):
+def main(model, out, zero_stage, tensor_parallel, trains):
     rank = int(os.environ["RANK"])
     config = TrainerConfig.model_validate(
         {
@@ -47,6 +48,7 @@ def main(model, out, zero_stage, tensor_parallel):
                 "perDeviceTrainBatchSize": 4,
             },
             "parallelism": {"zeroStage": zero_stage},
+            **({"lora": {"modulesToSave": ["norm"]}} if trains == "adapters" else {}),
             "generation": {
                 "tensorParallel": tensor_parallel,
                 "maxModelLen": 64,
@@ -94,4 +96,4 @@ def main(model, out, zero_stage, tensor_parallel):
     generator.close()
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

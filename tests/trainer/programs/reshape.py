@@ -1,8 +1,8 @@
 """Steps of several runs, each gone on from where other ranks or stages have left it: reshape.py MODEL DATA OUT EPOCH PLAN...
 
-A PLAN is RUN:DTYPE:STAGE. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2 and 3 for comparison; one with a
-checkpoint takes the next step and saves. OUT gets, by run: masters, moments and Adam's step as they were loaded and as they were saved, and
-metrics of the steps.
+A PLAN is RUN:DTYPE:STAGE; the run "lora" trains adapters. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2
+and 3 for comparison; one with a checkpoint takes the next step and saves. OUT gets, by run: masters, moments and Adam's step as they were
+loaded and as they were saved, and metrics of the steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -34,6 +34,8 @@ def optimizer_state(policy):
     adam = getattr(optimizer, "optimizer", optimizer)
     whole = {}
     for name, parameter in policy.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if policy.engine.zero_optimization():
             moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
             whole[name] = [safe_get_full_fp32_param(parameter), *moments]
@@ -56,11 +58,12 @@ def main(model, data, out, epoch, plans):
                 "rewards": [{"name": "unused", "stopped": {}}],
                 "training": {"learningRate": 1e-3, "warmupSteps": 3, "perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none"},
                 "parallelism": {"zeroStage": int(stage)},
+                **({"lora": {"modulesToSave": ["norm"]}} if run == "lora" else {}),
             }
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, epoch=int(epoch), pod_uid=f"uid-{epoch}")
         try:
-            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage))
+            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
         except ValueError as error:
             results[run] = str(error)
             continue
@@ -75,7 +78,9 @@ def main(model, data, out, epoch, plans):
         step = start + len(metrics)
         saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        trainer = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage))
+        trainer = TrainerState(
+            step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapted
+        )
         checkpoints.save(policy, tokenizer, trainer)
         if source is None:
             metrics += [take_step(policy, step, config.training) for step in (2, 3)]

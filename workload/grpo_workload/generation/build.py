@@ -26,7 +26,9 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
             check_heads("generation.tensorParallel", config.generation.tensor_parallel, policy.module.config.to_dict())
             if contract.device is Device.CUDA:
                 _, total = torch.cuda.mem_get_info()
-                check_room(config, total=total, num_parameters=num_parameters(policy.module), world_size=contract.world_size)
+                adapted = num_parameters(policy.adapters.trained()) if policy.adapters else None
+                own = num_parameters(policy.module.parameters()) - (adapted or 0)
+                check_room(config, total=total, num_parameters=own, world_size=contract.world_size, num_adapted=adapted)
             return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
             from grpo_workload.generation.transformers import TransformersGenerator

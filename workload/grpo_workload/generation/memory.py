@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,8 @@ class Footprint:
         return self.weights + self.optimizer
 
 
-def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size: int) -> Footprint:
-    """What DeepSpeed holds on each GPU after its first step.
+def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size: int, num_adapted: int | None = None) -> Footprint:
+    """What DeepSpeed holds on each GPU after its first step: with LoRA, `num_adapted` parameters are trained beside the model's own.
 
     Counted in DeepSpeed 0.19 over two ranks, for every stage in bfloat16 and float32; float16 is taken to be like bfloat16,
     and at stage 1 like stage 2.
@@ -38,11 +39,12 @@ def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size
     """
     stage, is_offloaded = config.parallelism.zero_stage, config.parallelism.offload_optimizer == "cpu"
     size, dtype = BYTES[config.model.dtype], config.model.dtype
-    copies = 2 if config.training.beta > 0 else 1
-    weights = copies * size * num_parameters
+    if num_adapted is None:
+        present = num_parameters * (2 if config.training.beta > 0 else 1)
+    else:  # the reference is the model without its adapters
+        present, num_parameters = num_parameters + num_adapted, num_adapted
+    weights = size * (math.ceil(present / world_size) if stage == 3 else present)
     share = math.ceil(num_parameters / world_size)
-    if stage == 3:
-        weights = copies * size * share
     if config.parallelism.optimizer_dtype == "bfloat16":
         return _half_states(stage, weights=weights, share=share, num_parameters=num_parameters)
     if stage == 0:
@@ -70,7 +72,7 @@ def _half_states(stage: int, *, weights: int, share: int, num_parameters: int) -
             return Footprint(weights=weights, optimizer=8 * share, gradients=0)
 
 
-def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_size: int) -> None:
+def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_size: int, num_adapted: int | None = None) -> None:
     """Refuse a share of the GPU, or a cache, that leaves training or the engine's own weights too little.
 
     Training's states stay on the GPU while the engine is awake. An engine that sleeps while it trains (levels 1 and 2) is counted as
@@ -79,14 +81,15 @@ def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_
     Args:
         config: the job's; topology Colocate.
         total: bytes of the GPU.
-        num_parameters: of the whole model, tied ones once.
+        num_parameters: of the whole model, tied ones once, without adapters.
         world_size: ranks that ZeRO partitions over.
+        num_adapted: parameters that LoRA trains, where it does.
 
     Raises:
         ValueError: names generation.gpuMemoryUtilization, or generation.kvCacheMemory where it is set, the bytes, and what would work.
     """
     generation = config.generation
-    training = training_footprint(config, num_parameters=num_parameters, world_size=world_size)
+    training = training_footprint(config, num_parameters=num_parameters, world_size=world_size, num_adapted=num_adapted)
     trains = training.states + training.gradients
     room = total - (trains if generation.sleep_level == 0 else training.states) if trains <= total else 0
     weights = math.ceil(BYTES[config.model.dtype] * num_parameters / generation.tensor_parallel)
@@ -105,9 +108,9 @@ def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_
     )
 
 
-def num_parameters(module: Any) -> int:
-    """Parameters of a torch module, tied ones once; under ZeRO-3 those of all ranks."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+def num_parameters(parameters: Iterable[Any]) -> int:
+    """Elements of a torch module's parameters; under ZeRO-3 those of all ranks."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
 def _remedy(*, room: int, weights: int, total: int, by_share: bool) -> str:

@@ -1,0 +1,90 @@
+"""Two optimizer steps on adapters, a checkpoint, and a third step twice: straight on, and from the checkpoint.
+
+lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... of modules that are trained whole. Per plan, FOLDER gets a
+checkpoint, and PLAN.pt with metrics, the weights that engines get, the model's own and their adapters.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+from pathlib import Path
+
+from grpo_workload import environment
+from grpo_workload.contract import Device
+
+environment.prepare(Device.CPU, os.environ)
+
+import deepspeed
+import torch
+from accelerate.state import AcceleratorState
+from fixed_samples import PAD, take_step
+from transformers import AutoTokenizer
+
+from grpo_workload.checkpoint import Checkpoints, TrainerState
+from grpo_workload.collectives import join
+from grpo_workload.config import TrainerConfig
+from grpo_workload.engine import Policy
+
+
+def parameters(policy):
+    """All of the policy's own, whole."""
+    own = list(policy.module.named_parameters())
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter in own], enabled=policy.is_partitioned):
+        return {name: parameter.detach().clone() for name, parameter in own}
+
+
+def exported(policy):
+    """What engines get."""
+    return {name: weight.clone() for name, weight in policy.weights()}
+
+
+def main(model, folder, beta, plans):
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    join(Device.CPU, 300)
+    for plan in plans:
+        stage, _, whole = plan.partition(":")
+        config = TrainerConfig.model_validate(
+            {
+                "model": {"path": model, "dtype": "float32"},
+                "dataset": {"path": "unused"},
+                "rewards": [{"name": "unused", "stopped": {}}],
+                "training": {
+                    "perDeviceTrainBatchSize": 4,
+                    "learningRate": 1e-2,
+                    "beta": beta,
+                    "importanceSamplingCorrection": "none",
+                },
+                "lora": {"r": 4, "alpha": 8, "modulesToSave": whole.split(",") if whole else []},
+                "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0"},
+            }
+        )
+        checkpoints = Checkpoints(Path(folder), plan, keep=9, epoch=0, pod_uid="uid")
+        policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+        initial = parameters(policy)
+        first = exported(policy)
+        metrics = [take_step(policy, step, config.training) for step in (0, 2)]
+        result = {"initial": initial, "first": first, "own": parameters(policy), "exported": exported(policy), "metrics": metrics}
+        state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
+        checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
+        straight = take_step(policy, 3, config.training)
+        result["straight"] = straight, parameters(policy)
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        join(Device.CPU, 300)
+        try:
+            checkpoints.find(None, world_size=world_size, zero_stage=int(stage))
+        except ValueError as error:
+            result["refusal"] = str(error)
+        source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
+        torch.manual_seed(7)
+        resumed = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+        source.load(resumed)
+        result["resumed"] = take_step(resumed, 3, config.training), parameters(resumed)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        join(Device.CPU, 300)
+        if rank == 0:
+            torch.save(result, Path(folder) / f"{plan}.pt")
+
+
+main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:])

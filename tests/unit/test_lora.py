@@ -1,0 +1,174 @@
+"""Where adapters may be, what full weights come of them, and how much is alive meanwhile."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from grpo_workload import lora
+from grpo_workload.config import LoraConfig
+from grpo_workload.exports import export
+from grpo_workload.logprobs import Scorer
+from grpo_workload.lora import Adapters, output_layers
+
+IDS_BT = torch.arange(12).view(2, 6)
+
+
+def llama(*, tied: bool = False, hidden: int = 16, layers: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+        attention_bias=True,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+
+
+def train(model: Any) -> None:
+    """Give every trained parameter another value."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += torch.randn_like(parameter) / 8
+
+
+def config(**fields: Any) -> LoraConfig:
+    return LoraConfig.model_validate({"r": 3, "alpha": 12, **fields})
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (llama, {}),
+        (llama, {"targetModules": ["q_proj", "down_proj"], "modulesToSave": ["lm_head", "embed_tokens", "norm"]}),
+        (llama, {"modulesToSave": ["mlp"]}),
+        (lambda: llama(tied=True), {"modulesToSave": ["input_layernorm"]}),
+        (gpt2, {}),
+    ],
+)
+def test_full_weights_are_those_of_the_model_that_is_trained(make: Any, fields: dict[str, Any]) -> None:
+    model, plain = make(), make()
+    before = {name: parameter.clone() for name, parameter in plain.named_parameters()}
+    adapters = Adapters(model, config(**fields), seed=1)
+    train(model)
+    frozen = {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    weights = dict(export(adapters.weights(), is_partitioned=False))
+    assert weights.keys() == before.keys()
+    plain.load_state_dict(weights, strict=False)
+    model.eval()
+    plain.eval()
+    torch.testing.assert_close(model(IDS_BT).logits, plain(IDS_BT).logits, atol=1e-5, rtol=1e-5)
+    assert all(parameter.equal(frozen[name]) for name, parameter in model.named_parameters() if name in frozen)
+
+    initial = make().eval()
+    model.train()
+    assert not torch.allclose(model(IDS_BT).logits, initial(IDS_BT).logits, atol=1e-3)
+    with adapters.disabled():
+        torch.testing.assert_close(model(IDS_BT).logits, initial(IDS_BT).logits, atol=0, rtol=0)
+    assert model.training
+    assert {id(parameter) for parameter in adapters.trained()} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_first_values_come_of_the_seed_alone() -> None:
+    def first(seed: int) -> list[torch.Tensor]:
+        torch.rand(3)
+        return [parameter.detach() for parameter in Adapters(llama(), config(), seed=seed).trained()]
+
+    state = torch.random.get_rng_state()
+    once = first(1)
+    torch.random.set_rng_state(state)
+    assert all(a.equal(b) for a, b in zip(once, first(1), strict=True))
+    assert not all(a.equal(b) for a, b in zip(once, first(2), strict=True))
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    adapters = Adapters(model := llama(), config(dropout=0.5), seed=1)
+    train(model)
+    plain = llama().eval()
+    plain.load_state_dict(dict(export(adapters.weights(), is_partitioned=False)))
+    model.train()
+    assert not torch.allclose(model(IDS_BT).logits, model(IDS_BT).logits)
+    model.eval()
+    torch.testing.assert_close(model(IDS_BT).logits, plain(IDS_BT).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_both_output_layers_score() -> None:
+    adapters = Adapters(model := llama(), config(modulesToSave=["lm_head"]), seed=1)
+    train(model)
+    scorer = Scorer(model, output_layers(model))
+    model.eval()
+    targets_K = torch.tensor([3, 1, 4])
+
+    def check() -> None:
+        expected = model(IDS_BT).logits.flatten(0, 1)[:3].log_softmax(-1).gather(1, targets_K.unsqueeze(1)).squeeze(1)
+        with scorer.scoring(torch.arange(3), targets_K, 1.0):
+            torch.testing.assert_close(model(IDS_BT).logits[:, 0], expected)
+
+    check()
+    with adapters.disabled():
+        check()
+
+
+def test_no_more_is_allocated_than_the_weight_that_is_made_and_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "SLICE_ELEMENTS", 4096)
+    adapters = Adapters(model := llama(hidden=256, layers=3, dtype=torch.bfloat16), config(), seed=1)
+    train(model)
+    largest = max(p.numel() * p.element_size() for p in model.parameters())
+    kept: Any = None  # as a consumer does until it has the next one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _, weight in export(adapters.weights(), is_partitioned=False):
+            kept = weight
+    assert kept is not None
+    # No event for what was allocated before: the sum is what is alive beyond the model.
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    alive = list(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    slices = 4 * 4 * 4096  # float32: of the weight, the factors and their product
+    assert largest < max(alive) < 2 * largest + slices
+    assert slices < largest / 2
+
+
+@pytest.mark.parametrize(
+    ("tied", "fields", "told"),
+    [
+        (True, {"modulesToSave": ["lm_head"]}, r"lora\.modulesToSave: lm_head has the weight .* share .* Others would work: .*norm"),
+        (True, {"modulesToSave": ["embed_tokens"]}, r"lora\.modulesToSave: embed_tokens has the weight"),
+        (True, {"targetModules": ["embed_tokens"]}, r"lora\.targetModules: embed_tokens has the weight .* would work: down_proj, .*q_proj"),
+        (False, {"targetModules": ["q_proj", "w_proj"]}, r"lora\.targetModules: the model has no module w_proj; it has down_proj, "),
+        (False, {"modulesToSave": ["score"]}, r"lora\.modulesToSave: the model has no module score; it has .*lm_head"),
+        (False, {"targetModules": ["lm_head"]}, r"lora\.targetModules: lm_head makes logits.*modulesToSave: \[lm_head\] would work"),
+        (False, {"targetModules": ["mlp"]}, r"lora\.targetModules: mlp is no linear layer; down_proj, .* would work"),
+        (False, {"modulesToSave": ["layers"]}, r"lora: peft refuses these settings: No modules were targeted"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_with_what_can(tied: bool, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Adapters(llama(tied=tied), config(**fields), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"targetModules": ["all-linear", "lm_head"]}, "targetModules must be all-linear alone or names of modules"),
+        ({"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}, "a module is either in targetModules or in modulesToSave"),
+        ({"r": 0}, "greater than or equal to 1"),
+        ({"dropout": 1}, "less than 1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        config(**fields)

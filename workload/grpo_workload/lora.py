@@ -1,0 +1,182 @@
+"""Low-rank adapters in a model (LoRA, arXiv:2106.09685, by peft): where they are, how full weights come of them, what is saved.
+
+The model stays a transformers model whose layers are wrapped in place, so generation, attention and checkpointing of activations are as
+without adapters. Its own weights are never written: neither to make full weights for an engine nor to score with the initial model.
+
+Shapes: O outputs and I inputs of a layer, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from grpo_workload.config import ALL_LINEAR, LoraConfig
+from grpo_workload.exports import Weight, plain
+
+ADAPTER = "default"  # peft's name of an adapter that has none
+SLICE_ELEMENTS = 2**22  # of a weight that are made at a time, in float32
+_KINDS = (nn.Linear, Conv1D)
+
+
+class Adapters:
+    """The adapters of one model, and the copies of modules that are trained whole."""
+
+    def __init__(self, model: Any, config: LoraConfig, *, revision: str | None = None, seed: int) -> None:
+        """Put adapters into `model`, which is changed in place, and freeze everything else; collective under ZeRO-3.
+
+        Args:
+            model: as transformers has loaded it.
+            config: the job's.
+            revision: of the model, for those who load the adapters later.
+            seed: of the adapters' first values.
+
+        Raises:
+            ValueError: a module does not exist, or cannot have an adapter; names the field.
+        """
+        check_modules(model, config)
+        names = list(config.target_modules)
+        settings = peft.LoraConfig(
+            r=config.r,
+            lora_alpha=config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
+            modules_to_save=list(config.modules_to_save) or None,
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+            task_type=peft.TaskType.CAUSAL_LM,
+            revision=revision,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            # In the model's own type: masters in float32 are DeepSpeed's, as those of all other weights.
+            try:
+                self._peft = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"lora: peft refuses these settings: {error}") from error
+        self._model = model
+
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer updates."""
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def weights(self) -> list[Weight]:
+        """The weights that the model without adapters has, under its names."""
+        return merged(self._model)
+
+    def saved(self) -> list[Weight]:
+        """What is trained, under the names that `save` takes."""
+        return [plain(name, parameter) for name, parameter in self._peft.named_parameters() if parameter.requires_grad]
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the adapters for `PeftModel.from_pretrained`, with where their model came from."""
+        # Told where embeddings are, peft does not ask a hub whether they have grown.
+        self._peft.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+        (folder / "README.md").unlink()  # peft's form for a model card, not filled in
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within it, the model is the initial one, in evaluation.
+
+        peft's own context also takes `requires_grad` from parameters, on which DeepSpeed's hooks rely.
+        """
+        layers = [module for module in self._model.modules() if isinstance(module, LoraLayer | ModulesToSaveWrapper)]
+        was_training = self._model.training
+        self._model.eval()
+        for layer in layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
+            self._model.train(was_training)
+
+
+def check_modules(model: Any, config: LoraConfig) -> None:
+    """ValueError unless the modules that `config` names exist, and full weights can be made of what is trained in them."""
+    modules = dict(model.named_modules())
+    head = model.get_output_embeddings()
+    ends = {model.get_input_embeddings(), head}
+    is_tied = len({id(layer.weight) for layer in ends}) == 1
+    linear = {path: module for path, module in modules.items() if isinstance(module, _KINDS) and module is not head}
+    owners = {path: module for path, module in modules.items() if next(module.parameters(recurse=False), None) is not None}
+    for field, asked, having in (("targetModules", config.target_modules, linear), ("modulesToSave", config.modules_to_save, owners)):
+        for name in asked:
+            if name == ALL_LINEAR:
+                continue
+            # As peft compares.
+            found = [module for path, module in modules.items() if path.endswith(name if having is owners else f".{name}") or path == name]
+            names = ", ".join(sorted({_last(path) for path, module in having.items() if not (is_tied and module in ends)}))
+            if not found:
+                raise ValueError(f"lora.{field}: the model has no module {name}; it has {names}")
+            if is_tied and any(part in ends for module in found for part in module.modules()):
+                raise ValueError(
+                    f"lora.{field}: {name} has the weight that the model's input and output layers share (tie_word_embeddings), and "
+                    f"engines load it once: trained in one place, it would differ in the other. Others would work: {names}"
+                )
+            if having is linear and head in found:
+                raise ValueError(f"lora.targetModules: {name} makes logits, which takes it whole; modulesToSave: [{name}] would work")
+            if having is linear and not all(isinstance(module, _KINDS) for module in found):
+                raise ValueError(f"lora.targetModules: {name} is no linear layer; {names} would work, or {name} in modulesToSave")
+
+
+def merged(model: nn.Module) -> list[Weight]:
+    """Weights of a model with adapters under the names of the model without; none of its parameters is written."""
+    modules = dict(model.named_modules())
+    weights = []
+    for path, parameter in model.named_parameters():
+        if any(part.startswith("lora_") for part in path.split(".")) or ".original_module." in path:
+            continue
+        owner = path.rpartition(".base_layer.")[0]
+        name = path.replace(".base_layer.", ".").replace(f".modules_to_save.{ADAPTER}.", ".")
+        layer = modules.get(owner)
+        if isinstance(layer, LoraLayer) and path == f"{owner}.base_layer.weight":
+            sum_of = Sum(
+                parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER], layer.fan_in_fan_out
+            )
+            weights.append(Weight(name, (sum_of.base, sum_of.a_RI, sum_of.b_OR), sum_of.make))
+        else:
+            weights.append(plain(name, parameter))
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A weight and what its adapter adds to it."""
+
+    base: nn.Parameter  # [O, I], or [I, O] where it `is_transposed`
+    a_RI: nn.Parameter
+    b_OR: nn.Parameter
+    scale: float
+    is_transposed: bool
+
+    def make(self) -> Tensor:
+        """`base + scale * B A` of `base`'s type, added up in float32, a slice at a time: beside the result next to nothing is kept."""
+        left, right = (self.a_RI.data.T, self.b_OR.data.T) if self.is_transposed else (self.b_OR.data, self.a_RI.data)
+        out = torch.empty_like(self.base.data)
+        right_float = right.float()
+        rows = max(1, SLICE_ELEMENTS // out.size(1))
+        for start in range(0, len(out), rows):
+            part = slice(start, start + rows)
+            out[part] = torch.addmm(self.base.data[part].float(), left[part].float(), right_float, alpha=self.scale)
+        return out
+
+
+def output_layers(model: Any) -> list[nn.Module]:
+    """The layers that make logits: the model's own, and its copy that is trained where there is one."""
+    head = model.get_output_embeddings()
+    return [head.original_module, *head.modules_to_save.values()] if isinstance(head, ModulesToSaveWrapper) else [head]
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
