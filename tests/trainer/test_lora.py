@@ -66,6 +66,10 @@ def test_engines_get_what_peft_would_merge_and_a_checkpoint_holds_the_adapters(r
         check(result, untied_model if ":" in plan else tiny_model, checkpoint / "model", whole if ":" in plan else ())
         for ours, theirs in zip(result["metrics"], results["2:lm_head,embed_tokens,norm" if ":" in plan else "0"]["metrics"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), plan
+        for file in (checkpoint / "deepspeed").glob("*model_states.pt"):
+            names = torch.load(file, weights_only=False)["module"]
+            assert names
+            assert all("lora_" in name or "modules_to_save" in name for name in names), f"{plan}: frozen weights in {file.name}"
         assert result["refusal"].startswith("lora: ")
         assert '{"r": 4, "alpha": 8.0' in result["refusal"]
     first, second = results["3"]["metrics"]

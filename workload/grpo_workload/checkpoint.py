@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from grpo_workload.checkpoint_writer import CheckpointWriter, StorageError, full_message
+from grpo_workload.checkpoint_writer import CheckpointWriter, StorageError, full_message, load_trained
 from grpo_workload.claim import Claim
 from grpo_workload.collectives import gather, on_main
 from grpo_workload.engine import Policy
@@ -58,9 +58,7 @@ class Source:
 
     def load(self, policy: Policy) -> None:
         """Put `policy`, made with `load_universal=is_universal`, into the saved state; collective."""
-        # Frozen weights are the initial model's, and not in the checkpoint.
-        is_whole = policy.adapters is None
-        folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name, load_module_strict=is_whole)
+        folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained)
         assert folder is not None, f"DeepSpeed found nothing in {self.folder}"
         policy.go_to(self.state.step)
 

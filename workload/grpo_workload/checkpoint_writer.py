@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from grpo_workload.manifest import Entry, seal
 
@@ -37,6 +38,11 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         engine.checkpoint_engine = self
         # It copies a script that extracts weights, which nobody needs beside model/, on rank 0 and past this class.
         engine._copy_recovery_script = lambda folder: None
+        frozen = frozen_names(engine.module)
+        # DeepSpeed leaves a frozen weight out under one of its names: a tied one would be written under the other.
+        engine.module_state_dict = lambda **options: {
+            name: value for name, value in type(engine).module_state_dict(engine, **options).items() if name not in frozen
+        }
         engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -70,6 +76,19 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
             # torch raises an error about its own position in the file while it handles the one of the file.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             self.failure = f"{path}: {cause}"
+
+
+def frozen_names(module: nn.Module) -> set[str]:
+    """Names of the parameters that are not trained, tied ones under each of theirs."""
+    return {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+
+
+def load_trained(src: Mapping[str, Tensor], dst: nn.Module) -> None:
+    """Load what `CheckpointWriter` wrote of a module into it: all but its frozen weights, which are the initial model's."""
+    missing, unexpected = dst.load_state_dict(src, strict=False)
+    lacking = set(missing) - frozen_names(dst)
+    assert not lacking, f"the checkpoint lacks {lacking}"
+    assert not unexpected, f"the model lacks {unexpected}"
 
 
 def full_message(error: OSError, scratch: Path, num_bytes: int, newest: Path | None) -> str:
