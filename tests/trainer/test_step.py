@@ -20,3 +20,11 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program,
     if beta:
         assert whole["metrics"][0]["kl"] == pytest.approx(0, abs=1e-6)
         assert whole["metrics"][1]["kl"] > 1e-4
+
+
+def test_optimizers_for_half_precision_count_the_steps_that_were_taken(run_program, tiny_model, tmp_path):
+    run_program("steps.py", 1, tiny_model, tmp_path / "half.pt", 15, 0.0, "0", "0b", "1b", "2b", "3b")
+    # A step too many would make the first update three quarters of what it is to be.
+    assert {stage: result["steps"] for stage, result in torch.load(tmp_path / "half.pt").items()} == {
+        stage: {2.0} for stage in ("0", "0b", "1b", "2b", "3b")
+    }

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
@@ -27,10 +27,12 @@ from grpo_workload.contract import Device
 from grpo_workload.exports import export, full
 from grpo_workload.launch_config import deepspeed_config
 from grpo_workload.logprobs import Scorer
-from grpo_workload.lora import Adapters, output_layers
 from grpo_workload.loss import LossScale, grpo_loss
 from grpo_workload.model import load_model
 from grpo_workload.tally import Tally
+
+if TYPE_CHECKING:
+    from grpo_workload.lora import Adapters
 
 
 class Policy:
@@ -53,9 +55,13 @@ class Policy:
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
         self.adapters: Adapters | None = None
+        heads = None
         if config.lora is not None:
+            from grpo_workload.lora import Adapters, output_layers  # peft takes seconds to import
+
             self.adapters = Adapters(model, config.lora, revision=config.model.revision, seed=config.training.seed)
-        self.scorer = Scorer(model, output_layers(model))
+            heads = output_layers(model)
+        self.scorer = Scorer(model, heads)
         if config.parallelism.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         # DeepSpeed casts the whole module, but transformers keeps rotary frequencies in float32 on purpose, and so does vLLM.
@@ -75,6 +81,7 @@ class Policy:
         self.engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
         # One rank has nobody to average with, but would copy its gradients into a buffer of a gigabyte for it.
         self.engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
+        _forget_steps(self.engine.optimizer)
         _restore_buffers(self.module, buffers, self.device)
         self._reference = self._load_reference(ds_config, buffers) if config.training.beta > 0 else None
 
@@ -179,7 +186,7 @@ class Policy:
         if self.adapters is not None:
             return self.module, self.scorer
         model = load_model(self._config, self._kind).requires_grad_(False).eval()
-        scorer = Scorer(model, output_layers(model))
+        scorer = Scorer(model)
         if not self.is_partitioned:
             return model.to(self.device), scorer
         keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
@@ -223,6 +230,13 @@ def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Devic
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
     )
+
+
+def _forget_steps(optimizer: Any) -> None:
+    """DeepSpeed's optimizers for half precision take a step with gradients of 0 to allocate AdamW's moments; one of them lets it count."""
+    for state in getattr(optimizer, "optimizer", optimizer).state.values():
+        if "step" in state:
+            state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
 
 
 def _restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Two optimizer steps on fixed samples, for each ZeRO stage asked for: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
-A STAGE with a + reduces gradients once a step.
+A STAGE with a + reduces gradients once a step, one with a b trains in bfloat16.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -27,7 +27,7 @@ def main(model, out, micro_batch_size, beta, stages):
         stage, coalesce = int(name[0]), name.endswith("+")
         config = TrainerConfig.model_validate(
             {
-                "model": {"path": model, "dtype": "float32"},
+                "model": {"path": model, "dtype": "bfloat16" if name.endswith("b") else "float32"},
                 "dataset": {"path": "unused"},
                 "rewards": [{"name": "unused", "stopped": {}}],
                 "training": {
@@ -42,7 +42,9 @@ def main(model, out, micro_batch_size, beta, stages):
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         metrics = [take_step(policy, step, config.training) for step in range(2)]
-        results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}}
+        adam = getattr(policy.engine.optimizer, "optimizer", policy.engine.optimizer)
+        steps = {float(state["step"]) for state in adam.state.values() if "step" in state}
+        results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}, "steps": steps}
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":
         torch.save(results, out)
