@@ -14,8 +14,9 @@ from grpo_operator import names
 from grpo_operator.generationspec import GenerationSpec
 from grpo_operator.podtemplate import PodGroup, PodTemplate, list_map
 from grpo_operator.survivalspec import FailurePolicy
-from grpo_workload.config import GenerationConfig, Name, Rule, Section, Topology, TrainerConfig
+from grpo_workload.config import GenerationConfig, Topology, TrainerConfig
 from grpo_workload.contract import Device
+from grpo_workload.section import Name, Rule, Section
 
 
 class DeviceConfig(Section):

@@ -11,7 +11,7 @@ from grpo_operator.names import Role
 from grpo_operator.podtemplate import PodTemplate, merge
 from grpo_operator.topology import Group, Job, Topology, make_contract
 from grpo_workload import contract as c
-from grpo_workload.config import dump
+from grpo_workload.section import dump
 
 Manifest = dict[str, Any]
 

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo_operator.podtemplate import PodGroup, list_map
-from grpo_workload.config import GenerationConfig, Rule, Section, Topology
+from grpo_workload.config import GenerationConfig, Topology
+from grpo_workload.section import Rule, Section
 
 
 class GenerationGroup(PodGroup):

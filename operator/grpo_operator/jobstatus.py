@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.podtemplate import list_map
-from grpo_workload.config import Section
 from grpo_workload.contract import Progress
+from grpo_workload.section import Section
 
 
 class StatusSection(Section):

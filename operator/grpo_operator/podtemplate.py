@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from grpo_workload.config import Name, Rule, Section
 from grpo_workload.contract import RESERVED_ENV
+from grpo_workload.section import Name, Rule, Section
 
 Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
 LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]

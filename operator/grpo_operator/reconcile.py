@@ -25,8 +25,8 @@ from grpo_operator.progress import ProgressSource
 from grpo_operator.status import is_terminal
 from grpo_operator.topology import Job, Topology, plan_topology
 from grpo_operator.verdict import Reports, seems_hung
-from grpo_workload.config import dump
 from grpo_workload.contract import Progress
+from grpo_workload.section import dump
 
 log = logging.getLogger(__name__)
 

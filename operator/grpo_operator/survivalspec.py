@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.podtemplate import list_map
-from grpo_workload.config import Name, Rule, Section
+from grpo_workload.section import Name, Rule, Section
 
 Reasons = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)]
 ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=64)]

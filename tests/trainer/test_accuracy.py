@@ -4,7 +4,7 @@ import time
 import pytest
 
 from grpo_workload.accuracy import Verifier
-from grpo_workload.config import RewardConfig
+from grpo_workload.inputs import RewardConfig
 from grpo_workload.rewards import build_rewards, score
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Prompt

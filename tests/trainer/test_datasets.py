@@ -4,7 +4,7 @@ import pickle
 import pytest
 from datasets import Dataset, DatasetDict
 
-from grpo_workload.config import DatasetConfig
+from grpo_workload.inputs import DatasetConfig
 from grpo_workload.tasks import load_prompts
 
 TEXTS = [f"What is {index} + 1?" for index in range(6)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.attention_heads import check_heads, read_model_config
-from grpo_workload.config import ModelConfig
+from grpo_workload.inputs import ModelConfig
 
 
 @pytest.mark.parametrize(

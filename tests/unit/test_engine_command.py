@@ -9,11 +9,11 @@ import pytest
 import torch
 from packaging.version import Version
 
-from grpo_workload.config import ModelConfig
 from grpo_workload.contract import Contract
 from grpo_workload.engine_command import as_flags, engine_command
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.transfer import buckets
+from grpo_workload.inputs import ModelConfig
 
 OLD, NEW = Version("0.26.0"), Version("0.32.0")
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from grpo_workload.config import RewardConfig
+from grpo_workload.inputs import RewardConfig
 from grpo_workload.ranks import describe_error
 from grpo_workload.rewards import Reward, RewardError, RewardTable, build_rewards, score
 from grpo_workload.tasks import PromptSource

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_workload.config import ModelConfig
+from grpo_workload.inputs import ModelConfig
 
 
 def check_heads(field: str, tensor_parallel: int, model: Mapping[str, Any]) -> None:

@@ -7,185 +7,15 @@ Torch-free: the operator imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import Field, JsonValue
 
-REWARD_SECONDS = 300
+from grpo_workload.inputs import DatasetConfig, ModelConfig, RewardConfig
+from grpo_workload.section import Name, Rule, Section, Text, dump
 
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
-
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
-FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-
-
-class Rule(NamedTuple):
-    """One statement about a section, for the API server (CEL) and for pydantic, refused by both in the same words.
-
-    `works` and `works_cel` give a value that would do, put behind the message.
-    """
-
-    cel: str
-    message: str
-    holds: Callable[[Any], bool]
-    works: Callable[[Any], object] | None = None
-    works_cel: str = ""
-
-    def complaint(self, section: Any) -> str:
-        """What is said when the rule does not hold."""
-        return self.message if self.works is None else f"{self.message}; {self.works(section)} would work"
-
-    def validation(self) -> dict[str, str]:
-        """The rule as an entry of x-kubernetes-validations."""
-        entry = {"rule": self.cel, "message": self.message}
-        if self.works_cel:
-            quoted = self.message.replace("'", "\\'").replace("%", "%%")
-            # format(), since the API server takes string() + string for unbounded and refuses the CRD for its cost.
-            entry["messageExpression"] = f"'{quoted}; %d would work'.format([{self.works_cel}])"
-        return entry
-
-
-class Section(BaseModel):
-    """A part of the spec: camelCase on the wire, unknown fields refused, `RULES` checked here and by the API server."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-    RULES: ClassVar[tuple[Rule, ...]] = ()
-
-    @model_validator(mode="after")
-    def _rules_hold(self) -> Self:
-        broken = [rule.complaint(self) for rule in self.RULES if not rule.holds(self)]
-        if broken:
-            raise ValueError("; ".join(broken))
-        return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        json = handler(schema)
-        if cls.RULES:
-            handler.resolve_ref_schema(json)["x-kubernetes-validations"] = [rule.validation() for rule in cls.RULES]
-        return json
-
-
-def one_of(*names: str) -> Rule:
-    """The rule that exactly one of the optional fields `names` is set."""
-    wire = [to_camel(name) for name in names]
-    return Rule(
-        f"[{', '.join(f'has(self.{name})' for name in wire)}].filter(x, x).size() == 1",
-        f"exactly one of {', '.join(wire)} must be set",
-        lambda section: sum(getattr(section, name) is not None for name in names) == 1,
-    )
-
-
-class ModelConfig(Section):
-    """The policy to train."""
-
-    RULES = (one_of("name", "path"),)
-
-    name: Text | None = Field(None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct.")
-    revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
-    path: Text | None = Field(None, description="Folder with the model inside the container, for example below a mounted volume.")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16",
-        description="Type of the weights in training and generation; every rank's GPU must have it. float16 scales the loss, and skips a "
-        "step whose gradients overflow.",
-    )
-    attention: Literal["varlen", "sdpa", "eager", "flash_attention_2"] = Field(
-        "varlen",
-        description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager mask a square of all tokens.",
-    )
-
-    use_liger_kernel: bool = Field(
-        True, description="Fused kernels of Liger for norms, rotary embeddings and SwiGLU on GPUs, for models that it knows."
-    )
-
-    @property
-    def source(self) -> str:
-        """Hub name or folder, whichever is set."""
-        source = self.name or self.path
-        assert source is not None
-        return source
-
-
-class ReasoningGymDataset(Section):
-    """A procedural dataset of the package reasoning-gym."""
-
-    dataset: Text = Field(description="Name of the dataset in reasoning-gym, for example basic_arithmetic.")
-    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
-        default_factory=dict, max_length=64, description="Parameters of that dataset, under reasoning-gym's own names."
-    )
-    size: int = Field(10_000, ge=1, le=100_000_000, description="Number of problems to draw.")
-
-
-class DatasetConfig(Section):
-    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, every other column goes to the rewards."""
-
-    RULES = (
-        one_of("name", "path", "reasoning_gym"),
-        Rule(
-            "!has(self.promptTemplate) || self.promptTemplate.contains('{prompt}')",
-            'promptTemplate must contain {prompt}, for example "{prompt} Give only the answer."',
-            lambda d: d.prompt_template is None or "{prompt}" in d.prompt_template,
-        ),
-    )
-
-    name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
-    config: Text | None = Field(None, description="Configuration (subset) of `name`.")
-    path: Text | None = Field(None, description="File (json, jsonl, parquet, csv) or folder inside the container.")
-    reasoning_gym: ReasoningGymDataset | None = Field(None, description="Problems made by reasoning-gym, with its own scorer.")
-    split: Text = Field("train", description="Split of the dataset.")
-    prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
-        None, description="Text put around a prompt that is a string; must contain {prompt}."
-    )
-    system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
-        None, description="System message put before a prompt in chat form."
-    )
-    preprocess: FunctionPath | None = Field(
-        None, description="module:function that gets each row as a dict and returns the one to use, with `prompt`, when its step is near."
-    )
-    dataloader_num_workers: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="Processes on each rank that prepare its prompts ahead of their step (reading, preprocess, tokens): by default 2 "
-        "with preprocess, else 0; with 0 the step waits.",
-    )
-    prefetch_steps: int = Field(2, ge=1, le=1000, description="Steps that those processes are ahead.")
-
-    @property
-    def num_workers(self) -> int:
-        """Processes that prepare prompts. Each takes some 0.4 GB, which rows that are only tokenized are not worth."""
-        return (2 if self.preprocess else 0) if self.dataloader_num_workers is None else self.dataloader_num_workers
-
-
-class Empty(Section):
-    """A choice without settings of its own."""
-
-
-class RewardConfig(Section):
-    """One reward function; a completion's reward is the weighted sum of all that did not return None for it."""
-
-    RULES = (one_of("accuracy", "reasoning_gym", "stopped", "function"),)
-
-    name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
-    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
-    accuracy: Empty | None = Field(None, description="math-verify: 1 when the answer equals the column `solution` or `answer`.")
-    reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
-    stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
-    function: FunctionPath | None = Field(
-        None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
-    )
-    timeout_seconds: int = Field(
-        REWARD_SECONDS,
-        ge=1,
-        le=86_400,
-        description="Limit of one call, which scores the completions of one rank and step; after it the rank fails, naming the reward.",
-    )
 
 
 class TrainingConfig(Section):
@@ -412,8 +242,3 @@ class TrainerConfig(Section):
     def adapted(self) -> dict[str, Any] | None:
         """The section lora as JSON, and the model, without which adapters mean nothing: what a checkpoint of adapters fits."""
         return None if self.lora is None else dump(self.lora) | {"model": self.model.source}
-
-
-def dump(section: BaseModel) -> dict[str, Any]:
-    """JSON form of a section: camelCase, unset optionals left out."""
-    return section.model_dump(mode="json", by_alias=True, exclude_none=True)

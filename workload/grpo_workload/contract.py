@@ -12,7 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_workload.config import Section, TrainerConfig
+from grpo_workload.config import TrainerConfig
+from grpo_workload.section import Section
 
 CONTRACT_PATH = "/etc/grpo/contract.json"
 STATE_DIR = "/var/run/grpo"

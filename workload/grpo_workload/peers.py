@@ -17,8 +17,8 @@ import aiohttp
 from pydantic import ValidationError
 from yarl import URL
 
-from grpo_workload.config import Section
 from grpo_workload.contract import ExitCode, Member
+from grpo_workload.section import Section
 from grpo_workload.world import Place
 
 logger = logging.getLogger(__name__)

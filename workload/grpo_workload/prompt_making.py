@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_workload.config import DatasetConfig
+from grpo_workload.inputs import DatasetConfig
 from grpo_workload.types import Prompt
 from grpo_workload.user_code import import_function
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from grpo_workload.accuracy import Verifier
-from grpo_workload.config import REWARD_SECONDS, RewardConfig
+from grpo_workload.inputs import REWARD_SECONDS, RewardConfig
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Message, Prompt
 from grpo_workload.user_code import import_function

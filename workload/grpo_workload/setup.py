@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from grpo_workload import batching
 from grpo_workload.checkpoint import Checkpoints, TrainerState
 from grpo_workload.collectives import gather, join, on_main
-from grpo_workload.config import ModelConfig, TrainerConfig
+from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import ENV_POD_UID, Contract
 from grpo_workload.device_use import Monitor, open_monitor
 from grpo_workload.engine import Policy
@@ -23,6 +23,7 @@ from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.memory import num_parameters
 from grpo_workload.group import Group
+from grpo_workload.inputs import ModelConfig
 from grpo_workload.journal import Journal, begin_branch
 from grpo_workload.precision import check_precision, own_support
 from grpo_workload.prefetch import PromptLoader

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo_workload.config import DatasetConfig, ReasoningGymDataset
+from grpo_workload.inputs import DatasetConfig, ReasoningGymDataset
 from grpo_workload.prompt_making import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
 from grpo_workload.seeds import prompt_seed
 from grpo_workload.types import Prompt, Text

@@ -19,7 +19,7 @@ environment.prepare(Device.CPU, os.environ)
 import pytest
 
 from grpo_workload.clock import Clock
-from grpo_workload.config import DatasetConfig
+from grpo_workload.inputs import DatasetConfig
 from grpo_workload.journal import Journal, begin_branch, read_lineage
 from grpo_workload.prefetch import PromptLoader
 from grpo_workload.prompt_making import PromptError
