@@ -13,6 +13,7 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from fixed_samples import train_on
 
+from grpo_workload import exports
 from grpo_workload.batching import micro_batch
 from grpo_workload.collectives import gather
 from grpo_workload.config import TrainerConfig
@@ -23,6 +24,10 @@ from grpo_workload.model import load_model
 from grpo_workload.types import Prompt, Sample
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+
+
+# Buckets end inside of what vLLM fuses (q, k and v; gate and up), which keeps what it was given until the rest of it has come.
+exports.GATHER_BYTES = 2**12
 
 
 def differences(model, scorer, samples):
