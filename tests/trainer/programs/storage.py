@@ -107,17 +107,17 @@ def superseded(trainer):
 def superseded_while_saving(trainer):
     checkpoints = trainer.open("superseded_while_saving", epoch=3)
     trainer.save(checkpoints, 1)
-    get_weights = trainer.policy.weights  # asked for after DeepSpeed has saved, before anything is published
+    get_weights = trainer.policy.saved_weights  # asked for after DeepSpeed has saved, before anything is published
 
     def weights():
         if dist.get_rank() == 0:
             Claim.take(trainer.data / "superseded_while_saving", 4, "uid-4")
         return get_weights()
 
-    trainer.policy.weights = weights
+    trainer.policy.saved_weights = weights
     with pytest.raises(SupersededError, match=r"superseded by epoch 4, claimed by pod uid uid-4"):
         trainer.save(checkpoints, 2)
-    trainer.policy.weights = get_weights
+    trainer.policy.saved_weights = get_weights
     trainer.open("superseded_while_saving", epoch=5)
     assert trainer.names("superseded_while_saving") == ["step-1"]
 
