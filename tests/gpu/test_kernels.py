@@ -41,9 +41,9 @@ def make_model(implementation, dtype, window=None):
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).to("cuda", dtype)
 
 
-def logprobs_and_gradient(model, chosen, pad=False):
+def logprobs_and_gradient(model, chosen, one_by_one=False):
     scorer = Scorer(model)
-    if pad:
+    if one_by_one:
         rows = torch.cat([score(model, scorer, micro_batch([sample]).to("cuda"), 1.0)[0].flatten() for sample in chosen])
     else:
         batch = micro_batch(chosen).to("cuda")
@@ -55,8 +55,8 @@ def logprobs_and_gradient(model, chosen, pad=False):
 @pytest.mark.parametrize("window", [None, 128])
 def test_error_of_packed_sequences_is_at_most_twice_that_of_single_ones(window, record_testsuite_property):
     chosen = list(samples())
-    exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, pad=True)
-    alone, alone_gradient = logprobs_and_gradient(make_model("sdpa", torch.bfloat16, window), chosen, pad=True)
+    exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, one_by_one=True)
+    alone, alone_gradient = logprobs_and_gradient(make_model("sdpa", torch.bfloat16, window), chosen, one_by_one=True)
     packed, packed_gradient = logprobs_and_gradient(make_model("varlen", torch.bfloat16, window), chosen)
     errors = [(got - exact).abs().mean().item() for got in (alone, packed)]
     gradient_errors = [((got - exact_gradient).norm() / exact_gradient.norm()).item() for got in (alone_gradient, packed_gradient)]

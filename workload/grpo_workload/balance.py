@@ -62,16 +62,15 @@ class Plan:
 
 def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
     """The plan for completions `facts[rank][index]`."""
-    in_loss = [[_in_loss(fact, training) for fact in own] for own in facts]
-    num_tokens = sum(fact.tokens for own, flags in zip(facts, in_loss, strict=True) for fact, flag in zip(own, flags, strict=True) if flag)
+    num_tokens = sum(fact.tokens for own in facts for fact in own if _in_loss(fact, training))
     shares = spread(
         [
             [
                 Piece(rank, place, fact.prompt_tokens + fact.tokens)
-                for place, (fact, flag) in enumerate(zip(own, flags, strict=True))
-                if flag and (fact.advantage != 0 or training.beta > 0)
+                for place, fact in enumerate(own)
+                if _in_loss(fact, training) and (fact.advantage != 0 or training.beta > 0)
             ]
-            for rank, (own, flags) in enumerate(zip(facts, in_loss, strict=True))
+            for rank, own in enumerate(facts)
         ]
     )
     scale = LossScale(num_sequences=sum(len(own) for own in facts), num_tokens=num_tokens)
@@ -100,9 +99,7 @@ def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[
     """The micro-batches of `rank`, whose own samples are `samples`, each made when it is asked for; collective when samples move."""
     received = _exchange(plan, samples, rank)
     for pieces in plan.bins[rank]:
-        yield micro_batch(
-            [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces],
-        )
+        yield micro_batch([samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces])
     yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from grpo_workload.types import Sample
+from grpo_workload.types import Completion, Prompt, Sample
 
 
 def shard(num_prompts: int, world_size: int, rank: int, *, allow_empty: bool = False) -> range:
@@ -110,19 +110,10 @@ FILLER_TOKENS = 2
 
 
 def filler() -> MicroBatch:
-    """Two tokens of weight 0, for a rank that has nothing to do while others do: collectives of the backward pass must match."""
-    return MicroBatch(
-        input_ids_1N=torch.zeros(1, 2, dtype=torch.long),
-        position_ids_1N=torch.arange(2).unsqueeze(0),
-        cu_seq_lens=torch.tensor([0, 2], dtype=torch.int32),
-        max_length=2,
-        places_K=torch.zeros(1, dtype=torch.long),
-        targets_K=torch.zeros(1, dtype=torch.long),
-        mask_BC=torch.zeros(1, 1),
-        is_token_BC=torch.ones(1, 1, dtype=torch.bool),
-        sampling_logprobs_BC=torch.zeros(1, 1),
-        advantages_B=torch.zeros(1),
-    )
+    """`FILLER_TOKENS` of weight 0, for a rank that has nothing to do while others do: collectives of the backward pass must match."""
+    answer = Completion(token_ids=(0,), logprobs=(0.0,), text="", finish_reason="stop", weight_version=0)
+    batch = micro_batch([Sample(prompt=Prompt(index=-1, text="", token_ids=(0,)), completion=answer, reward=0.0, advantage=0.0)])
+    return replace(batch, mask_BC=torch.zeros_like(batch.mask_BC))
 
 
 def _pad(rows: list[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.exports import export, full
-from grpo_workload.launch_config import deepspeed_config
+from grpo_workload.launch_config import deepspeed_config, mixed_precision
 from grpo_workload.logprobs import Scorer
 from grpo_workload.loss import LossScale, grpo_loss
 from grpo_workload.model import load_model
@@ -226,7 +226,7 @@ def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
     join(device, timeout_seconds)
     return Accelerator(
-        mixed_precision="bf16" if ds_config["bf16"]["enabled"] else "fp16" if ds_config["fp16"]["enabled"] else "no",
+        mixed_precision=mixed_precision(config),
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
     )

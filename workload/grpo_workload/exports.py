@@ -10,6 +10,8 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
+from grpo_workload.buckets import cut
+
 GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
 
 
@@ -44,23 +46,9 @@ def export(weights: Iterable[Weight], *, is_partitioned: bool) -> Iterator[tuple
     the next one was taken: giving a parameter up leaves its gathered storage to whoever holds it.
     """
     with torch.no_grad():
-        for bucket in buckets(weights, GATHER_BYTES):
+        for bucket in cut(weights, GATHER_BYTES, lambda weight: weight.num_bytes):
             parameters = [parameter for weight in bucket for parameter in weight.parameters]
             context: Any = deepspeed.zero.GatheredParameters(parameters) if is_partitioned else nullcontext()
             with context:
                 for weight in bucket:
                     yield weight.name, weight.make()
-
-
-def buckets(weights: Iterable[Weight], max_bytes: int) -> Iterator[list[Weight]]:
-    """Cut `weights` into lists of at most `max_bytes` bytes, or of one that is larger."""
-    bucket: list[Weight] = []
-    size = 0
-    for weight in weights:
-        if bucket and size + weight.num_bytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(weight)
-        size += weight.num_bytes
-    if bucket:
-        yield bucket

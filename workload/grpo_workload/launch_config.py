@@ -15,12 +15,19 @@ from grpo_workload.contract import Contract, Device, Member
 REDUCE_ELEMENTS = 50_000_000
 """Of a bucket that is reduced or gathered at once: DeepSpeed's own default keeps buffers of 2 GB in float32."""
 
-PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+_PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+
+
+def mixed_precision(config: TrainerConfig) -> str:
+    """What accelerate and DeepSpeed are told of the weights' type: bf16, fp16 or no."""
+    keeps_half = config.parallelism.optimizer_dtype == "bfloat16"
+    # Below stage 1 DeepSpeed has no mode without masters; told nothing, it leaves the weights and their AdamW as they are.
+    return "no" if keeps_half and config.parallelism.zero_stage == 0 else _PRECISION[config.model.dtype]
 
 
 def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
     """DeepSpeed's configuration."""
-    parallelism, training, dtype = config.parallelism, config.training, config.model.dtype
+    parallelism, training, precision = config.parallelism, config.training, mixed_precision(config)
     zero: dict[str, Any] = {
         "stage": parallelism.zero_stage,
         "reduce_bucket_size": REDUCE_ELEMENTS,
@@ -32,16 +39,14 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
         "stage3_gather_16bit_weights_on_model_save": False,
     }
     keeps_half = parallelism.optimizer_dtype == "bfloat16"
-    # Below stage 1 DeepSpeed has no such mode; told nothing of bfloat16, it leaves the weights and their AdamW as they are.
-    is_bf16 = dtype == "bfloat16" and not (keeps_half and parallelism.zero_stage == 0)
     ds_config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # micro-batches are cut by tokens; DeepSpeed wants a number to be there
         "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and the trainer says where a step ends
         "gradient_clipping": training.max_grad_norm,
         "zero_optimization": zero,
-        "bf16": {"enabled": is_bf16},
+        "bf16": {"enabled": precision == "bf16"},
         # loss_scale 0 is dynamic. Hysteresis would skip two steps, with all that was sampled for them, before the scale is lowered once.
-        "fp16": {"enabled": dtype == "float16", "loss_scale": 0, "hysteresis": 1},
+        "fp16": {"enabled": precision == "fp16", "loss_scale": 0, "hysteresis": 1},
     }
     if parallelism.zero_stage > 0:
         ds_config["data_types"] = {"grad_accum_dtype": "bf16" if keeps_half else "fp32"}
@@ -62,7 +67,7 @@ def accelerate_config(contract: Contract, member: Member) -> dict[str, Any]:
         "num_processes": contract.world_size,
         "rdzv_backend": "static",
         "same_network": True,
-        "mixed_precision": PRECISION[contract.config.model.dtype],
+        "mixed_precision": mixed_precision(contract.config),
         "use_cpu": contract.device is Device.CPU,
         "main_training_function": "main",
     }

@@ -55,9 +55,8 @@ def tally(log_ratios_BT: Tensor, weights_BT: Tensor | None, mask_BT: Tensor) -> 
     """
     # Nothing here may wait for the device: whole rows and their mask, never a selection, whose size it would have to tell.
     ratios_BT, is_out_BT = log_ratios_BT.exp(), mask_BT == 0
-    used, counted = (ratios_BT, mask_BT) if weights_BT is None else (weights_BT, mask_BT)
-    if used.size(1) < mask_BT.size(1):
-        counted = mask_BT.amax(dim=1, keepdim=True)
+    used = ratios_BT if weights_BT is None else weights_BT
+    counted = mask_BT if used.shape == mask_BT.shape else mask_BT.amax(dim=1, keepdim=True)
     bins_BT = ((log_ratios_BT.clamp(-WIDEST, WIDEST) + WIDEST) * (BINS / (2 * WIDEST))).long().clamp(max=BINS - 1)
     sums = {
         f"{_DIFFERENCE}/mean": log_ratios_BT.abs().sum(),

@@ -19,7 +19,7 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from accelerate.state import AcceleratorState
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from fixed_samples import PAD, take_step
+from fixed_samples import PAD, adam, take_step
 from transformers import AutoTokenizer
 
 from grpo_workload.checkpoint import Checkpoints, TrainerState
@@ -30,9 +30,7 @@ from grpo_workload.engine import Policy
 
 def optimizer_state(policy):
     """Masters and moments by parameter, whole, and the step; without ZeRO, as torch's AdamW holds them."""
-    optimizer = policy.engine.optimizer
-    adam = getattr(optimizer, "optimizer", optimizer)
-    whole = {}
+    states, whole = adam(policy).state, {}
     for name, parameter in policy.module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -40,8 +38,8 @@ def optimizer_state(policy):
             moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
             whole[name] = [safe_get_full_fp32_param(parameter), *moments]
         else:
-            whole[name] = [parameter.data, adam.state[parameter]["exp_avg"], adam.state[parameter]["exp_avg_sq"]]
-    steps = {float(state["step"]) for state in adam.state.values() if "step" in state}
+            whole[name] = [parameter.data, states[parameter]["exp_avg"], states[parameter]["exp_avg_sq"]]
+    steps = {float(state["step"]) for state in states.values() if "step" in state}
     return {name: [tensor.clone() for tensor in tensors] for name, tensors in whole.items()}, steps
 
 

@@ -15,7 +15,7 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, take_step
+from fixed_samples import PAD, adam, take_step
 
 from grpo_workload.config import TrainerConfig
 from grpo_workload.engine import Policy
@@ -42,8 +42,7 @@ def main(model, out, micro_batch_size, beta, stages):
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         metrics = [take_step(policy, step, config.training) for step in range(2)]
-        adam = getattr(policy.engine.optimizer, "optimizer", policy.engine.optimizer)
-        steps = {float(state["step"]) for state in adam.state.values() if "step" in state}
+        steps = {float(state["step"]) for state in adam(policy).state.values() if "step" in state}
         results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}, "steps": steps}
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from grpo_workload.buckets import cut
 from grpo_workload.contract import TransferGroup
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineClient
@@ -152,14 +153,4 @@ def check_group(group: TransferGroup, clients: Sequence[EngineClient]) -> None:
 
 def buckets(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
     """Cut `weights` into lists of at most `max_bytes` bytes, or of one tensor that is larger."""
-    bucket: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and size + num_bytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += num_bytes
-    if bucket:
-        yield bucket
+    return cut(weights, max_bytes, lambda weight: weight[1].numel() * weight[1].element_size())
