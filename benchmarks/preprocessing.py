@@ -52,7 +52,7 @@ def run(folder: Path, workers: int, steps: int) -> list[dict[str, float]]:
     manifest, output = folder / f"job-{workers}.yaml", folder / f"run-{workers}"
     manifest.write_text(yaml.safe_dump(job(folder, workers, steps)))
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "grpo_operator.cli", "run", str(manifest), "--output", str(output)]
+    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(output)]
     subprocess.run(command, stdout=sys.stderr, check=True, env=os.environ | {"PYTHONPATH": path})
     (file,) = output.glob("*/data/*/*/*/metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]

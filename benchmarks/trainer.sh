@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1 trl=$2 ours=$3
 shift 3
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}workload:operator:tests/trainer:benchmarks VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}workload:operator:cli:tests/trainer:benchmarks VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 CUDA_VISIBLE_DEVICES=0 python3 benchmarks/trainer.py --rows "$trl" --output "$out/trl.jsonl" "$@" >"$out/trl.log" 2>&1 &
 CUDA_VISIBLE_DEVICES=1 python3 benchmarks/trainer.py --rows "$ours" --output "$out/ours.jsonl" "$@" >"$out/ours.log" 2>&1 &
 wait

@@ -69,7 +69,7 @@ def main(size: str, topology: str, ranks: int, engine_gpus: int, zero_stage: int
         make_model(folder / "model", size, device)
         manifest = folder / "job.yaml"
         manifest.write_text(yaml.safe_dump(job(folder / "model", topology, ranks, engine_gpus, zero_stage, steps, device)))
-        command = [sys.executable, "-m", "grpo_operator.cli", "run", str(manifest), "--output", str(folder / "run")]
+        command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
         done = subprocess.run(command, stdout=sys.stderr, check=False)
         metrics = [json.loads(line) for file in folder.glob("run/*/data/*/*/*/metrics.jsonl") for line in file.read_text().splitlines()]
         if done.returncode or len(metrics) != steps:

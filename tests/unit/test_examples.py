@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_operator.cli import load_job
+from grpo_cli.manifest import load_job
 from grpo_operator.topology import make_contract, plan_topology
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -2,8 +2,8 @@
 
 from jobs import spec
 
+from grpo_cli.local import local_contract
 from grpo_operator.api import parse_spec
-from grpo_operator.local import local_contract
 from grpo_operator.topology import Job, plan_topology
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from grpo_operator.cli import main
+from grpo_cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

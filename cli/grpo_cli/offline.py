@@ -1,52 +1,25 @@
-"""`grpo`: what a person runs on a job's manifest, without a cluster."""
+"""Commands on a job's manifest that need no cluster."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import click
 import yaml
 
-from grpo_operator import local, names
-from grpo_operator.api import parse_spec
+from grpo_cli import local
+from grpo_cli.manifest import load_job
+from grpo_cli.rank_table import table
 from grpo_operator.builders import manifests
-from grpo_operator.render import table
-from grpo_operator.topology import Job, make_contract, plan_topology
+from grpo_operator.topology import make_contract, plan_topology
 from grpo_workload.launch_config import accelerate_config, deepspeed_config
 from grpo_workload.progress import read_progress
 
 
-def load_job(path: Path, namespace: str) -> Job:
-    """The GRPOJob of a manifest file. Raises ClickException naming the field, or the documents that were found instead."""
-    documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
-    found = [document for document in documents if document.get("kind") == names.KIND]
-    if len(found) != 1:
-        kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
-        raise click.ClickException(f"{path}: one {names.KIND} is needed, found: {kinds}")
-    metadata = found[0].get("metadata", {})
-    try:
-        spec = parse_spec(found[0].get("spec", {}))
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from error
-    return Job(
-        namespace=metadata.get("namespace", namespace),
-        name=metadata.get("name", "job"),
-        uid=str(uuid.uuid4()),
-        generation=1,
-        spec=spec,
-    )
-
-
-@click.group()
-def main() -> None:
-    """GRPO on a manifest: check it, see what it becomes, run it here."""
-
-
-@main.command()
+@click.command()
 @click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--namespace", default="default", show_default=True, help="Namespace when the manifest names none.")
 @click.option(
@@ -74,7 +47,7 @@ def _comment(title: str, text: str) -> None:
     print(f"# {title}", *(f"#   {line}" for line in text.rstrip().splitlines()), "#", sep="\n")
 
 
-@main.command()
+@click.command()
 @click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("grpo-run"), show_default=True, help="Folder for the run."
@@ -101,7 +74,3 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
         print(f"{pod}: {outcome.reason}: {outcome.message}")
     print(f"run folder: {result.run_folder}")
     sys.exit(result.exit_code)
-
-
-if __name__ == "__main__":
-    main()

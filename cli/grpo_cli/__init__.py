@@ -1,0 +1,1 @@
+"""`grpo`, also `kubectl grpo`: what a person runs beside the cluster."""
