@@ -22,7 +22,7 @@ USER = 65532
 
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_DROPS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
-_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload")
+_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload", "cli")
 
 
 def _archive(name: str, key: str) -> Path:
