@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import memory_peak
 import numpy as np
 import torch
 
@@ -52,7 +53,7 @@ def prompts() -> list[str]:
 class Meter:
     """Patched into `vllm.LLM`; ends the process after `steps` measured steps, when `finish` was given the results.
 
-    With `profile`, a file, the rest of one more step is profiled into it.
+    With `profile`, a file, the rest of one more step is profiled into it, and who holds memory at the peak of another one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Meter:
         self._memory = Memory()
         self._woken: float | None = None
         self._profiler: Any = None
+        self._recorded = 0
 
     def install(self) -> None:
         """Take over `vllm.LLM`."""
@@ -125,7 +127,10 @@ class Meter:
             self._finish(self._results())
         if finished == 1:
             self._write_profile()
-        if finished == (self._profile is not None):
+        if finished == 2:
+            with self._profile.open("a") as file:
+                file.write(f"\n{memory_peak.table(self._recorded)}\n")
+        if finished == (0 if self._profile is None else 2):
             os._exit(0)
 
     def end(self, outputs: Sequence[Any]) -> None:
@@ -134,7 +139,10 @@ class Meter:
         made = [len(output.token_ids) for one in outputs for output in one.outputs]
         assert made == self._wanted, "completions have other lengths than were asked for"
         self._tokens.append(sum(made))
-        if self._profile is not None and len(self._starts) == self._warmup + self._steps + 1:
+        further = len(self._starts) - self._warmup - self._steps
+        if self._profile is not None and further == 2:
+            self._recorded = memory_peak.start()
+        if self._profile is not None and further == 1:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(torch.profiler.ProfilerActivity.CUDA)

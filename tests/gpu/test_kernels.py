@@ -1,10 +1,13 @@
 """The kernels of the training step on a GPU, against PyTorch's own arithmetic."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from grpo_workload import attention, logprobs
+from grpo_workload.activations import Activations
 from grpo_workload.batching import micro_batch
 from grpo_workload.engine import score
 from grpo_workload.logprobs import Scorer
@@ -93,3 +96,27 @@ def test_scores_are_those_of_whole_logits(dtype):
     torch.testing.assert_close(scored[:, 1].double(), whole.entropy(), atol=close, rtol=0)
     for ours, theirs in zip(gradients, expected, strict=True):
         assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_offloaded_activations_change_no_gradient_and_leave_the_device():
+    model = make_model("varlen", torch.bfloat16)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    scorer, activations = Scorer(model), Activations(torch.device("cuda"))
+    batch = micro_batch(list(samples()) * 8).to("cuda")
+
+    def gradient(context):
+        model.zero_grad()
+        with context:
+            rows = score(model, scorer, batch, 1.0)[0]
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        rows.sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), held
+
+    plain, held = gradient(nullcontext())
+    for _ in range(3):  # memory of the first is used again
+        moved, left = gradient(activations.offloaded())
+        assert torch.equal(moved, plain)
+    layer_inputs = 4 * batch.num_tokens * 512 * 2
+    assert held - left > 0.7 * layer_inputs

@@ -106,6 +106,11 @@ class ParallelismConfig(Section):
             lambda p: p.zero_stage > 0 or (p.offload_optimizer == "none" and not p.coalesce_grad_reduction),
         ),
         Rule(
+            "self.gradientCheckpointing || !self.offloadActivations",
+            "offloadActivations moves what gradientCheckpointing keeps; set that, too",
+            lambda p: p.gradient_checkpointing or not p.offload_activations,
+        ),
+        Rule(
             "self.optimizerDtype == 'float32' || self.offloadOptimizer == 'none'",
             "optimizerDtype bfloat16 works with offloadOptimizer none alone: DeepSpeed's AdamW for CPUs keeps float32",
             lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer == "none",
@@ -126,6 +131,13 @@ class ParallelismConfig(Section):
         description="Reduce gradients once a step, not in every micro-batch: less traffic, and whole gradients on every rank until then.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+    offload_activations: bool = Field(
+        False,
+        description=(
+            "With gradientCheckpointing: keep what is left of activations in the host's memory until the backward pass. Larger "
+            "micro-batches fit; the pod needs memory for 2 bytes x layers x hidden size of each token of a micro-batch."
+        ),
+    )
 
 
 class Topology(StrEnum):

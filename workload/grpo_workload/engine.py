@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from grpo_workload import mismatch
+from grpo_workload.activations import Activations
 from grpo_workload.batching import MicroBatch
 from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
@@ -83,6 +84,7 @@ class Policy:
         self.engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
         _forget_steps(self.engine.optimizer)
         _restore_buffers(self.module, buffers, self.device)
+        self._activations = Activations(self.device) if config.parallelism.offload_activations else None
         self._reference = self._load_reference(ds_config, buffers) if config.training.beta > 0 else None
 
     @property
@@ -116,7 +118,8 @@ class Policy:
         training = self._config.training
         # Before the policy's forward pass, whose hooks wait for its own backward pass: the reference may be the same modules.
         ref_logprobs_BT = self._reference_logprobs(batch)
-        logprobs_BT, entropy_BT = score(self.engine, self.scorer, batch, training.temperature)
+        with self._activations.offloaded() if self._activations else nullcontext():
+            logprobs_BT, entropy_BT = score(self.engine, self.scorer, batch, training.temperature)
         log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
         correction = training.importance_sampling_correction
         weights_BT = mismatch.weights(

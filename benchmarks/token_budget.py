@@ -1,0 +1,243 @@
+"""The most tokens that one micro-batch may hold, ours beside TRL's: 7B with LoRA, one GPU capped at a size, forward and backward pass.
+
+    python benchmarks/token_budget.py --side ours --lengths lognormal --output budget.jsonl
+
+No engine is loaded: a sleeping one takes as much on both sides. Sequences are a prompt of 256 tokens and a completion of 512, or of
+log-normal length as in `trainer.py`; a micro-batch is the first n of them. n is doubled until memory runs out, then closed in on. TRL pads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from metered import GIB, PROMPT_TOKENS
+
+LORA = {"r": 16, "alpha": 32}
+WORDS = 256  # tokens are drawn from; what they say does not matter
+
+Micro = Callable[[list[int]], None]
+"""Forward and backward pass of one micro-batch of completions of these lengths."""
+
+
+@click.command()
+@click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
+@click.option("--lengths", type=click.Choice(["equal", "lognormal"]), default="equal", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=Path("budget.jsonl"), show_default=True)
+@click.option("--size", default="7", show_default=True, help="Billions of parameters, or tiny.")
+@click.option("--cap", default=80.0, show_default=True, help="GiB of the device that may be used.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda")
+@click.option("--liger/--no-liger", default=True, show_default=True, help="Liger's layer kernels.")
+@click.option(
+    "--offload/--no-offload", default=False, show_default=True, help="Ours: activations between layers wait in the host's memory."
+)
+@click.option("--profile", is_flag=True, help="Print what holds memory at the peak of the largest micro-batch.")
+@click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model, which is made where it is not there yet.")
+def main(
+    side: str, lengths: str, output: Path, size: str, cap: float, device: str, liger: bool, offload: bool, profile: bool, model: Path | None
+) -> None:
+    """Find the largest micro-batch and append a line."""
+    import torch
+    from models import make_model
+    from transformers import Qwen2Config
+
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    drawn = np.random.default_rng(0).lognormal(6.0, 0.8, 4096).clip(64, 2048).astype(int).tolist()
+    completions = [512] * 4096 if lengths == "equal" else drawn
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        model = model or Path(scratch) / "model"
+        if not model.exists():
+            make_model(model, size, device, config_class=Qwen2Config, max_length=4096)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.get_device_properties(0).total_memory)
+        micro = _ours(model, device, liger, offload) if side == "ours" else _trl(model, device, liger)
+        micro(completions[:1])  # what is allocated once
+        best = search(micro, completions, 2 if device == "cpu" else 4096)
+    seconds = timed(micro, completions[:best])
+    tokens = sum(PROMPT_TOKENS + one for one in completions[:best])
+    line: dict[str, Any] = {
+        "side": side,
+        "lengths": lengths,
+        "sequences": best,
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds),
+    }
+    line |= {"size": size, "lora": LORA, "cap_gib": cap, "liger": liger, "offload": offload}
+    line["versions"] = {name: version(name) for name in ("torch", "transformers", "deepspeed", "trl", "peft")}
+    line["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    line["command"] = " ".join(["python benchmarks/token_budget.py", *sys.argv[1:]])
+    if profile:
+        import memory_peak
+
+        before = memory_peak.start()
+        micro(completions[:best])
+        print(memory_peak.table(before))  # noqa: T201
+    with output.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(json.dumps(line), flush=True)  # noqa: T201
+    os._exit(0)  # process groups and engines of libraries would wait for one another
+
+
+def search(micro: Micro, completions: list[int], largest: int) -> int:
+    """The largest number of completions that fits, to 3%."""
+    fits, fails = 1, largest + 1
+    number = 8 if largest > 8 else largest
+    while fails - fits > max(1, 0.03 * fits):
+        if _does_fit(micro, completions[:number]):
+            fits = number
+            number = min(2 * fits, (fits + fails) // 2) if fails > largest else (fits + fails) // 2
+        else:
+            fails = number
+            number = (fits + fails) // 2
+        number = max(number, fits + 1)
+    return fits
+
+
+def timed(micro: Micro, completions: list[int]) -> float:
+    """Seconds of the fastest of two."""
+    from metered import now
+
+    seconds = []
+    for _ in range(2):
+        start = now()
+        micro(completions)
+        seconds.append(now() - start)
+    return min(seconds)
+
+
+def _does_fit(micro: Micro, completions: list[int]) -> bool:
+    import gc
+
+    import torch
+
+    try:
+        micro(completions)
+    except torch.OutOfMemoryError:
+        fits = False
+    else:
+        fits = True
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return fits
+
+
+def _ours(model: Path, device: str, liger: bool, offload: bool) -> Micro:
+    import torch
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    from grpo_workload import environment
+    from grpo_workload.contract import Device
+
+    environment.prepare(Device(device), os.environ)
+    from grpo_workload.batching import micro_batch
+    from grpo_workload.config import TrainerConfig
+    from grpo_workload.engine import Policy
+    from grpo_workload.loss import LossScale
+    from grpo_workload.tally import Tally
+    from grpo_workload.types import Completion, Prompt, Sample
+
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model), "useLigerKernel": liger},
+            "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+            "rewards": [{"name": "accuracy", "accuracy": {}}],
+            "training": {"importanceSamplingCorrection": "none", "maxCompletionLength": 2048},
+            "parallelism": {"zeroStage": 0, "optimizerDtype": "bfloat16", "gradientCheckpointing": True}
+            | ({"offloadActivations": True} if offload else {}),
+            "lora": LORA,
+        }
+    )
+    policy = Policy(config, Device(device), timeout_seconds=60, pad_token_id=0)
+    policy.engine.train()
+    rng = np.random.default_rng(0)
+
+    def sample(length: int) -> Sample:
+        answer = Completion(
+            token_ids=tuple(rng.integers(WORDS, size=length).tolist()),
+            logprobs=(-5.0,) * length,
+            text="",
+            finish_reason="length",
+            weight_version=0,
+        )
+        return Sample(prompt=Prompt(index=0, text="", token_ids=(1,) * PROMPT_TOKENS), completion=answer, reward=1.0, advantage=0.5)
+
+    def micro(completions: list[int]) -> None:
+        batch = micro_batch([sample(length) for length in completions]).to(policy.device)
+        policy.engine.set_gradient_accumulation_boundary(False)
+        policy._backward(batch, LossScale(num_sequences=len(completions), num_tokens=sum(completions)), Tally())
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return micro
+
+
+def _trl(model: Path, device: str, liger: bool) -> Micro:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=8,
+        num_generations=8,
+        max_completion_length=2048,
+        beta=0.0,
+        loss_type="dapo",
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        bf16=False,
+        use_liger_kernel=liger and device == "cuda",
+        use_cpu=device == "cpu",
+        model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "sdpa"},
+        report_to=[],
+    )
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "x"}] * 8),
+        peft_config=LoraConfig(r=LORA["r"], lora_alpha=LORA["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    wrapped = trainer.accelerator.prepare_model(trainer.model)
+    if liger and device == "cuda":
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(trainer.model, config.liger_kernel_config)  # as Trainer does when training starts
+    wrapped.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rng = np.random.default_rng(0)
+
+    def micro(completions: list[int]) -> None:
+        longest = max(completions)
+        mask = torch.tensor([[1] * length + [0] * (longest - length) for length in completions])
+        inputs = {
+            "prompt_ids": torch.ones(len(completions), PROMPT_TOKENS, dtype=torch.long),
+            "prompt_mask": torch.ones(len(completions), PROMPT_TOKENS, dtype=torch.long),
+            "completion_ids": torch.from_numpy(rng.integers(WORDS, size=tuple(mask.shape))),
+            "completion_mask": mask,
+            "advantages": torch.full((len(completions),), 0.5),
+            "num_items_in_batch": torch.tensor(sum(completions)),
+        }
+        inputs = {name: tensor.to(trainer.accelerator.device) for name, tensor in inputs.items()}
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(wrapped, inputs)
+        trainer.accelerator.backward(loss)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return micro
+
+
+if __name__ == "__main__":
+    main()
