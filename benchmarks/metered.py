@@ -178,6 +178,7 @@ class Meter:
             "padding": 1 - sum(PROMPT_TOKENS + one for one in self._wanted) / (len(self._wanted) * (PROMPT_TOKENS + longest)),
             "memory_gib_by_step": self._memory.used_gib,
             "allocated_gib_by_step": self._memory.allocated_gib,
+            "cached_gib_by_step": self._memory.cached_gib,
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed", "trl")} | vllm_version(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         }
@@ -197,6 +198,7 @@ class Memory:
     def __init__(self) -> None:
         self.used_gib: list[float] = []
         self.allocated_gib: list[float] = []
+        self.cached_gib: list[float] = []  # held by PyTorch and in no tensor, at most
         self._is_watching = False
         self._lock = threading.Lock()
         if torch.cuda.is_available():
@@ -216,6 +218,7 @@ class Memory:
             if self._is_watching:
                 self._see()
                 self.allocated_gib.append(round(torch.cuda.max_memory_allocated() / GIB, 2))
+                self.cached_gib.append(round((torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()) / GIB, 2))
             self._is_watching = False
 
     def _look(self) -> None:

@@ -209,6 +209,7 @@ def _trl(model: Path, device: str, liger: bool) -> Micro:
         train_dataset=Dataset.from_list([{"prompt": "x"}] * 8),
         peft_config=LoraConfig(r=LORA["r"], lora_alpha=LORA["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"),
     )
+    trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=config.gradient_checkpointing_kwargs)  # likewise
     wrapped = trainer.accelerator.prepare_model(trainer.model)
     if liger and device == "cuda":
         from transformers.integrations.liger import apply_liger_kernel

@@ -9,6 +9,9 @@ A row is SIDE-LENGTHS[-OPTION...]. Sides: trl, ours. Lengths: equal, lognormal. 
   nockpt      without gradient checkpointing
   autocast    TRL's default for a bfloat16 model, which costs it casts
   flex        TRL with PyTorch's flex attention, which skips padding, in place of sdpa
+  norng       TRL without keeping generators' states for each checkpointed layer, as ours does where nothing is drawn
+  expandable  PyTorch's expandable segments
+  uncapped    ours with micro-batches of 8192 tokens, its default, not of 8 sequences
   liger       TRL with Liger's layer kernels, where they are installed; noliger: ours without them
 """
 
@@ -81,10 +84,13 @@ def drive(rows: list[str], output: Path, size: str, device: str, timeout: int) -
         subprocess.run([sys.executable, sys.argv[0], "--model", str(model), "--size", size, "--device", device], check=True)
         for row in rows:
             command = [sys.executable, *sys.argv, "--row", row, "--model", str(model)]
+            allocator = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if "expandable" in row.split("-") else {}
             log = Path(scratch) / f"{row}.log"
             with log.open("w") as file:
                 try:
-                    code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout, check=False).returncode
+                    code = subprocess.run(
+                        command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout, env=os.environ | allocator, check=False
+                    ).returncode
                 except subprocess.TimeoutExpired:
                     code = -1
             if code:

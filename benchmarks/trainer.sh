@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Rows of trainer.py, one GPU for each list: trainer.sh OUT TRL_ROWS OUR_ROWS [FURTHER ARGUMENTS]. Results in OUT/trl.jsonl and OUT/ours.jsonl.
+# Rows of trainer.py, a GPU for each list of them: trainer.sh OUT ROWS [ROWS ...] [-- FURTHER ARGUMENTS]. All results in OUT/trainer.jsonl.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=$1 trl=$2 ours=$3
-shift 3
+out=$1
+shift
+lists=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  lists+=("$1")
+  shift
+done
+shift || true
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}workload:operator:cli:tests/trainer:benchmarks VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
-CUDA_VISIBLE_DEVICES=0 python3 benchmarks/trainer.py --rows "$trl" --output "$out/trl.jsonl" "$@" >"$out/trl.log" 2>&1 &
-CUDA_VISIBLE_DEVICES=1 python3 benchmarks/trainer.py --rows "$ours" --output "$out/ours.jsonl" "$@" >"$out/ours.log" 2>&1 &
+for gpu in "${!lists[@]}"; do
+  CUDA_VISIBLE_DEVICES=$gpu python3 benchmarks/trainer.py --rows "${lists[gpu]}" --output "$out/gpu-$gpu.jsonl" "$@" >"$out/gpu-$gpu.log" 2>&1 &
+done
 wait
-grep -A40 FAILED "$out"/*.log || true
-for file in "$out/trl.jsonl" "$out/ours.jsonl"; do cat "$file" 2>/dev/null || true; done >"$out/trainer.jsonl"
+grep -A40 FAILED "$out"/gpu-*.log || true
+cat "$out"/gpu-*.jsonl >"$out/trainer.jsonl"
 python3 benchmarks/trainer.py --summary "$out/trainer.jsonl"

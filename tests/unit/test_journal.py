@@ -51,6 +51,7 @@ class Attempt:
         groups = [known.get(position) or make_group(self.step, position, text=self.name) for position in range(PROMPTS)]
         for rank, journal in list(enumerate(self.journals))[:ranks]:
             journal.write(groups[rank :: len(self.journals)])
+            journal.settle()
         self.known = []
         return groups
 
@@ -150,6 +151,7 @@ def test_a_token_takes_few_bytes_and_people_can_read_it(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, "it is read", epoch=0, step=0, ranks=1)
     (journal,) = attempt.journals
     journal.write([make_group(0, position, tokens=2000) for position in range(PROMPTS)])
+    journal.settle()
     (file,) = (tmp_path / "journal").glob("*/*/*.gz")
     assert file.stat().st_size / (PROMPTS * 2 * 2000) < 9  # text apart; ids that are drawn evenly are the worst
     with gzip.open(file, "rt") as lines:
@@ -160,7 +162,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, "first", epoch=0, step=0, ranks=1)
     attempt.write()
     (journal,) = attempt.journals
-    journal.close()
+    journal.begin_part()
     journal._file = Path("/dev/full").open("wb")  # noqa: SIM115  # closed with the journal
     with pytest.raises(OSError, match="cannot write the journal of the run: No space left on device: '/dev/full'"):
         attempt.write()

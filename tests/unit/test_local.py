@@ -1,5 +1,6 @@
 """`grpo run` puts a cluster's pods side by side on one machine: nothing may be given out twice."""
 
+import pytest
 from jobs import spec
 
 from grpo_cli.local import local_contract
@@ -18,3 +19,17 @@ def test_pods_share_the_machine_without_sharing_ports_or_devices() -> None:
     ports += [t.port for t in contract.transfers]
     assert len(set(ports)) == len(ports)
     assert {place.host for place in (*places, *contract.transfers)} == {"127.0.0.1"}
+
+
+def test_pods_keep_to_the_devices_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    generation = {"topology": "Server", "server": {"groups": [{"name": "v", "replicas": 1, "gpus": 1}]}}
+    job = Job(
+        namespace="ns",
+        name="j",
+        uid="u",
+        generation=1,
+        spec=parse_spec(spec(generation=generation, trainer={"groups": [{"name": "a", "gpus": 1}]})),
+    )
+    contract = local_contract(job, plan_topology(job))
+    assert [place.devices for place in (*contract.members, *contract.engines)] == [(2,), (3,)]

@@ -82,7 +82,8 @@ def attend(
     if attention_mask is not None or dropout or asked:
         what = "a mask" if attention_mask is not None else "attention dropout" if dropout else ", ".join(asked)
         raise ValueError(f"model.attention: varlen knows nothing of {what}, which {type(module).__name__} asks for; use sdpa or eager")
-    query_NHD, key_NGD, value_NGD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
+    # Not tensor[0], whose backward pass fills a tensor with zeros and copies the gradient into it.
+    query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
     attention = _varlen if _has_kernel(query_NHD) else _one_by_one
     return attention(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(0), None
 

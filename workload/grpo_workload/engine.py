@@ -26,7 +26,7 @@ from grpo_workload.collectives import join
 from grpo_workload.config import ParallelismConfig, TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.exports import export, full
-from grpo_workload.launch_config import deepspeed_config, mixed_precision
+from grpo_workload.launch_config import clips_itself, deepspeed_config, mixed_precision
 from grpo_workload.logprobs import Scorer
 from grpo_workload.loss import LossScale, grpo_loss
 from grpo_workload.model import load_model
@@ -64,7 +64,9 @@ class Policy:
             heads = output_layers(model)
         self.scorer = Scorer(model, heads)
         if config.parallelism.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            # Layers without dropout draw nothing: keeping the generators' states for each of them would only cost.
+            has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+            model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers keeps rotary frequencies in float32 on purpose, and so does vLLM.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
         optimizer = torch.optim.AdamW(
@@ -151,11 +153,7 @@ class Policy:
         return context
 
     def _finish_step(self) -> dict[str, float]:
-        grad_norm = None
-        if self._config.parallelism.zero_stage == 0 and not (self.engine.bfloat16_enabled() or self.engine.fp16_enabled()):
-            # Here alone DeepSpeed clips without keeping the norm. The gradients are reduced by now; their own type may be bfloat16.
-            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-            grad_norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
+        grad_norm = self._clip() if clips_itself(self._config) else None
         scale = self.engine.optimizer.loss_scale if self.engine.fp16_enabled() else None
         self.engine.step()
         # Also after a step that was skipped: the rate goes by the number of the step, as `go_to` has it.
@@ -164,6 +162,16 @@ class Policy:
         if scale is not None:
             metrics |= {"loss_scale": float(scale), "skipped": float(not self.engine.was_step_applied())}
         return metrics
+
+    def _clip(self) -> float:
+        """Scale gradients down to maxGradNorm, where they are longer together; their length before."""
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        # In float32, whatever their own type; read back, since all wait for the end of the step anyway.
+        norm = float(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm())
+        limit = self._config.training.max_grad_norm
+        if 0 < limit < norm:
+            torch._foreach_mul_(gradients, limit / norm)
+        return norm
 
     def go_to(self, step: int) -> None:
         """Set the schedule to where it is after `step` optimizer steps."""

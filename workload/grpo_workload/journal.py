@@ -1,4 +1,4 @@
-"""The journal of a run: every group of completions that a step was trained on, written before the step is taken. Torch-free.
+"""The journal of a run: every group of completions that a step was trained on, on the disk before its weights go anywhere. Torch-free.
 
     <run>/journal/branch-E.A-at-K/      what attempt A of epoch E wrote after it went on from the checkpoint of step K
           steps-S/rank-R.jsonl.gz       steps S, S + 1, ... up to the next checkpoint, as rank R sampled them: a line a group, a gzip
@@ -19,6 +19,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -56,9 +57,21 @@ class Journal:
         self._branch = branch
         self._rank = rank
         self._file: IO[bytes] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._pending: Future[None] | None = None
 
     def write(self, groups: Sequence[Group]) -> None:
-        """Append this rank's groups of a step; on the disk when it returns. OSError naming the file where they do not fit."""
+        """Begin to append this rank's groups of a step, which are not changed any more: the device can be given its work meanwhile."""
+        self.settle()
+        self._pending = self._writer.submit(self._append, groups)
+
+    def settle(self) -> None:
+        """Wait until what was given to `write` is on the disk. OSError naming the file where it does not fit."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _append(self, groups: Sequence[Group]) -> None:
         member = gzip.compress(b"".join(to_line(group) for group in groups), compresslevel=_LEVEL, mtime=0)
         file = self._file = self._file or self._open(groups[0].step)
         try:
@@ -70,12 +83,17 @@ class Journal:
 
     def begin_part(self) -> None:
         """A checkpoint is published: what comes goes to another file. Rank 0 removes what was lost before the branch began."""
-        self.close()
+        self._end_file()
         if self._rank == 0:
             _remove_lost(self._folder)
 
     def close(self) -> None:
         """Nothing more to write."""
+        self._end_file()
+        self._writer.shutdown()
+
+    def _end_file(self) -> None:
+        self.settle()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -25,6 +25,11 @@ def mixed_precision(config: TrainerConfig) -> str:
     return "no" if keeps_half and config.parallelism.zero_stage == 0 else _PRECISION[config.model.dtype]
 
 
+def clips_itself(config: TrainerConfig) -> bool:
+    """Whether the trainer clips gradients: without ZeRO and masters DeepSpeed would, a parameter at a time, and forget the norm."""
+    return config.parallelism.zero_stage == 0 and mixed_precision(config) == "no"
+
+
 def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
     """DeepSpeed's configuration."""
     parallelism, training, precision = config.parallelism, config.training, mixed_precision(config)
@@ -42,7 +47,7 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
     ds_config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # micro-batches are cut by tokens; DeepSpeed wants a number to be there
         "gradient_accumulation_steps": 1,  # the loss is scaled by the whole step, and the trainer says where a step ends
-        "gradient_clipping": training.max_grad_norm,
+        "gradient_clipping": 0.0 if clips_itself(config) else training.max_grad_norm,
         "zero_optimization": zero,
         "bf16": {"enabled": precision == "bf16"},
         # loss_scale 0 is dynamic. Hysteresis would skip two steps, with all that was sampled for them, before the scale is lowered once.

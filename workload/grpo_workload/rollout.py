@@ -1,4 +1,4 @@
-"""The first half of a step: completions of its prompts with rewards and advantages, journalled before anything is learned from them."""
+"""The first half of a step: completions of its prompts with rewards and advantages, on their way into the journal."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     groups |= _score(run, step, missing, answers)
     clock.lap("reward")
 
-    run.report.phase("Journalling")
     ordered = [groups[position] for position in run.share]
     run.journal.write(ordered)
-    clock.lap("journal")
 
     run.report.phase("Gathering")
     table, facts, samples = _gather(run, list(prompts.values()), ordered)

@@ -59,6 +59,9 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         work = plan(rollout.facts, training)
         update = run.policy.step(micro_batches(work, rollout.samples, run.rank), work.num_micro_batches, work.scale)
         clock.lap("train")
+        run.report.phase("Journalling")
+        run.journal.settle()
+        clock.lap("journal")
 
         run.report.phase("Syncing")
         run.generator.sync_weights(run.policy.weights(), step + 1)

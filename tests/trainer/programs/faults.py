@@ -87,7 +87,9 @@ class Attempts:
             journal=Journal(self.run_dir, branch, 0),
             known={group.position: group for group in known if group.position not in forget},
         )
-        return roll_out(run, 0, Clock())
+        rollout = roll_out(run, 0, Clock())
+        run.journal.close()
+        return rollout
 
 
 def loader(source, folder):

@@ -1,0 +1,235 @@
+"""Pushing LoRA's full weights out of ZeRO-3 to an engine, ours beside TRL's: seconds, and GPU memory that a rank needs for it on top.
+
+    python benchmarks/lora_sync.py --side ours --output lora_sync.jsonl
+
+Three ranks and one vLLM server on four GPUs, a random Qwen2 of SIZE billion parameters, adapters on all linear layers. What is timed is the
+call by which each trainer brings its engine up to date, on every rank; extra memory is PyTorch's peak within it less what was there before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+from models import make_model
+
+RANKS, STEPS, NEW_TOKENS, CONTEXT, CACHE = 3, 5, 32, 512, 2**30
+LORA = {"r": 16, "alpha": 32}
+PORT = 18100
+
+
+@click.command()
+@click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
+@click.option("--size", default="7", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=Path("lora_sync.jsonl"), show_default=True)
+@click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model, which is made where it is not there yet.")
+@click.option("--rank", type=int, hidden=True)
+@click.option("--folder", type=click.Path(path_type=Path), hidden=True)
+def main(side: str, size: str, output: Path, model: Path | None, rank: int | None, folder: Path | None) -> None:
+    """Run one side and append a line."""
+    if rank is not None:
+        assert folder is not None
+        assert model is not None
+        (_ours_rank if side == "ours" else _trl_rank)(folder, model)
+        return
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        folder = Path(scratch)
+        model = model or folder / "model"
+        if not model.exists():
+            _make(model, size)
+        engine, settings = (_ours_engine if side == "ours" else _trl_engine)(folder, model)
+        try:
+            _run_ranks(side, folder, model, settings)
+        finally:
+            engine.terminate()
+        rows = [json.loads(line) for path in sorted(folder.glob("syncs-*.jsonl")) for line in path.read_text().splitlines()]
+    seconds = [row["seconds"] for row in rows if row["rank"] == 0]
+    line: dict[str, Any] = {"side": side, "size": size, "ranks": RANKS, "lora": LORA, "median": round(statistics.median(seconds[1:]), 3)}
+    line |= {"extra_gib": round(max(row["extra_gib"] for row in rows if row["number"]), 2), "syncs": rows}
+    line["versions"] = {name: version(name) for name in ("torch", "transformers", "deepspeed", "trl", "peft", "vllm")}
+    line["command"] = f"python benchmarks/lora_sync.py --side {side} --size {size}"
+    with output.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(side, line["median"], "s", line["extra_gib"], "GiB", flush=True)  # noqa: T201
+
+
+def _make(model: Path, size: str) -> None:
+    from transformers import Qwen2Config
+
+    make_model(model, size, "cuda", config_class=Qwen2Config, max_length=4096)
+    import torch
+
+    torch.cuda.empty_cache()
+
+
+def _run_ranks(side: str, folder: Path, model: Path, settings: dict[str, str]) -> None:
+    ranks = []
+    for rank in range(RANKS):
+        environ = os.environ | settings | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+        environ |= {
+            "LOCAL_WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(PORT + 5),
+            "CUDA_VISIBLE_DEVICES": "0,1,2",
+        }
+        command = [sys.executable, __file__, "--side", side, "--rank", str(rank), "--folder", str(folder), "--model", str(model)]
+        with (folder / f"rank-{rank}.log").open("w") as log:
+            ranks.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+    while (codes := [one.poll() for one in ranks]).count(0) < RANKS:
+        if any(codes):
+            for one in ranks:
+                one.kill()
+            logs = "\n".join(path.read_text()[-2500:] for path in sorted(folder.glob("*.log")))
+            sys.exit(f"{side}: a rank failed\n{logs}")
+        time.sleep(0.5)
+
+
+def _metered(sync: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """`sync` that writes down what each call takes on this rank."""
+    import torch
+
+    path = folder / f"syncs-{os.environ['RANK']}.jsonl"
+    calls = 0
+
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        result = sync(*args, **options)
+        torch.cuda.synchronize()
+        row = {"rank": int(os.environ["RANK"]), "number": calls, "seconds": round(time.perf_counter() - start, 4)}
+        row["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        calls += 1
+        return result
+
+    return call
+
+
+def _ours_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+    from grpo_cli.local import local_contract
+    from grpo_operator.api import parse_spec
+    from grpo_operator.topology import Job, plan_topology
+
+    spec = {
+        "device": {"type": "cuda"},
+        "model": {"path": str(model)},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "stopped", "stopped": {}}],
+        "lora": LORA,
+        "training": {"promptsPerStep": RANKS, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": NEW_TOKENS},
+        "parallelism": {"zeroStage": 3, "gradientCheckpointing": True},
+        "generation": {
+            "topology": "Server",
+            "maxModelLen": CONTEXT,
+            "kvCacheMemory": str(CACHE),
+            "engineArgs": {"enforce_eager": True},
+            "server": {"groups": [{"name": "engine", "gpus": 1}]},
+        },
+        "trainer": {"groups": [{"name": "t", "gpus": RANKS}]},
+        "storage": {"checkpointEverySteps": 1000},
+        "rendezvous": {"timeoutSeconds": 300},
+    }
+    job = Job(namespace="bench", name="lora", uid="u", generation=1, spec=parse_spec(spec))
+    contract = local_contract(job, plan_topology(job))
+    (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
+    (engine,) = contract.engines
+    common = {"GRPO_CONTRACT": str(folder / "contract.json"), "GRPO_DATA_DIR": str(folder)}
+    own = {"GRPO_STATE_DIR": str(folder / "engine"), "GRPO_TERMINATION_LOG": str(folder / "ended")}
+    (folder / "engine").mkdir()
+    environ = os.environ | common | own | {"POD_NAME": engine.pod, "POD_UID": engine.pod}
+    with (folder / "engine.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "grpo_workload.engine_process"], env=environ, stdout=log, stderr=log)
+    return process, common | {"GRPO_STATE_DIR": str(folder), "POD_NAME": contract.members[0].pod, "POD_UID": "u"}
+
+
+def _ours_rank(folder: Path, _: Path) -> None:
+    from grpo_workload import environment
+    from grpo_workload.contract import Device
+
+    environment.prepare(Device.CUDA, os.environ)
+    from grpo_workload import train
+    from grpo_workload.generation.server import ServerGenerator
+
+    ServerGenerator.sync_weights = _metered_method(ServerGenerator.sync_weights, folder)  # type: ignore[method-assign]
+    sys.exit(train.main())
+
+
+def _metered_method(method: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    metered = _metered(method, folder)
+    return lambda self, *args, **options: metered(self, *args, **options)
+
+
+def _trl_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+    # As `trl vllm-serve` starts it, but for the size of the cache.
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--port",
+        str(PORT),
+        "--host",
+        "127.0.0.1",
+    ]
+    command += ["--max-model-len", str(CONTEXT), "--enforce-eager", "--kv-cache-memory-bytes", str(CACHE)]
+    command += ["--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    with (folder / "engine.log").open("w") as log:
+        environ = os.environ | {"CUDA_VISIBLE_DEVICES": "3", "VLLM_SERVER_DEV_MODE": "1"}
+        return subprocess.Popen(command, env=environ, stdout=log, stderr=log), {}
+
+
+def _trl_rank(folder: Path, model: Path) -> None:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    VLLMGeneration.sync_weights = _metered_method(VLLMGeneration.sync_weights, folder)
+    zero = {"stage": 3, "reduce_bucket_size": 50_000_000, "stage3_gather_16bit_weights_on_model_save": False}
+    config = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=NEW_TOKENS,
+        max_steps=STEPS,
+        bf16=True,
+        deepspeed={"zero_optimization": zero, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0},
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=f"http://127.0.0.1:{PORT}",
+        vllm_group_port=PORT + 1,
+        vllm_server_timeout=240,
+        model_init_kwargs={"dtype": "bfloat16"},
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=[lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": f"{number} plus {number} is"} for number in range(64)]),
+        peft_config=LoraConfig(r=LORA["r"], lora_alpha=LORA["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    trainer.train()
+    os._exit(0)  # its communicator with the server would wait for it
+
+
+if __name__ == "__main__":
+    main()
