@@ -88,10 +88,10 @@ def main(
 
 
 def search(micro: Micro, completions: list[int], largest: int) -> int:
-    """The largest number of completions that fits, to 3%."""
+    """The largest number of completions that fits, to 5%."""
     fits, fails = 1, largest + 1
-    number = 8 if largest > 8 else largest
-    while fails - fits > max(1, 0.03 * fits):
+    number = min(64, largest)
+    while fails - fits > max(1, 0.05 * fits):
         if _does_fit(micro, completions[:number]):
             fits = number
             number = min(2 * fits, (fits + fails) // 2) if fails > largest else (fits + fails) // 2
