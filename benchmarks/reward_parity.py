@@ -115,7 +115,9 @@ def _ours(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict
         "kvCacheMemory": str(CACHE),
         "engineArgs": {"enforce_eager": True},
     }
-    if topology == "Server":
+    if topology == "Colocate":
+        generation["colocate"] = {"sleepLevel": 0}  # vLLM checks what a sleep gives back, which others on the device would upset
+    else:
         generation["server"] = {"groups": [{"name": "engine", "gpus": 1}]}
     spec = {
         "device": {"type": "cuda"},
@@ -155,7 +157,15 @@ def _trl(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[
     if topology == "Server":
         # As `trl vllm-serve` starts it, but for the size of the cache.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", str(port), "--host", "127.0.0.1"]
-        command += ["--max-model-len", str(CONTEXT), "--enforce-eager", "--kv-cache-memory-bytes", str(CACHE)]
+        command += [
+            "--max-model-len",
+            str(CONTEXT),
+            "--enforce-eager",
+            "--gpu-memory-utilization",
+            "0.05",
+            "--kv-cache-memory-bytes",
+            str(CACHE),
+        ]
         command += ["--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
         log = (folder / "server.log").open("w")
         server = subprocess.Popen(
@@ -165,7 +175,7 @@ def _trl(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[
             stderr=log,
             start_new_session=True,
         )
-    os.environ["CUDA_VISIBLE_DEVICES"] = own
+    os.environ |= {"CUDA_VISIBLE_DEVICES": own, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port + 3 + (topology == "Server"))}
     try:
         if server is not None:
             _wait_for(port, server, folder / "server.log")
@@ -229,6 +239,7 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
         shuffle_dataset=False,
         seed=seed,
         use_vllm=True,
+        vllm_gpu_memory_utilization=0.05,
         vllm_mode="server" if topology == "Server" else "colocate",
         vllm_server_base_url=f"http://127.0.0.1:{port}",
         vllm_group_port=port + 1,

@@ -10,7 +10,7 @@ A row is SIDE-LENGTHS[-OPTION...]. Sides: trl, ours. Lengths: equal, lognormal. 
   autocast    TRL's default for a bfloat16 model, which costs it casts
   flex        TRL with PyTorch's flex attention, which skips padding, in place of sdpa
   norng       TRL without keeping generators' states for each checkpointed layer, as ours does where nothing is drawn
-  expandable  PyTorch's expandable segments
+  expandable  TRL with PyTorch's expandable segments, which ours sets itself
   uncapped    ours with micro-batches of 8192 tokens, its default, not of 8 sequences
   liger       TRL with Liger's layer kernels, where they are installed; noliger: ours without them
 """

@@ -19,7 +19,7 @@ MICRO_BATCH = 8
 PACKED_TOKENS = 8192
 OPTIONS = {
     "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger", "norng", "expandable"},
-    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "expandable", "uncapped"},
+    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "uncapped"},
 }
 
 Prepared = tuple[Callable[[], object], Callable[[], list[dict[str, Any]]]]
@@ -133,7 +133,7 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
     job = Job(namespace="bench", name="ours", uid="u", generation=1, spec=parse_spec(spec))
     contract = make_contract(job, plan_topology(job), 0)
     (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
     os.environ.update(GRPO_CONTRACT=str(folder / "contract.json"), GRPO_DATA_DIR=str(folder), GRPO_STATE_DIR=str(folder), POD_UID="u")
     from grpo_workload import environment
 
@@ -148,7 +148,8 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
     return train, lambda: [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
-def _free_port() -> str:
+def free_port() -> str:
+    """Of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])

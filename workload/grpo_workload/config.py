@@ -183,6 +183,11 @@ class GenerationConfig(Section):
     colocate: ColocateConfig | None = Field(None, description="Settings of the topology Colocate.")
 
     @property
+    def is_split_over_ranks(self) -> bool:
+        """Whether several ranks of the trainer hold one copy of the model for generation together."""
+        return self.topology is Topology.COLOCATE and self.tensor_parallel > 1
+
+    @property
     def sleep_level(self) -> int:
         """What a colocated engine releases while the trainer trains."""
         return (self.colocate or ColocateConfig()).sleep_level

@@ -149,7 +149,7 @@ def main() -> ExitCode:
     """Train as the environment and the contract say."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s")
     contract = Contract.model_validate_json(Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text())
-    environment.prepare(contract.device, os.environ)
+    environment.prepare(contract.device, os.environ, is_engine_split=contract.config.generation.is_split_over_ranks)
     stop = StopFlag()
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
     write_phase(state_dir, int(os.environ["RANK"]), "Loading")
