@@ -203,6 +203,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     result: Future[T] = Future()
 
     def call() -> None:
+        result.set_running_or_notify_cancel()  # from here on, whoever no longer waits leaves the result alone
         try:
             value = work()
         except BaseException as error:
