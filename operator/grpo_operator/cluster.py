@@ -15,6 +15,7 @@ from kubernetes.aio.dynamic.exceptions import DynamicApiError
 from kubernetes.utils.quantity import parse_quantity
 
 from grpo_operator import names
+from grpo_operator.instruments import Instruments
 
 Object = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ _PATHS = {
     "Node": "/api/v1/nodes",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
+_METHODS = {"get": "get", "list": "get", "create": "post", "apply": "patch", "dry-run": "patch", "update": "put", "delete": "delete"}
+"""HTTP's method of each verb that metrics count; dry-run is an apply that changes nothing."""
+
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
 
 
@@ -62,9 +66,9 @@ async def configure() -> client.ApiClient:
 class Cluster:
     """Reads and writes of one API server. Objects go in and come out as plain dicts."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(self, api: client.ApiClient, instruments: Instruments) -> None:
         self._dynamic = DynamicClient(api)
-        self._api = api
+        self._api, self._instruments = api, instruments
 
     async def close(self) -> None:
         """Close the connections."""
@@ -73,7 +77,7 @@ class Cluster:
     async def serves_jobs(self) -> bool:
         """Whether the API server knows GRPOJobs."""
         try:
-            await self._request("get", f"/apis/{names.API_VERSION}")
+            await self._request("get", "APIResourceList", f"/apis/{names.API_VERSION}")
         except ApiException as error:
             if error.status == 404:
                 return False
@@ -83,7 +87,7 @@ class Cluster:
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """An object, or None when there is none."""
         try:
-            return await self._request("get", self._path(kind, namespace, name))
+            return await self._request("get", kind, self._path(kind, namespace, name))
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -104,14 +108,14 @@ class Cluster:
         if force:
             options["gracePeriodSeconds"] = 0
         try:
-            await self._request("delete", self._path(kind, namespace, name), body=options)
+            await self._request("delete", kind, self._path(kind, namespace, name), body=options)
         except ApiException as error:
             if error.status not in (404, 409):  # gone, or another object by now
                 raise
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
         """Objects of a kind that carry labels; each with its `kind`, which items of a list lack."""
-        answer = await self._request("get", self._path(kind, namespace), label_selector=label_selector)
+        answer = await self._request("list", kind, self._path(kind, namespace), label_selector=label_selector)
         return [item | {"kind": kind} for item in answer["items"]]
 
     async def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
@@ -127,7 +131,8 @@ class Cluster:
                 return live
         try:
             return await self._request(
-                "patch",
+                "dry-run" if dry_run else "apply",
+                manifest["kind"],
                 self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
                 body=manifest,
                 content_type="application/apply-patch+yaml",
@@ -145,7 +150,7 @@ class Cluster:
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": job["metadata"], "spec": job["spec"], "status": status}
         path = self._path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + "/status"
         try:
-            return await self._request("put", path, body=body, field_manager=names.MANAGER)
+            return await self._request("update", names.KIND, path, body=body, field_manager=names.MANAGER)
         except ApiException as error:
             if error.status in (404, 409):
                 raise ConflictError(reason_of(error)) from error
@@ -169,7 +174,7 @@ class Cluster:
             "reportingInstance": names.MANAGER,
         }
         try:
-            await self._request("post", self._path("Event", metadata["namespace"]), body=event)
+            await self._request("create", "Event", self._path("Event", metadata["namespace"]), body=event)
         except ApiException as error:
             log.warning("%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, reason_of(error))
 
@@ -177,11 +182,16 @@ class Cluster:
     def _path(kind: str, namespace: str, name: str | None = None) -> str:
         return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
 
-    async def _request(self, method: str, path: str, **params: Any) -> Object:
+    async def _request(self, verb: str, kind: str, path: str, **params: Any) -> Object:
+        code = None
         try:
-            answer = await self._dynamic.request(method, path, serialize=False, query_params=[], header_params={}, **params)
+            answer = await self._dynamic.request(_METHODS[verb], path, serialize=False, query_params=[], header_params={}, **params)
+            code = answer.status
         except DynamicApiError as error:
+            code = error.status
             raise ApiException(status=error.status, reason=error.reason, body=error.body) from error
+        finally:
+            self._instruments.requested(verb, kind, code)
         body = await answer.json()
         assert isinstance(body, dict)
         return body

@@ -14,9 +14,15 @@ import kopf
 
 from grpo_operator import names
 from grpo_operator.cluster import Cluster, configure
+from grpo_operator.exposition import MetricsServer
+from grpo_operator.instruments import Instruments
 from grpo_operator.progress import HttpProgress, NoProgress
 from grpo_operator.reconcile import Key, Reconciler
+from grpo_operator.watched import WatchedJob
 from grpo_operator.workqueue import WorkQueue
+
+RESYNC_SECONDS = 3600.0
+"""Between two wakes of every job that exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,7 @@ class Options:
     """What the command line says."""
 
     ask_progress: bool = True
+    metrics_port: int | None = None
 
 
 def registry(options: Options) -> kopf.OperatorRegistry:
@@ -58,32 +65,58 @@ class _State:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._instruments = Instruments()
+        self._metrics: MetricsServer | None = None
 
     async def start(self, **_: Any) -> None:
-        self._cluster = Cluster(await configure())
+        self._cluster = Cluster(await configure(), self._instruments)
         if not await self._cluster.serves_jobs():  # kopf looks for its resources once, and would watch nothing for ever
             await self._cluster.close()
             raise kopf.TemporaryError(f"the cluster has no {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/", delay=5)
         self._progress = HttpProgress() if self._options.ask_progress else NoProgress()
-        reconciler = Reconciler(self._cluster, self._progress, lambda: datetime.now(UTC))
-        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile)
+        reconciler = Reconciler(self._cluster, self._progress, lambda: datetime.now(UTC), self._instruments)
+        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, self._instruments)
+        self._resync = asyncio.create_task(self._wake_all(), name="resync")
+        if self._options.metrics_port is not None:
+            self._metrics = MetricsServer(self._instruments.registry, self._options.metrics_port)
+            try:
+                await self._metrics.start()
+            except OSError as error:
+                raise kopf.PermanentError(f"--metrics-port {self._options.metrics_port}: {error.strerror}; choose another") from error
 
     async def stop(self, **_: Any) -> None:
+        self._resync.cancel()
         await self._queue.close()
         await self._cluster.close()
         if isinstance(self._progress, HttpProgress):
             await self._progress.close()
+        if self._metrics is not None:
+            await self._metrics.close()
 
-    async def job_changed(self, namespace: str | None, name: str | None, uid: str | None, **_: Any) -> None:
+    async def job_changed(
+        self, namespace: str | None, name: str | None, uid: str | None, event: kopf.RawEvent, spec: kopf.Spec, status: kopf.Status, **_: Any
+    ) -> None:
         assert namespace is not None
         assert name is not None
         assert uid is not None
-        self._queue.wake(Key(namespace, name, uid))
+        key = Key(namespace, name, uid)
+        if event["type"] == "DELETED":
+            self._instruments.gone(key)
+        elif spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER:
+            self._instruments.jobs.seen(key, WatchedJob.read(namespace, name, status))
+        self._queue.wake(key)
 
     async def child_changed(self, namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
         if namespace and job and uid:
             self._queue.wake(Key(namespace, job, uid))
+
+    async def _wake_all(self) -> None:
+        """A watch that has to begin anew does not tell what was deleted meanwhile: a pass over such a job finds that it is gone."""
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            for key in self._instruments.jobs.keys:
+                self._queue.wake(key)
 
     async def age(self, **_: Any) -> float:
         return asyncio.get_running_loop().time() - self._queue.last_pass

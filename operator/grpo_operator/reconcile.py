@@ -16,6 +16,7 @@ from grpo_operator import names
 from grpo_operator.api import parse_spec
 from grpo_operator.builders import manifests
 from grpo_operator.cluster import CHILD_KINDS, Cluster, ForbiddenError, ForeignError, Object, RefusedError
+from grpo_operator.instruments import Instruments
 from grpo_operator.jobstatus import GRPOJobStatus
 from grpo_operator.lifecycle import is_between_epochs, may_begin, next_epoch
 from grpo_operator.names import Reason, Role
@@ -43,8 +44,8 @@ class Key:
 class Reconciler:
     """Brings one job at a time closer to what its spec says."""
 
-    def __init__(self, cluster: Cluster, progress: ProgressSource, clock: Callable[[], datetime]) -> None:
-        self._cluster, self._progress, self._clock = cluster, progress, clock
+    def __init__(self, cluster: Cluster, progress: ProgressSource, clock: Callable[[], datetime], instruments: Instruments) -> None:
+        self._cluster, self._progress, self._clock, self._instruments = cluster, progress, clock, instruments
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. Returns the seconds until the next one is due without a wake, None for never.
@@ -52,7 +53,10 @@ class Reconciler:
         Raises ConflictError when the job changed meanwhile, ApiException when the API server fails; the queue tries again.
         """
         raw = await self._cluster.get(names.KIND, key.namespace, key.name)
-        if raw is None or raw["metadata"]["uid"] != key.uid or "deletionTimestamp" in raw["metadata"]:
+        if raw is None or raw["metadata"]["uid"] != key.uid:
+            self._instruments.gone(key)
+            return None
+        if "deletionTimestamp" in raw["metadata"]:
             return None
         if raw["spec"].get("managedBy", names.CONTROLLER) != names.CONTROLLER:
             return None
@@ -62,25 +66,37 @@ class Reconciler:
         try:
             spec = parse_spec(raw["spec"])
         except ValueError as error:
-            return await self._carry_out(raw, status, refuse(status, generation, Reason.INVALID_SPEC, str(error), now), now)
+            return await self._carry_out(key, raw, status, refuse(status, generation, Reason.INVALID_SPEC, str(error), now), now)
         job = Job(namespace=key.namespace, name=key.name, uid=key.uid, generation=generation, spec=spec)
         topology = plan_topology(job)
         observed = await self._observe(job, status, now)
         if _is_about_to_begin(job, status, observed, now) and (refusal := await self._obstacle(job, topology, next_epoch(status))):
-            return await self._carry_out(raw, status, refuse(status, generation, *refusal, now), now)
+            return await self._carry_out(key, raw, status, refuse(status, generation, *refusal, now), now)
         reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
         decided = plan(job, topology, status, observed, reports, now)
-        delay = await self._carry_out(raw, status, decided, now)
+        delay = await self._carry_out(key, raw, status, decided, now)
         await self._bring_children(job, topology, observed, decided)
+        self._instruments.children_applied(key)
         return delay
 
-    async def _carry_out(self, raw: Object, old: GRPOJobStatus, decided: Plan, now: str) -> float | None:
+    async def _carry_out(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan, now: str) -> float | None:
         if decided.status != old:
             await self._cluster.write_status(raw, dump(decided.status))
+            self._measure(key, raw, old, decided.status)
             for event in decided.events:
                 log.info("%s/%s: %s: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], event.reason, event.message)
                 await self._cluster.emit(raw, kind=event.type, reason=event.reason, message=event.message, now=now)
         return decided.requeue_after
+
+    def _measure(self, key: Key, raw: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
+        self._instruments.status_written(key)
+        if new.restarts.total > old.restarts.total and new.last_failure is not None:
+            self._instruments.restarted(key.namespace, new.last_failure.reason)
+        if new.epoch != old.epoch:
+            created = datetime.fromisoformat(raw["metadata"]["creationTimestamp"])
+            # A job that was changed before it began, to be mended or to be resumed, has waited for its user.
+            fresh = new.epoch == 0 and new.observed_generation == 1
+            self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
     async def _obstacle(self, job: Job, topology: Topology, epoch: int) -> tuple[str, str] | None:
         """Why the next attempt cannot begin, as far as the cluster knows: found out before the spec is frozen."""
@@ -139,6 +155,8 @@ class Reconciler:
         running = [(pod.name, pod.ip) for pod in pods if pod.ip is not None and pod.outcome is None]
         port = job.spec.rendezvous.status_port
         told = await asyncio.gather(*(self._progress.fetch(ip, port) for _, ip in running))
+        for progress in told:
+            self._instruments.asked(answered=progress is not None)
         return {name: progress for (name, _), progress in zip(running, told, strict=True) if progress is not None}
 
     async def _bring_children(self, job: Job, topology: Topology, observed: Observed, decided: Plan) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from grpo_operator.cluster import ConflictError
+from grpo_operator.instruments import Instruments, Result
 
 K = TypeVar("K", bound=Hashable)
 log = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 60.0
 class WorkQueue(Generic[K]):
     """Runs `work(key)` for every key that was woken; `work` returns the seconds until it wants to run again, None for never."""
 
-    def __init__(self, work: Callable[[K], Awaitable[float | None]], *, limit: int = 32) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[K], Awaitable[float | None]], instruments: Instruments, *, limit: int = 32) -> None:
+        self._work, self._instruments = work, instruments
         self._slots = asyncio.Semaphore(limit)
         self._wakes: dict[K, asyncio.Event] = {}
         self._tasks: dict[K, asyncio.Task[None]] = {}
@@ -31,6 +32,7 @@ class WorkQueue(Generic[K]):
 
     def wake(self, key: K) -> None:
         """Ask for a pass over a key, soon."""
+        self._instruments.noticed(key)
         if key in self._tasks:
             self._wakes[key].set()
         else:
@@ -54,8 +56,7 @@ class WorkQueue(Generic[K]):
         while True:
             wake.clear()  # before the pass reads anything, so that what changes during it wakes the next
             try:
-                async with self._slots:
-                    delay = await self._work(key)
+                delay = await self._pass(key)
                 backoff = _FIRST_BACKOFF
             except ConflictError:
                 delay = 0.0
@@ -70,3 +71,23 @@ class WorkQueue(Generic[K]):
                 await asyncio.wait_for(wake.wait(), delay)
             except TimeoutError:
                 continue
+
+    async def _pass(self, key: K) -> float | None:
+        self._instruments.waiting()
+        try:
+            await self._slots.acquire()
+        except asyncio.CancelledError:
+            self._instruments.turn_given_up()
+            raise
+        result: Result = "error"
+        began = self._instruments.begin_pass(key)
+        try:
+            delay = await self._work(key)
+            result = "success" if delay is None else "requeue_after"
+        except ConflictError:
+            result = "conflict"
+            raise
+        finally:
+            self._slots.release()
+            self._instruments.end_pass(key, began, result)
+        return delay
