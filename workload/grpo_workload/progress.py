@@ -5,17 +5,20 @@ Files, since a rank that is stuck answers nothing; they are read by the launcher
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_workload.contract import Progress
 
 FILE_NAME = "progress.json"
 PHASES = "phases"
+RANK_STEPS = "rank-steps"
 
 
 def write_progress(state_dir: Path, progress: Progress) -> None:
@@ -62,11 +65,27 @@ def read_phases(state_dir: Path, ranks: Iterable[int]) -> dict[str, str]:
     return {str(rank): f"{phase[0]} for {phase[1]:.0f} s" for rank, phase in told.items() if phase is not None}
 
 
+def write_rank_step(state_dir: Path, rank: int, told: Mapping[str, object]) -> None:
+    """Keep what the global rank `rank` did in the step that has ended (`RankStep.as_json`) for whoever asks; atomic."""
+    (folder := state_dir / RANK_STEPS).mkdir(exist_ok=True)
+    _replace(folder / str(rank), json.dumps(told))
+
+
+def read_rank_step(state_dir: Path, rank: int) -> dict[str, Any] | None:
+    """What `rank` told of its last step; None before the first."""
+    try:
+        told: dict[str, Any] = json.loads((state_dir / RANK_STEPS / str(rank)).read_text())
+    except FileNotFoundError:
+        return None
+    return told
+
+
 def forget_progress(state_dir: Path) -> None:
     """Remove what ranks of an earlier epoch have left in the folder."""
     (state_dir / FILE_NAME).unlink(missing_ok=True)
-    if (state_dir / PHASES).exists():
-        shutil.rmtree(state_dir / PHASES)
+    for folder in (state_dir / PHASES, state_dir / RANK_STEPS):
+        if folder.exists():
+            shutil.rmtree(folder)
 
 
 def _replace(target: Path, text: str) -> None:

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from grpo_workload.contract import Progress
 from grpo_workload.metrics import MetricsLog
-from grpo_workload.progress import write_phase, write_progress
+from grpo_workload.progress import write_phase, write_progress, write_rank_step
 from grpo_workload.rank_metrics import RankStep
+from grpo_workload.tracking import Trackers
 from grpo_workload.types import Sample
 
 SAMPLES_PER_STEP = 4
@@ -49,7 +50,7 @@ class Report(Protocol):
 
 
 class RankReport:
-    """For ranks other than 0: what they would tell is the same, except which phase they are in."""
+    """For ranks other than 0: what they would tell is the same, except which phase they are in, and their own part in a step."""
 
     def __init__(self, state_dir: Path, rank: int) -> None:
         self._state_dir, self._rank = state_dir, rank
@@ -58,7 +59,9 @@ class RankReport:
         """See `Report.phase`."""
         write_phase(self._state_dir, self._rank, phase)
 
-    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]) -> None:
+        """See `Report.step`."""
+        _tell_own_step(self._state_dir, self._rank, ranks)
 
     def saved(self, step: int, folder: Path) -> None: ...
 
@@ -66,11 +69,14 @@ class RankReport:
 
 
 class RunReport:
-    """`metrics.jsonl`, `ranks.jsonl` and `completions.jsonl` in the run's folder, and the progress file at each phase and step."""
+    """`metrics.jsonl`, `ranks.jsonl` and `completions.jsonl` in the run's folder, trackers, the progress file at each phase and step."""
 
-    def __init__(self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int) -> None:
-        """A run of `total_steps` that stands at `step`: lines of later steps, which an interrupted run has left, are dropped."""
-        self._state_dir = state_dir
+    def __init__(self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int, trackers: Trackers | None = None) -> None:
+        """A run of `total_steps` that stands at `step`: lines of later steps, which an interrupted run has left, are dropped.
+
+        `trackers` have been started.
+        """
+        self._state_dir, self._trackers = state_dir, trackers
         self._metrics = MetricsLog(run_dir / "metrics.jsonl", resume_step=step)
         self._ranks = MetricsLog(run_dir / "ranks.jsonl", resume_step=step)
         self._completions = MetricsLog(run_dir / "completions.jsonl", resume_step=step)
@@ -91,6 +97,10 @@ class RunReport:
         for sample in list(reversed(of_each_prompt.values()))[:SAMPLES_PER_STEP]:
             text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
             self._completions.write(step, text)
+        _tell_own_step(self._state_dir, 0, ranks)
+        if self._trackers is not None:
+            self._trackers.log(step + 1, metrics)
+            metrics = {**metrics, **self._trackers.failed}
         logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
         now = time.monotonic()
         # From end to end: what a step takes beside its own parts, such as saving, is no sign of a hang either.
@@ -115,7 +125,14 @@ class RunReport:
         self._metrics.close()
         self._ranks.close()
         self._completions.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def _tell(self, **changes: object) -> None:
         self._progress = self._progress.model_copy(update=changes)
         write_progress(self._state_dir, self._progress)
+
+
+def _tell_own_step(state_dir: Path, rank: int, ranks: Sequence[RankStep]) -> None:
+    for own in (one for one in ranks if one.rank == rank):
+        write_rank_step(state_dir, rank, own.as_json())

@@ -30,6 +30,7 @@ from grpo_workload.prefetch import PromptLoader
 from grpo_workload.report import RankReport, Report, RunReport
 from grpo_workload.rewards import Reward, build_rewards
 from grpo_workload.tasks import load_prompts
+from grpo_workload.tracking import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
+    trackers = Trackers(config, contract.job, data_dir)
+    on_main(lambda: trackers.start(resumed.state.step if resumed is not None else 0))
     # Before what takes longest to load, so that workers load beside it.
     prompts = PromptLoader(
         source,
@@ -116,7 +119,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     branch, known = on_main(lambda: begin_branch(run_dir, epoch=contract.epoch, step=start.step))
     report: Report = RankReport(state_dir, rank)
     if rank == 0:
-        report = RunReport(run_dir, state_dir, total_steps=training.max_steps, step=start.step)
+        report = RunReport(run_dir, state_dir, total_steps=training.max_steps, step=start.step, trackers=trackers)
     return Run(
         config=config,
         rank=rank,

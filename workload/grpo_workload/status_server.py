@@ -6,16 +6,15 @@ The launcher answers, not the ranks: they may be stuck in a collective.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
+from grpo_workload.collector import TrainingCollector
 from grpo_workload.contract import Outcome, Progress
 from grpo_workload.peers import Ended, Identity
 from grpo_workload.progress import read_phases, read_progress
@@ -68,43 +67,10 @@ class Status:
         return written.model_copy(update={"rank_phases": rank_phases} | ({"phase": self.phase} if self.outcome else {}))
 
 
-class ProgressCollector(Collector):
-    """Prometheus' view of `Progress`."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Gauges of the numbers that are known."""
-        progress = self._status.progress()
-        contract = self._status.place.contract
-        labels = {"namespace": contract.job.namespace, "grpojob": contract.job.name, "pod": self._status.place.member.pod}
-        numbers = {
-            "grpo_ready": ("Whether the ranks of this pod run.", float(self._status.ready)),
-            "grpo_epoch": ("Epoch of the job.", contract.epoch),
-            "grpo_step": ("Optimizer steps finished.", progress.step),
-            "grpo_total_steps": ("Optimizer steps to take.", progress.total_steps),
-            "grpo_step_age_seconds": ("Seconds since the last step was finished.", progress.age_seconds),
-            "grpo_reward": ("Mean reward of the last step.", progress.reward),
-            "grpo_tokens_per_second": ("Tokens per second of the last step.", progress.tokens_per_second),
-            "grpo_weight_version": ("Version of the weights that generate.", progress.weight_version),
-            "grpo_checkpoint_step": ("Step of the newest checkpoint.", progress.checkpoint_step),
-        }
-        for name, (description, value) in numbers.items():
-            if value is not None:
-                gauge = GaugeMetricFamily(name, description, labels=list(labels))
-                gauge.add_metric(list(labels.values()), value)
-                yield gauge
-        metrics = GaugeMetricFamily("grpo_metric", "The last step's metrics under TRL's names.", labels=[*labels, "name"])
-        for name, value in progress.metrics.items():
-            metrics.add_metric([*labels.values(), name], value)
-        yield metrics
-
-
 def application(status: Status) -> web.Application:
     """GET /identity, /healthz, /readyz, /progress, /metrics."""
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(status))
+    registry.register(TrainingCollector(status.place, is_ready=lambda: status.ready, has_ended=lambda: status.outcome is not None))
 
     async def identity(_: web.Request) -> web.Response:
         return web.json_response(text=status.identity().model_dump_json(by_alias=True))
