@@ -14,12 +14,12 @@ from pydantic import Field, JsonValue
 
 from grpo_workload.inputs import DatasetConfig, ModelConfig, RewardConfig
 from grpo_workload.section import Name, Rule, Section, Text, dump
+from grpo_workload.tracking_config import TrackingConfig
 
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
 
 
-class TrainingConfig(Section):
+class TrainingConfig(TrackingConfig):
     """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions over all ranks, whatever their number."""
 
     num_generations: int = Field(8, ge=2, le=1024, description="Completions sampled for each prompt: the group of GRPO.")
@@ -60,9 +60,6 @@ class TrainingConfig(Section):
     scale_rewards: Literal["group", "batch", "none"] = Field("group", description="What advantages are divided by: a standard deviation.")
     mask_truncated_completions: bool = Field(False, description="Leave completions cut at maxCompletionLength out of the loss.")
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
-    report_to: tuple[Tracker, ...] = Field((), max_length=3, description="Trackers that are told each step's metrics: see docs/metrics.md.")
-    run_name: Text | None = Field(None, description="Name of the run in trackers: the job's when not set.")
-    project: Text = Field("grpo", description="Project of wandb, experiment of mlflow; WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME go first.")
 
 
 ALL_LINEAR = "all-linear"

@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from grpo_workload.contract import Progress
 from grpo_workload.metrics import MetricsLog
 from grpo_workload.progress import write_phase, write_progress, write_rank_step
 from grpo_workload.rank_metrics import RankStep
-from grpo_workload.tracking import Trackers
 from grpo_workload.types import Sample
+
+if TYPE_CHECKING:
+    from grpo_workload.tracking import Trackers
 
 SAMPLES_PER_STEP = 4
 """Prompts of which one completion a step is kept for people to read."""
