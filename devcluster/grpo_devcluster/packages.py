@@ -1,4 +1,4 @@
-"""Debian packages that the nodes and the image builds need; installed only where one is missing."""
+"""Debian packages that the nodes, the image builds and tests need; installed only where one is missing."""
 
 import os
 import shutil
@@ -17,6 +17,7 @@ NODE = {
     "containernetworking-plugins": "/usr/lib/cni/bridge",
 }
 IMAGES = {"debootstrap": "debootstrap", "buildah": "buildah"}
+METRICS = {"prometheus": "promtool"}
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:

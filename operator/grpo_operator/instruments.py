@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Hashable
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, Info, PlatformCollector, ProcessCollector
 
@@ -81,6 +81,12 @@ class Instruments:
             buckets=_SLOW,
             registry=registry,
         )
+        for result in get_args(Result):  # all that can be told is told from the start, as 0: rates see the first one too
+            self._passes.labels(result)
+        for result in ("answered", "silent"):
+            self._answers.labels(result)
+        for attempt in ("first", "later"):
+            self._applied.labels(attempt)
         self._noticed: dict[Hashable, float] = {}
         self._in_pass: dict[Hashable, float] = {}
         self._failing: set[Hashable] = set()

@@ -1,11 +1,11 @@
 """One control plane for all API tests: tests keep apart by namespace."""
 
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launcher import free_ports
 from operator_fixture import Jobs, Operator, install_chart
 
 from grpo_devcluster import binaries, kube
@@ -49,10 +49,9 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def operator(control_plane: ControlPlane, kubectl: Kubectl) -> Iterator[Operator]:
     """The operator, running."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    process = Operator(install_chart(control_plane, kubectl), control_plane.state / "logs" / "operator.log", port)
+    port, metrics_port = free_ports(2)
+    log = control_plane.state / "logs" / "operator.log"
+    process = Operator(install_chart(control_plane, kubectl), log, port, metrics_port)
     process.start()
     yield process
     process.kill()

@@ -55,8 +55,8 @@ def wait_for_crd(kubectl: Any) -> None:
 class Operator:
     """Starts and kills the operator's process."""
 
-    def __init__(self, kubeconfig: Path, log: Path, port: int) -> None:
-        self.kubeconfig, self.log, self._port = kubeconfig, log, port
+    def __init__(self, kubeconfig: Path, log: Path, port: int, metrics_port: int | None = None) -> None:
+        self.kubeconfig, self.log, self._port, self.metrics_port = kubeconfig, log, port, metrics_port
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -64,6 +64,8 @@ class Operator:
         if self._process is not None:
             return
         command = [sys.executable, "-m", "grpo_operator", "run", "--no-progress", "--liveness-port", str(self._port)]
+        if self.metrics_port is not None:
+            command += ["--metrics-port", str(self.metrics_port)]
         with self.log.open("ab") as log:
             environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -1,0 +1,193 @@
+"""Metrics of a real operator and of real launchers in a real Prometheus: dashboard and alerts find what they ask for."""
+
+import json
+import math
+import re
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import World
+from operator_fixture import Jobs, Operator, make_job, outcome
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_fixture import Prometheus, promtool, render_monitoring, scrape_config, write_rules
+
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.api
+
+# A step every 0.2 s, told by the real reports. There is no GPU to ask here: its figures are made up.
+TRAINING = """
+    from grpo_workload.metrics import summarise
+    from grpo_workload.rank_metrics import DeviceUse, RankStep, summarise_ranks
+    from grpo_workload.report import RankReport, RunReport
+    from grpo_workload.rewards import RewardTable
+    use = DeviceUse(gpu_utilization=75.0, memory_used_peak=2**36, memory_allocated_peak=2**34, memory_reserved_peak=2**35)
+    ranks = [
+        RankStep(rank=rank, seconds={"prompts": 0.01, "generate": 0.1 + rank / 10, "reward": 0.01, "journal": 0.01, "train": 0.05},
+                 generated_tokens=40, sample_tokens=60, longest_sample_tokens=20, trained_tokens=50, fed_tokens=60, device=use)
+        for rank in range(3)
+    ]
+    table = RewardTable(names=["accuracy"], values=[[1.0, 0.0, 1.0, 1.0]], totals=[1.0, 0.0, 1.0, 1.0])
+    step_metrics = summarise(table, num_generations=2, scale_rewards="group", prompt_lengths=[5] * 4, completion_lengths=[9, 10, 11, 10],
+                             truncated=[False] * 4, step_time=0.2)
+    step_metrics |= {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.5} | summarise_ranks(ranks)
+    report = RunReport(STATE.parent / "run", STATE, total_steps=10_000, step=0) if RANK == 0 else RankReport(STATE, RANK)
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    step = 0
+    while not asked:
+        report.phase("Training")
+        report.step(step, step_metrics, [], ranks)
+        step += 1
+        time.sleep(0.2)
+"""
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, dict[str, Any]]:
+    return render_monitoring()
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two pods of 2 + 1 ranks that train."""
+    world = World(tmp_path_factory.mktemp("launchers"), [2, 1], TRAINING)
+    world.start()
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def own_jobs(operator: Operator, kubectl: Any) -> Iterator[Jobs]:
+    operator.start()
+    name = f"metrics-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    yield Jobs(kubectl, name)
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    operator: Operator, own_jobs: Jobs, launchers: World, rendered: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """It scrapes from before the first job: one is restarted while it looks, and one fails."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    pods = {
+        f"127.0.0.1:{pod.port}": {"namespace": "ns", "pod": pod.name, "__meta_kubernetes_pod_label_training_grpo_dev_job": "job"}
+        for pod in launchers.pods
+    }
+    service = {f"127.0.0.1:{operator.metrics_port}": {"namespace": "grpo-system", "service": "grpo-operator-metrics"}}
+    scrape_configs = [
+        scrape_config("grpo-operator", rendered["ServiceMonitor"]["spec"]["endpoints"][0], service),
+        scrape_config("grpo-jobs", rendered["PodMonitor"]["spec"]["podMetricsEndpoints"][0], pods),
+    ]
+    server = Prometheus(folder, scrape_configs, write_rules(folder, rendered))
+    try:
+        server.wait_for_targets(3)
+        own_jobs.apply(make_job("restarted", failurePolicy={"backoffSeconds": 0}))
+        own_jobs.apply(make_job("failed", failurePolicy={"maxRestarts": 0}))
+        for name in ("restarted", "failed"):
+            own_jobs.wait_for(name, "Running", "True")
+            own_jobs.finish_pod(f"{name}-b-0", 70, outcome(70, "RankFailed", "rank 2: no luck"))
+        own_jobs.wait_for("failed", "Failed", "True")
+        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["epoch"] == 1, "the second attempt", 40)
+        yield server
+    finally:
+        server.close()
+
+
+def _queries(rendered: dict[str, dict[str, Any]]) -> list[str]:
+    """Every query of the dashboard, as Grafana asks it with all namespaces and jobs chosen."""
+    dashboard = json.loads(rendered["ConfigMap"]["data"]["grpo.json"])
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    variables = [v["query"]["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    asked += [re.sub(r"label_values\((.+), (\w+)\)", r"count by (\2) (\1)", query) for query in variables]
+    words = {"$namespace": ".*", "$grpojob": ".*", "$__rate_interval": "1m"}
+    for word, value in words.items():
+        asked = [query.replace(word, value) for query in asked]
+    assert not [query for query in asked if "$" in query]
+    return asked
+
+
+def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus, rendered: dict[str, dict[str, Any]]) -> None:
+    waiting = set(_queries(rendered))
+    assert len(waiting) > 35
+
+    def all_answered() -> bool:
+        for query in sorted(waiting):
+            if any(not math.isnan(value) for _, value in prometheus.query(query)):
+                waiting.discard(query)
+        return not waiting
+
+    try:
+        wait_until(all_answered, "data for every query", 30, interval=0.5)
+    except TimeoutError:
+        pytest.fail("no data for:\n" + "\n".join(sorted(waiting)))
+
+
+def test_every_metric_of_an_alert_exists_and_a_job_that_failed_is_told_of(
+    prometheus: Prometheus, own_jobs: Jobs, rendered: dict[str, dict[str, Any]]
+) -> None:
+    rules = [rule for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
+    names = {name for rule in rules for name in re.findall(r"grpo_\w+", rule["expr"])}
+    missing = [name for name in sorted(names) if not prometheus.query(f"count({name})")]
+    assert not missing
+    firing = f'ALERTS{{alertname="GRPOJobFailed",alertstate="firing",namespace="{own_jobs.namespace}"}}'
+    wait_until(lambda: bool(prometheus.query(firing)), "the alert of the failed job", 20)
+    loaded = [rule for group in prometheus.api("rules")["groups"] for rule in group["rules"]]
+    assert {rule["name"]: rule["health"] for rule in loaded} == {rule["alert"]: "ok" for rule in rules}
+    alerts = [alert for alert in prometheus.api("alerts")["alerts"] if alert["labels"]["alertname"] == "GRPOJobFailed"]
+    assert f"GRPOJob {own_jobs.namespace}/failed has failed" in [alert["annotations"]["summary"] for alert in alerts]
+
+
+def test_metrics_are_labelled_by_who_knows(prometheus: Prometheus, own_jobs: Jobs) -> None:
+    (step,) = prometheus.query("grpo_step")
+    assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {"namespace": "ns", "grpojob": "job", "pod": "pod-0"}
+    assert not prometheus.query('{exported_namespace!=""}')
+
+    def ranks() -> list[tuple[str, str, float]]:
+        found = prometheus.query("grpo_rank_gpu_utilization_ratio")
+        return sorted((labels["pod"], labels["rank"], value) for labels, value in found)
+
+    wait_until(lambda: len(ranks()) == 3, "the figures of three ranks", 60)
+    assert ranks() == [("pod-0", "0", 0.75), ("pod-0", "1", 0.75), ("pod-1", "2", 0.75)]
+    restarts = prometheus.query(f'grpo_operator_restarts_total{{namespace="{own_jobs.namespace}"}}')
+    assert [(labels["reason"], value) for labels, value in restarts] == [("RankFailed", 1.0)]
+    kinds = prometheus.query('count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})')
+    assert {labels["kind"] for labels, _ in kinds} == {"GRPOJob", "Event", "Service", "NetworkPolicy", "ConfigMap", "StatefulSet"}
+
+
+def _jobs_by_phase(operator: Operator, namespace: str) -> dict[str, float]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics", timeout=5) as response:
+            text = response.read().decode()
+    except OSError:  # it is not there yet
+        return {}
+    samples = [s for family in text_string_to_metric_families(text) if family.name == "grpo_operator_jobs" for s in family.samples]
+    return {s.labels["phase"]: s.value for s in samples if s.labels["namespace"] == namespace and s.value}
+
+
+def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: Prometheus, operator: Operator, own_jobs: Jobs) -> None:
+    assert prometheus.query(f'grpo_operator_jobs{{namespace="{own_jobs.namespace}",phase="Failed"}}')
+    own_jobs.wait_for("restarted", "Running", "True")
+    with operator.down():
+        own_jobs("delete", "grpojob", "failed")
+        own_jobs.apply(make_job("third", suspend=True))
+    expected = {"Running": 1.0, "Suspended": 1.0}
+    wait_until(lambda: _jobs_by_phase(operator, own_jobs.namespace) == expected, f"{expected} after a restart", 30)
+    own_jobs("delete", "grpojob", "restarted", "third")
+    wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 20)
+
+
+def test_rules_are_sound_and_alerts_fire_when_they_should(rendered: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    rules = write_rules(tmp_path, rendered)
+    assert "SUCCESS" in promtool("check", "rules", str(rules))
+    cases = Path(__file__).with_name("alerts.yaml").read_text().replace("RULES", str(rules))
+    (tests := tmp_path / "tests.yaml").write_text(cases)
+    assert "SUCCESS" in promtool("test", "rules", str(tests))
+    tested = set(re.findall(r'alertname="(\w+)"', cases))
+    assert tested == {rule["alert"] for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]}
