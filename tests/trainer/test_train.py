@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_workload.contract import ExitCode, Progress
 from grpo_workload.tasks import PromptSource
@@ -25,6 +26,7 @@ def make_config(model, *, max_steps, engine="Transformers"):
             "learningRate": 1e-3,
             "lrSchedulerType": "constant",
             "maxCompletionLength": 6,
+            "reportTo": ["tensorboard"],
         },
         "generation": {"engine": engine, "maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
         "storage": {"checkpointEverySteps": 1000, "keep": 1},
@@ -70,6 +72,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     )
     assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
     assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
+    told = EventAccumulator(str(stopped / "tensorboard")).Reload().Scalars("reward")
+    assert [(event.step, event.value) for event in told] == [(line["step"] + 1, pytest.approx(line["reward"])) for line in curve(stopped)]
     ranks = [json.loads(line) for line in (stopped / "ranks.jsonl").read_text().splitlines()]
     assert [line["step"] for line in ranks] == list(range(step + 2))
     for line, whole in zip(ranks, curve(stopped), strict=True):

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from jobs import world
 
 from grpo_devcluster import binaries
 from grpo_operator import names
+from grpo_operator.builders import manifests
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "grpo-operator"
@@ -125,9 +127,73 @@ def test_network_policy_lets_progress_through(helm: Path) -> None:
     assert spec["egress"][1]["to"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "grpo-operator"}
 
 
+MONITORING = ["metrics.enabled", *(f"metrics.{o}.enabled" for o in ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard"))]
+
+
+def _monitoring(*values: str) -> list[str]:
+    return [part for value in [*(f"{name}=true" for name in MONITORING), *values] for part in ("--set", value)]
+
+
+def test_metrics_are_off_and_all_of_them_can_be_on(helm: Path) -> None:
+    kinds = {"Service", "ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
+    assert not kinds & render(helm).keys()
+    objects = render(helm, *_monitoring("metrics.port=9100", "metrics.podMonitor.labels.release=prometheus"))
+    assert kinds <= objects.keys()
+    pod = objects["Deployment"]["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert "--metrics-port=9100" in container["args"]
+    (port,) = [port["name"] for port in container["ports"] if port["containerPort"] == 9100]
+    service = objects["Service"]
+    assert service["spec"]["ports"][0]["targetPort"] == port
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    monitor = objects["ServiceMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert objects["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+    assert objects["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_launchers_are_found_by_the_labels_and_the_port_that_their_pods_have(helm: Path) -> None:
+    made, topology = world()
+    templates = [child["spec"]["template"] for child in manifests(made, topology, 0) if child["kind"] == "StatefulSet"]
+    monitor = render(helm, *_monitoring())["PodMonitor"]["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    for template in templates:
+        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+    label = endpoint["relabelings"][0]["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_")
+    assert label == re.sub(r"\W", "_", names.LABEL_JOB)
+    assert monitor["namespaceSelector"] == {"any": True}
+    chosen = render(helm, *_monitoring("watchNamespaces={a,b}"))["PodMonitor"]["spec"]["namespaceSelector"]
+    assert chosen == {"matchNames": ["a", "b"]}
+
+
+def test_network_policy_lets_a_scrape_in_when_there_is_something_to_scrape(helm: Path) -> None:
+    def ports(*args: str) -> list[str]:
+        policy = render(helm, "--set", "networkPolicy.enabled=true", *args)["NetworkPolicy"]
+        return [port["port"] for port in policy["spec"]["ingress"][0]["ports"]]
+
+    assert ports() == ["health"]
+    assert ports("--set", "metrics.enabled=true") == ["health", "metrics"]
+
+
+def test_a_monitor_of_an_operator_without_metrics_is_refused(helm: Path) -> None:
+    with pytest.raises(ValueError, match=r"metrics\.serviceMonitor\.enabled needs metrics\.enabled"):
+        render(helm, "--set", "metrics.serviceMonitor.enabled=true")
+
+
 @pytest.mark.parametrize(
     "value",
-    ["imagee.tag=x", "image.pullPolicy=Sometimes", "replicas=2", "watchNamespaces=team-a", "watchNamespaces={Team}", "crds.install=1"],
+    [
+        "metrics.port=8080",
+        "metrics.podMonitor.interval=often",
+        "imagee.tag=x",
+        "image.pullPolicy=Sometimes",
+        "replicas=2",
+        "watchNamespaces=team-a",
+        "watchNamespaces={Team}",
+        "crds.install=1",
+    ],
 )
 def test_a_mistaken_value_is_refused(helm: Path, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications of the schema"):
