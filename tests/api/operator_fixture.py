@@ -70,6 +70,11 @@ class Operator:
             environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started, and has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def kill(self) -> None:
         """End it without a farewell."""
         if self._process is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import World
+from launcher import World, free_ports
 from operator_fixture import Jobs, Operator, make_job, outcome
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_fixture import Prometheus, promtool, render_monitoring, scrape_config, write_rules
@@ -181,6 +181,17 @@ def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: P
     wait_until(lambda: _jobs_by_phase(operator, own_jobs.namespace) == expected, f"{expected} after a restart", 30)
     own_jobs("delete", "grpojob", "restarted", "third")
     wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 20)
+
+
+def test_a_port_that_is_taken_ends_the_operator_with_a_line(operator: Operator, tmp_path: Path) -> None:
+    other = Operator(operator.kubeconfig, tmp_path / "operator.log", *free_ports(1), operator.metrics_port)
+    operator.start()
+    other.start()
+    try:
+        complaint = f"--metrics-port {operator.metrics_port}: "
+        wait_until(lambda: complaint in other.log.read_text() and other.has_ended, "the end of the other operator", 30)
+    finally:
+        other.kill()
 
 
 def test_rules_are_sound_and_alerts_fire_when_they_should(rendered: dict[str, dict[str, Any]], tmp_path: Path) -> None:

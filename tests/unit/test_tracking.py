@@ -17,7 +17,7 @@ from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import JobRef
 from grpo_workload.progress import read_progress
 from grpo_workload.report import RunReport
-from grpo_workload.tracking import GLOBAL_STEP, Trackers
+from grpo_workload.tracking import GLOBAL_STEP, QUIET, Trackers
 
 JOB = JobRef(namespace="ns", name="arithmetic", uid="6f0c")
 
@@ -27,8 +27,10 @@ def no_trackers_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in [name for name in os.environ if name.startswith(("WANDB", "MLFLOW"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # what a run sets is taken back
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):  # what a run sets is taken back
+        monkeypatch.setenv(name, "")
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
     PartialState(cpu=True)  # as the ranks have one, by then
     yield
     wandb.teardown()  # it keeps the variables that it has found first

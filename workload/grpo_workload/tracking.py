@@ -31,6 +31,8 @@ BACKLOG = 1000
 GLOBAL_STEP = "train/global_step"
 """Weights & Biases' x-axis, as transformers has it: its own step may not go back, which a run that goes on from a checkpoint does."""
 RUN_TAG = "grpo.run"
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+"""Unless the container says otherwise, libraries tell the tracker alone of the run, and not their makers."""
 
 _CURES = {
     "tensorboard": "can the run's folder be written?",
@@ -62,6 +64,8 @@ class Trackers:
         Raises ValueError, with the field and a cure, for one that cannot.
         """
         self._run_dir.mkdir(parents=True, exist_ok=True)
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
         make: dict[str, Callable[[], GeneralTracker]] = {
             "tensorboard": lambda: self._tensorboard(step),
             "wandb": self._wandb,
@@ -70,6 +74,8 @@ class Trackers:
         self._workers = [_Worker(name, make[name]) for name in self._wanted]
         for worker in self._workers:
             if (error := worker.started(START_SECONDS)) is not None:
+                self._workers.remove(worker)
+                self.close()
                 raise ValueError(f"training.reportTo: {worker.name} does not begin: {error}; {_CURES[worker.name]}, or leave it out")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
