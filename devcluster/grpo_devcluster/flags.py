@@ -76,7 +76,8 @@ def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[P
         f"--kubelet-client-key={kubelet_key}",
         "--kubelet-preferred-address-types=InternalIP",
         "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
+        # As OpenShift: whoever makes children that hold up the deletion of their owner needs rights to its finalizers.
+        "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
         f"--service-account-key-file={pki.service_account_public}",
         f"--service-account-signing-key-file={pki.service_account_key}",

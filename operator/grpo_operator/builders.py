@@ -21,9 +21,10 @@ SAVE_SECONDS = 300
 _UID = 65532
 
 
-def manifests(job: Job, topology: Topology, epoch: int, avoid: Sequence[str] = ()) -> list[Manifest]:
+def manifests(job: Job, topology: Topology, epoch: int, avoid: Sequence[str] = (), *, policies: bool = True) -> list[Manifest]:
     """Every child of an epoch, in the order in which they are applied; its pods keep away from the nodes `avoid` if they can."""
-    shared = [service(job), network_policy(job), contract_map(job, topology, epoch)]
+    guard = [network_policy(job)] if policies else []
+    shared = [service(job), *guard, contract_map(job, topology, epoch)]
     return [*shared, *(statefulset(job, group, epoch, avoid) for group in topology.groups)]
 
 

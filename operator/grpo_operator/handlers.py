@@ -31,6 +31,8 @@ class Options:
 
     ask_progress: bool = True
     metrics_port: int | None = None
+    read_nodes: bool = True
+    network_policies: bool = True
 
 
 def registry(options: Options) -> kopf.OperatorRegistry:
@@ -74,7 +76,14 @@ class _State:
             await self._cluster.close()
             raise kopf.TemporaryError(f"the cluster has no {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/", delay=5)
         self._progress = HttpProgress() if self._options.ask_progress else NoProgress()
-        reconciler = Reconciler(self._cluster, self._progress, lambda: datetime.now(UTC), self._instruments)
+        reconciler = Reconciler(
+            self._cluster,
+            self._progress,
+            lambda: datetime.now(UTC),
+            self._instruments,
+            read_nodes=self._options.read_nodes,
+            network_policies=self._options.network_policies,
+        )
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, self._instruments)
         self._resync = asyncio.create_task(self._wake_all(), name="resync")
         if self._options.metrics_port is not None:

@@ -42,10 +42,23 @@ class Key:
 
 
 class Reconciler:
-    """Brings one job at a time closer to what its spec says."""
+    """Brings one job at a time closer to what its spec says.
 
-    def __init__(self, cluster: Cluster, progress: ProgressSource, clock: Callable[[], datetime], instruments: Instruments) -> None:
+    `read_nodes`: whether nodes of silent pods are looked at; `network_policies`: whether jobs get theirs, or lose what they have.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        progress: ProgressSource,
+        clock: Callable[[], datetime],
+        instruments: Instruments,
+        *,
+        read_nodes: bool = True,
+        network_policies: bool = True,
+    ) -> None:
         self._cluster, self._progress, self._clock, self._instruments = cluster, progress, clock, instruments
+        self._read_nodes, self._network_policies = read_nodes, network_policies
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. Returns the seconds until the next one is due without a wake, None for never.
@@ -103,7 +116,7 @@ class Reconciler:
         if reason := await self._claim_obstacle(job, topology):
             return reason
         try:
-            for manifest in manifests(job, topology, epoch):
+            for manifest in manifests(job, topology, epoch, policies=self._network_policies):
                 await self._cluster.apply(manifest, dry_run=True)
         except ForeignError as error:
             return Reason.NAME_TAKEN, str(error)
@@ -133,10 +146,11 @@ class Reconciler:
         others = [child for kind in CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)]
         observed = observe(job.uid, pods=pods, others=others)
         lost = {}
-        for name in sorted(suspects(observed, was_running=status.running_time is not None)):
+        looked_at = suspects(observed, was_running=status.running_time is not None) if self._read_nodes else ()
+        for name in sorted(looked_at):
             try:
                 since = lost_since(await self._cluster.node(name), now)
-            except ForbiddenError:  # an install without cluster-wide roles: pods that overstay their grace tell as much, later
+            except ForbiddenError:  # roles without nodes: pods that overstay their grace tell as much, later
                 break
             if since is not None:
                 lost[name] = since
@@ -166,7 +180,8 @@ class Reconciler:
             await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
         if decided.replicas == "keep" or decided.status.epoch is None:
             return
-        wanted = manifests(job, topology, decided.status.epoch, [node.name for node in decided.status.avoid_nodes])
+        avoid = [node.name for node in decided.status.avoid_nodes]
+        wanted = manifests(job, topology, decided.status.epoch, avoid, policies=self._network_policies)
         for manifest in wanted:
             if decided.replicas != "run":
                 if manifest["kind"] != "StatefulSet":
@@ -175,7 +190,7 @@ class Reconciler:
                 if not (engine and decided.replicas == "engines"):
                     manifest["spec"]["replicas"] = 0
             await self._cluster.apply(manifest)
-        # Contracts of earlier epochs, and groups that were taken out of the spec while the job was suspended.
+        # Contracts of earlier epochs, groups taken out of the spec while the job was suspended, a policy that is no longer wanted.
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
         for child in observed.children:
             if (child.kind, child.name) not in kept:
