@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import statistics
 import sys
 import tempfile
@@ -102,10 +101,8 @@ def main(kills: int, replicas: int) -> None:
         def kubectl(*args: str, stdin: str | None = None) -> str:
             return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        operator = Operator(install_chart(plane, kubectl), Path(scratch) / "operator.log", port)
+        release = install_chart(plane, kubectl)
+        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments)
         operator.start()
         kubectl("create", "namespace", "bench")
         jobs = Jobs(kubectl, "bench")

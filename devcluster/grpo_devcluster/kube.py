@@ -28,6 +28,15 @@ def kubectl(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
+def helm(kubeconfig: Path, *args: str) -> str:
+    """Run the helm that was built with the cluster; its output, or a RuntimeError with its complaint."""
+    command = [str(binaries.binary("helm")), f"--kubeconfig={kubeconfig}", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"helm {' '.join(args)}: {done.stderr.strip()} {done.stdout.strip()}".strip())
+    return done.stdout
+
+
 def apply(kubeconfig: Path, manifests: Sequence[Manifest]) -> None:
     """Server-side apply, all in one call."""
     text = yaml.safe_dump_all([dict(m) for m in manifests])

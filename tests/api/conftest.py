@@ -4,9 +4,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import audit
 import pytest
 from launcher import free_ports
-from operator_fixture import Jobs, Operator, install_chart
+from operator_fixture import Jobs, Operator, Release, install_chart
 
 from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
@@ -40,6 +41,16 @@ def kubectl(kubeconfig: Path) -> Kubectl:
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[str]:
     """A namespace of the test's own, removed after it without waiting."""
+    yield from _namespace(kubectl)
+
+
+@pytest.fixture
+def other_namespace(kubectl: Kubectl) -> Iterator[str]:
+    """One more."""
+    yield from _namespace(kubectl)
+
+
+def _namespace(kubectl: Kubectl) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
     yield name
@@ -47,14 +58,20 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def operator(control_plane: ControlPlane, kubectl: Kubectl) -> Iterator[Operator]:
-    """The operator, running."""
-    port, metrics_port = free_ports(2)
+def release(control_plane: ControlPlane, kubectl: Kubectl) -> Release:
+    """A cluster-wide installation."""
+    return install_chart(control_plane, kubectl)
+
+
+@pytest.fixture(scope="session")
+def operator(control_plane: ControlPlane, release: Release) -> Iterator[Operator]:
+    """The operator, running. Whatever the tests made it do, its roles allowed."""
     log = control_plane.state / "logs" / "operator.log"
-    process = Operator(install_chart(control_plane, kubectl), log, port, metrics_port)
+    process = Operator(release.kubeconfig, log, release.arguments, metrics_port=free_ports(1)[0])
     process.start()
     yield process
     process.kill()
+    assert audit.denials(control_plane.audit_log, release.user) == []
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,21 +26,38 @@ NAMESPACE = "grpo-system"
 USER = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
 
 
-def install_chart(plane: ControlPlane, kubectl: Any) -> Path:
-    """Apply what `helm install` would, but for the Deployment; returns a kubeconfig of the chart's service account."""
+@dataclass(frozen=True)
+class Release:
+    """An installation by the chart, but for its pod: a process stands in for that, with its rights and its arguments."""
+
+    name: str
+    namespace: str
+    kubeconfig: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+
+def install_chart(plane: ControlPlane, kubectl: Any, *values: str, name: str = "grpo-operator", namespace: str = NAMESPACE) -> Release:
+    """Apply what `helm install` would, but for the Deployment; `values` are given to --set."""
     binaries.build("all")
-    helm = [str(binaries.binary("helm")), "template", "grpo-operator", str(ROOT / "charts/grpo-operator"), "--namespace", NAMESPACE]
+    chart = [name, str(ROOT / "charts/grpo-operator"), "--skip-tests", "--namespace", namespace, f"--set=fullnameOverride={name}"]
+    helm = [str(binaries.binary("helm")), "template", *chart, *(f"--set={value}" for value in values)]
     rendered = subprocess.run(helm, capture_output=True, text=True, check=True).stdout
-    objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] not in ("Deployment", "NetworkPolicy")]
-    kubectl("create", "namespace", NAMESPACE)
-    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    objects = [o for o in yaml.safe_load_all(rendered) if o]
+    container = next(o for o in objects if o["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    rest = [o for o in objects if o["kind"] not in ("Deployment", "NetworkPolicy")]
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))
+    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rest))
     wait_for_crd(kubectl)
-    token = kubectl("create", "token", "grpo-operator", "-n", NAMESPACE, "--duration=2h").strip()
+    token = kubectl("create", "token", name, "-n", namespace, "--duration=2h").strip()
     config = yaml.safe_load(plane.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
-    path = plane.state / "operator.kubeconfig"
+    path = plane.state / f"{namespace}.{name}.kubeconfig"
     path.write_text(yaml.safe_dump(config))
-    return path
+    return Release(name, namespace, path, tuple(container["args"]))
 
 
 def wait_for_crd(kubectl: Any) -> None:
@@ -52,18 +71,34 @@ def wait_for_crd(kubectl: Any) -> None:
     wait_until(established, "the CRD is established", 30, interval=0.2)
 
 
+def _free_port() -> int:
+    """For several operators on one machine. Not 0, which kopf takes for 80."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Operator:
     """Starts and kills the operator's process."""
 
-    def __init__(self, kubeconfig: Path, log: Path, port: int, metrics_port: int | None = None) -> None:
-        self.kubeconfig, self.log, self._port, self.metrics_port = kubeconfig, log, port, metrics_port
+    def __init__(
+        self,
+        kubeconfig: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "grpo_operator"),
+        *,
+        metrics_port: int | None = None,
+    ) -> None:
+        self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
+        self._arguments, self._program = arguments, program
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, if it does not run; returns when it has begun to watch."""
         if self._process is not None:
             return
-        command = [sys.executable, "-m", "grpo_operator", "run", "--no-progress", "--liveness-port", str(self._port)]
+        command = [sys.executable, *self._program, "run", *self._arguments, "--no-progress", f"--liveness-port={_free_port()}"]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port)]
         with self.log.open("ab") as log:

@@ -209,7 +209,7 @@ def test_pods_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
 
 def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:
     with ControlPlane(tmp_path / "plane", audit=False) as plane:
-        early = Operator(plane.kubeconfig, tmp_path / "operator.log", port=0)
+        early = Operator(plane.kubeconfig, tmp_path / "operator.log")
         early.start()
         try:
             wait_until(lambda: "has no grpojobs.training.grpo.dev" in early.log.read_text(), "the operator's complaint", 30)

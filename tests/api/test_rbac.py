@@ -1,0 +1,172 @@
+"""The operator's roles, held against the audit log: every right is used, none is missing, and none reaches beyond its namespaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import audit
+import pytest
+import yaml
+from operator_fixture import Jobs, Operator, Release, install_chart, make_job, outcome
+
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.api
+
+FINALIZERS = ("training.grpo.dev", "grpojobs/finalizers", "update")
+AHEAD = Path(__file__).parent / "programs" / "operator_ahead.py"
+ENGINE = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+
+
+def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[str, Any]]:
+    where = ["role", "-n", namespace] if namespace else ["clusterrole"]
+    role: dict[str, Any] = json.loads(kubectl("get", *where, f"{release.namespace}.{release.name}", "-o", "json"))
+    return [role]
+
+
+def _bound_claim(jobs: Jobs) -> None:
+    """A claim with a volume behind it: the scheduler places no pod before."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
+    volume |= {"claimRef": {"namespace": jobs.namespace, "name": "runs"}, "persistentVolumeReclaimPolicy": "Retain"}
+    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": jobs.namespace}, "spec": volume})
+    claim = common | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": jobs.namespace}
+    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}, "spec": claim})
+
+
+def _drive(jobs: Jobs) -> None:
+    """One job through all that asks something of the API server: claim, engine anew, restart, another shape, completion, deletion."""
+    _bound_claim(jobs)
+    policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
+    jobs.apply(make_job("all", claim="runs", generation=ENGINE, failurePolicy=policy))
+    jobs.wait_for("all", "Running", "True")
+    jobs.finish_pod("all-gen-0", 70, outcome(70, "EngineDied", "killed"))
+    wait_until(lambda: jobs.get("grpo", "all")["status"]["restarts"]["total"] == 1, "the engine's restart", 30)
+    jobs.wait_for("all", "Running", "True")
+    unready = {"status": {"conditions": [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]}}
+    jobs("patch", "pod", "all-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(unready))
+    jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed"))
+    wait_until(lambda: jobs.get("grpo", "all")["status"].get("epoch") == 1, "the second attempt", 30)
+    jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.wait_for("all", "Suspended", "True", "Suspended")
+    shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}, "suspend": False}
+    jobs("patch", "grpo", "all", "--type=merge", "-p", json.dumps({"spec": shape}))
+    jobs.wait_for("all", "Running", "True")
+    jobs.finish_pod("all-a-0", 0, outcome(0))
+    jobs.wait_for("all", "Complete", "True")
+    jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 0}}')
+    wait_until(lambda: not jobs.list("grpo"), "the job is deleted", 30)
+
+
+@contextmanager
+def _running(plane: ControlPlane, release: Release, *more: str, program: tuple[str, ...] = ("-m", "grpo_operator")) -> Iterator[None]:
+    process = Operator(release.kubeconfig, plane.state / "logs" / f"{release.namespace}.log", [*release.arguments, *more], program)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def _loses_its_policy(jobs: Jobs) -> None:
+    jobs.wait_for("kept", "Running", "True")
+    wait_until(lambda: not jobs.list("networkpolicy", "training.grpo.dev/job=kept"), "the job has no policy any more", 30)
+    assert jobs.list("service", "training.grpo.dev/job=kept")
+
+
+def _begin(jobs: Jobs) -> None:
+    jobs.apply(make_job("kept"))
+    jobs.wait_for("kept", "Running", "True")
+    assert jobs.list("networkpolicy", "training.grpo.dev/job=kept")
+
+
+def test_cluster_wide_every_right_is_used_and_none_is_missing(
+    control_plane: ControlPlane, release: Release, operator: Operator, jobs: Jobs, kubectl: Any
+) -> None:
+    _drive(jobs)
+    _begin(jobs)
+    with operator.down(), _running(control_plane, release, "--no-network-policies"):
+        _loses_its_policy(jobs)
+    log = control_plane.audit_log
+    used = audit.used(log, release.user)
+    # No request of its own: the API server asks for it where a child that holds up its owner's deletion is made.
+    used |= {FINALIZERS} if ("apps", "statefulsets", "create") in used else set()
+    granted = audit.granted(_roles(kubectl, release, None))
+    assert granted - used == set()
+    assert used - granted == set()
+    assert audit.denials(log, release.user) == []
+
+
+def test_children_are_refused_without_the_right_to_finalizers(kubectl: Any, release: Release, jobs: Jobs) -> None:
+    """As on OpenShift; this API server runs the same admission plugin."""
+    jobs.apply(make_job("owner"))
+    jobs.wait_for("owner", "Running", "True")
+    child = jobs.list("configmap", "training.grpo.dev/job=owner")[0]
+    assert child["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] is True
+    child["metadata"] = {key: child["metadata"][key] for key in ("namespace", "ownerReferences")} | {"name": "child"}
+    rules = [rule for rule in _roles(kubectl, release, None)[0]["rules"] if "grpojobs/finalizers" not in rule["resources"]]
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fewer", "namespace": jobs.namespace}}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "fewer"}
+    subject = {"kind": "User", "name": "fewer", "apiGroup": "rbac.authorization.k8s.io"}
+    jobs("apply", "-f", "-", stdin=yaml.safe_dump(kind | {"kind": "Role", "rules": rules}))
+    jobs("apply", "-f", "-", stdin=yaml.safe_dump(kind | {"kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}))
+    create = ("create", "--dry-run=server", "-f", "-")
+    with pytest.raises(RuntimeError, match="cannot set blockOwnerDeletion"):
+        jobs(*create, "--as=fewer", stdin=yaml.safe_dump(child))
+    jobs(*create, f"--as={release.user}", stdin=yaml.safe_dump(child))
+
+
+def test_two_namespaced_releases_side_by_side(
+    control_plane: ControlPlane, operator: Operator, kubectl: Any, jobs: Jobs, other_namespace: str
+) -> None:
+    """Each with rights in its own namespace alone, without nodes, and the CRD left to another release."""
+    mine, theirs = jobs, Jobs(kubectl, other_namespace)
+    values = ("crds.install=false", "watchNamespaces={%s}")
+    first, second = (
+        install_chart(control_plane, kubectl, values[0], values[1] % each.namespace, name="team", namespace=each.namespace)
+        for each in (mine, theirs)
+    )
+    log = control_plane.audit_log
+    with operator.down():
+        theirs.apply(make_job("other"))
+        with _running(control_plane, first), _running(control_plane, second):
+            theirs.wait_for("other", "Running", "True")
+            _drive(mine)
+            _begin(mine)
+            for pod in ("other-a-0", "other-b-0"):
+                theirs.finish_pod(pod, 0, outcome(0))
+            theirs.wait_for("other", "Complete", "True")
+        with _running(control_plane, first, "--no-network-policies"):
+            _loses_its_policy(mine)
+        _lose_a_pod(control_plane, first, mine)
+    granted = audit.granted(_roles(kubectl, first, mine.namespace))
+    assert ("", "nodes", "get") not in granted
+    assert granted - audit.used(log, first.user) - {FINALIZERS} == set()
+    for release in (first, second):
+        assert audit.namespaces(log, release.user) == {release.namespace}
+        assert audit.denials(log, release.user) == []
+
+
+def _lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
+    """A pod whose kubelet never confirms its end, given up by the clock alone: a minute after its grace."""
+    jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": ["tests.example.com/silent-kubelet"]}}')
+    old = jobs.get("pod", "kept-b-0")["metadata"]["uid"]
+    jobs("delete", "pod", "kept-b-0", "--wait=false", "--grace-period=1")
+    with _running(plane, release, program=(str(AHEAD),)):
+        wait_until(lambda: _forced(plane, release), "the pod is deleted by force", 30)
+        jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+        wait_until(lambda: jobs.get("grpo", "kept")["status"].get("epoch") == 1, "the second attempt", 40)
+        jobs.wait_for("kept", "Running", "True")
+    assert jobs.get("pod", "kept-b-0")["metadata"]["uid"] != old
+    assert jobs.get("grpo", "kept")["status"]["lastFailure"]["pod"] == "kept-b-0"
+
+
+def _forced(plane: ControlPlane, release: Release) -> bool:
+    """Whether the operator has deleted the pod."""
+    lines = plane.audit_log.read_text().splitlines()
+    return any("/pods/kept-b-0" in line and '"verb":"delete"' in line and release.user in line for line in lines)
