@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome, wait_for_crd
 
 from grpo_devcluster import kube
@@ -198,13 +197,21 @@ def test_events_are_told_once(jobs: Jobs) -> None:
     assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running", "Scheduled"]
 
 
-def test_pods_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
+def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
     kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
-    _run(jobs, "strict")
-    pod = jobs.get("pod", "strict-a-0")["spec"]
-    assert pod["automountServiceAccountToken"] is False
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
-    assert yaml.safe_dump(pod).count("drop:") == 1
+    roomy = {"trainer": {"groups": [{"name": "a", "gpus": 4}]}, "training": {"promptsPerStep": 8}}
+    jobs.apply(make_job("colocate", **roomy))
+    jobs.apply(make_job("server", **roomy, generation={"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}))
+    jobs.apply(make_job("local", **roomy, generation={"topology": "NodeLocal", "nodeLocal": {"gpusPerNode": 1}}))
+    for name in ("colocate", "server", "local"):
+        jobs.wait_for(name, "Running", "True")
+    pods = {pod["metadata"]["name"]: pod["spec"] for pod in jobs.list("pod")}
+    assert set(pods) == {"colocate-a-0", "server-a-0", "server-gen-0", "local-a-0"}
+    for pod in pods.values():
+        assert pod["automountServiceAccountToken"] is False
+        assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    with pytest.raises(RuntimeError, match='violates PodSecurity "restricted'):
+        jobs("run", "loose", "--image=example.invalid/any")
 
 
 def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:

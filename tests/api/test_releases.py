@@ -1,0 +1,105 @@
+"""`helm` as people use it: the CRD changes owner and version under jobs that stay, and releases do not overlap.
+
+Nodes are fake, so the operator's pod becomes ready and runs nothing; the end-to-end tests run the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from operator_fixture import ROOT, Jobs, Operator, make_job
+
+from grpo_devcluster import kube
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+
+pytestmark = pytest.mark.api
+
+CHART = ROOT / "charts" / "grpo-operator"
+CRD = "crd/grpojobs.training.grpo.dev"
+Helm = Callable[..., str]
+
+
+@pytest.fixture
+def helm(control_plane: ControlPlane, kubectl: Any) -> Iterator[Helm]:
+    """`helm(...)`; whatever was installed is gone after the test, but for the CRD."""
+
+    def run(*args: str) -> str:
+        return kube.helm(control_plane.kubeconfig, *args)
+
+    yield run
+    for release in json.loads(run("list", "--all-namespaces", "-o", "json")):
+        run("uninstall", release["name"], "--namespace", release["namespace"])
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as it was before GRPOJobs could be suspended."""
+    chart = tmp_path_factory.mktemp("older") / "grpo-operator"
+    shutil.copytree(CHART, chart)
+    file = chart / "files" / "grpojobs.training.grpo.dev.yaml"
+    crd = yaml.safe_load(file.read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del schema["properties"]["spec"]["properties"]["suspend"]
+    file.write_text(yaml.safe_dump(crd))
+    about = chart / "Chart.yaml"
+    about.write_text(re.sub(r"^version: .*$", "version: 0.0.9", about.read_text(), flags=re.MULTILINE))
+    return chart
+
+
+def _knows_suspend(jobs: Jobs) -> bool:
+    """Whether the API server keeps the field, and does not drop it."""
+    made = json.loads(jobs("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-", stdin=json.dumps(_suspended())))
+    return "suspend" in made["spec"]
+
+
+def _suspended() -> dict[str, Any]:
+    return make_job("asked", suspend=True)
+
+
+def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jobs(
+    operator: Operator, jobs: Jobs, helm: Helm, kubectl: Any, older: Path
+) -> None:
+    jobs.apply(make_job("stays"))
+    jobs.wait_for("stays", "Running", "True")
+    uid = jobs.get("grpo", "stays")["metadata"]["uid"]
+    where = ("--namespace", jobs.namespace, "--set", f"watchNamespaces={{{jobs.namespace}}}")
+    with operator.down():
+        with pytest.raises(RuntimeError, match=r'CustomResourceDefinition "grpojobs\.training\.grpo\.dev".* invalid ownership metadata'):
+            helm("install", "mine", str(older), *where)
+        helm("install", "mine", str(older), *where, "--take-ownership", "--force-conflicts")
+        wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 30, interval=0.2)
+        helm("upgrade", "mine", str(CHART), *where)
+        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served", 30, interval=0.2)
+        helm("uninstall", "mine", "--namespace", jobs.namespace)
+        assert kubectl("get", CRD, "-o", "name")
+        stays = jobs.get("grpo", "stays")
+        assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
+        assert len(jobs.list("pod", "training.grpo.dev/job=stays")) == 2
+    helm("install", "again", str(CHART), *where, "--take-ownership")
+    assert "suspend" in jobs("explain", "grpojob.spec")
+
+
+def test_a_release_that_would_overlap_another_is_refused(helm: Helm, namespace: str, other_namespace: str) -> None:
+    def install(name: str, into: str, *watched: str, more: tuple[str, ...] = ()) -> str:
+        scope = ("--set", f"watchNamespaces={{{','.join(watched)}}}") if watched else ()
+        return helm("install", name, str(CHART), "--namespace", into, "--set", "crds.install=false", *scope, *more)
+
+    install("one", namespace, namespace)
+    install("two", other_namespace, other_namespace)
+    with pytest.raises(RuntimeError, match=f"release one in namespace {namespace} looks after {namespace} already"):
+        install("three", other_namespace, namespace)
+    with pytest.raises(RuntimeError, match=r"looks after .* already"):
+        install("everything", other_namespace)
+    install("everything", other_namespace, more=("--set", "refuseOverlap=false"))
+    with pytest.raises(RuntimeError, match=f"release everything in namespace {other_namespace} looks after all namespaces already"):
+        helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")
+    helm("uninstall", "everything", "--namespace", other_namespace)
+    helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")
