@@ -6,7 +6,7 @@ RUN := PATH=$(GRPO_VENV)/bin:$$PATH PYTHONPATH=$(CURDIR)/devcluster:$(CURDIR)/de
 MANIFEST ?= examples/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint types format crds binaries images up down status lock clean
+.PHONY: help demo test setup lint types format crds binaries images up down status lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ status: setup ## Show the devcluster's programs
 
 lock: setup ## Resolve pyproject.toml into requirements/*.txt (LOCK_FLAGS=--upgrade moves versions)
 	@scripts/lock.sh
+
+sbom: setup ## Write the images' bills of materials (CycloneDX) to dist/
+	@$(RUN) scripts/sbom.sh
 
 clean: ## Remove what tests, linters and the demo left in this folder
 	rm -rf demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
