@@ -139,7 +139,8 @@ class Cluster:
         live = await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
         if live is not None:
             _check_owner(manifest, live)
-            if not dry_run and contains(live, manifest):
+            # What is immutable stays as an earlier release wrote it: a running attempt ends with the contract that it began with.
+            if live.get("immutable") or (not dry_run and contains(live, manifest)):
                 return live
         try:
             return await self._request(

@@ -83,8 +83,27 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         stays = jobs.get("grpo", "stays")
         assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
         assert len(jobs.list("pod", "training.grpo.dev/job=stays")) == 2
-    helm("install", "again", str(CHART), *where, "--take-ownership")
+    labels = ("app.kubernetes.io/managed-by=Helm", "meta.helm.sh/release-name=again", f"meta.helm.sh/release-namespace={jobs.namespace}")
+    kubectl("label", CRD, "--overwrite", labels[0])
+    kubectl("annotate", CRD, "--overwrite", *labels[1:])
+    helm("install", "again", str(CHART), *where)
     assert "suspend" in jobs("explain", "grpojob.spec")
+
+
+def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrote(operator: Operator, jobs: Jobs) -> None:
+    jobs.apply(make_job("upgraded"))
+    jobs.wait_for("upgraded", "Running", "True")
+    with operator.down():
+        written = jobs.get("configmap", "upgraded-0")
+        contract = written["data"]["contract.json"].replace("{", '{"aFieldOfAnotherRelease": 1,', 1)
+        written["data"] = {"contract.json": contract}
+        for key in ("uid", "resourceVersion", "creationTimestamp"):
+            del written["metadata"][key]
+        jobs("delete", "configmap", "upgraded-0")
+        jobs.apply(written)
+    jobs("scale", "statefulset", "upgraded-b", "--replicas=3")
+    wait_until(lambda: jobs.get("statefulset", "upgraded-b")["spec"]["replicas"] == 1, "the job is looked after", 20)
+    assert jobs.get("configmap", "upgraded-0")["data"]["contract.json"] == contract
 
 
 def test_a_release_that_would_overlap_another_is_refused(helm: Helm, namespace: str, other_namespace: str) -> None:

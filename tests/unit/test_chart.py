@@ -290,3 +290,10 @@ def test_one_version_everywhere() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
     assert names.DEFAULT_IMAGE.endswith(f":{version}")
+
+
+def test_the_table_of_rights_says_what_the_roles_say(helm: Path) -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)` \| ([a-z, ]+) \| .+ \|$", text, re.MULTILINE)
+    rules = render(helm)["ClusterRole"]["rules"]
+    assert dict(rows) == {resource: ", ".join(rule["verbs"]) for rule in rules for resource in rule["resources"]}

@@ -48,3 +48,20 @@ def test_the_quickstart_brings_the_claim_it_names() -> None:
     assert parse_spec(job["spec"]).storage.claim_name == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert "storageClassName" not in claim["spec"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/*Dockerfile")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_images_are_pinned_locked_and_run_without_root(path: Path) -> None:
+    lines = path.read_text().replace("\\\n", " ").splitlines()
+    base = next(line for line in lines if line.startswith("ARG BASE="))
+    assert re.fullmatch(r"ARG BASE=[\w./-]+:[\w.-]*\w+", base)
+    assert not base.endswith(":latest")
+    installs = [command for line in lines for command in line.split("&&") if "pip" in command and " -r " in command]
+    assert installs
+    assert all("--require-hashes" in command for command in installs)
+    last = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert "USER 65532:65532" in last
+    assert sum("org.opencontainers.image." in line for line in last) == 1
+    assert {"pyproject.toml", "requirements", "workload/grpo_workload"} <= {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()
+    }

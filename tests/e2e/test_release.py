@@ -1,0 +1,45 @@
+"""README's installation on real kubelets: `helm install`, `helm test`, `helm upgrade`, and an uninstall that keeps the jobs."""
+
+import json
+
+import pytest
+from jobs_on_cluster import JobOnCluster
+
+from grpo_devcluster import images, kube
+from grpo_devcluster.cluster import Cluster
+from grpo_devcluster.paths import REPO
+
+pytestmark = pytest.mark.e2e
+
+WHERE = ("--namespace", "grpo-system")
+
+
+def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job: JobOnCluster, devcluster: Cluster) -> None:
+    def helm(*args: str) -> str:
+        return kube.helm(devcluster.kubeconfig, *args, *WHERE)
+
+    def operators_pod() -> str:
+        selector = "app.kubernetes.io/name=grpo-operator"
+        return str(job.kubectl("get", "pods", *WHERE, "-l", selector, "-o", "jsonpath={.items[*].metadata.uid}"))
+
+    job.apply(suspend=True)
+    job("wait", "grpojob/tiny", "--for=condition=Suspended", "--timeout=30s")
+    uid = job.get()["metadata"]["uid"]
+    annotations = json.loads(helm("get", "values", "grpo-operator", "-o", "json"))["podAnnotations"]
+    helm("uninstall", "grpo-operator", "--wait", "--timeout", "1m")
+    assert job.get()["metadata"]["uid"] == uid
+    assert not operators_pod()
+
+    repository, tag = images.OPERATOR.split(":")
+    values = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
+    values += [f"--set-json=podAnnotations={json.dumps(annotations)}"]
+    chart = str(REPO / "charts" / "grpo-operator")
+    helm("install", "grpo-operator", chart, "--create-namespace", *values, "--wait", "--timeout", "2m")
+    told = helm("test", "grpo-operator", "--timeout", "1m")
+    assert "the API server knows every field of this release, and the operator answers" in told
+    before = operators_pod()
+    helm("upgrade", "grpo-operator", chart, "--reset-then-reuse-values", "--set", "logFormat=json", "--wait", "--timeout", "2m")
+    assert operators_pod() != before
+    job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    job("wait", "grpojob/tiny", "--for=condition=Scheduled", "--timeout=60s")
+    job("delete", "grpojob", "tiny", "--timeout=30s")
