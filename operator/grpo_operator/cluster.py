@@ -84,17 +84,14 @@ class Cluster:
             raise
         return True
 
-    async def served_schema(self) -> Object | None:
-        """The schema of a GRPOJob as the API server publishes it (OpenAPI v3), or None while it serves none."""
+    async def openapi(self) -> Object:
+        """What the API server publishes of our API group (OpenAPI v3); empty while it serves none of it."""
         try:
-            document = await self._request("get", f"/openapi/v3/apis/{names.API_VERSION}")
+            return await self._request("get", f"/openapi/v3/apis/{names.API_VERSION}")
         except ApiException as error:
             if error.status == 404:
-                return None
+                return {}
             raise
-        schemas: dict[str, Object] = document.get("components", {}).get("schemas", {})
-        kinds = "x-kubernetes-group-version-kind"
-        return next((s for s in schemas.values() if any(kind["kind"] == names.KIND for kind in s.get(kinds, ()))), None)
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """An object, or None when there is none."""
