@@ -11,6 +11,7 @@ import aiohttp
 from grpo_operator import names
 from grpo_operator.cluster import Cluster, configure
 from grpo_operator.crd import crd
+from grpo_operator.instruments import Instruments
 
 Schema = dict[str, Any]
 SHOWN = 5
@@ -35,7 +36,7 @@ def missing_fields(served: Schema) -> list[str]:
 
 async def check(namespace: str, selector: str, port: int, seconds: float) -> list[str]:
     """What is wrong, one line each; nothing once all is well. Asked again every second, for at most `seconds`."""
-    cluster = Cluster(await configure())
+    cluster = Cluster(await configure(), Instruments())
     try:
         end = asyncio.get_running_loop().time() + seconds
         while True:

@@ -87,7 +87,7 @@ class Cluster:
     async def openapi(self) -> Object:
         """What the API server publishes of our API group (OpenAPI v3); empty while it serves none of it."""
         try:
-            return await self._request("get", f"/openapi/v3/apis/{names.API_VERSION}")
+            return await self._request("get", "OpenAPI", f"/openapi/v3/apis/{names.API_VERSION}")
         except ApiException as error:
             if error.status == 404:
                 return {}
