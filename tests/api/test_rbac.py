@@ -141,9 +141,9 @@ def test_two_namespaced_releases_side_by_side(
             for pod in ("other-a-0", "other-b-0"):
                 theirs.finish_pod(pod, 0, outcome(0))
             theirs.wait_for("other", "Complete", "True")
-        with _running(control_plane, first, "--no-network-policies"):
+        with _running(control_plane, first, "--no-network-policies", program=(str(AHEAD),)):
             _loses_its_policy(mine)
-        _lose_a_pod(control_plane, first, mine)
+            _lose_a_pod(control_plane, first, mine)
     granted = audit.granted(_roles(kubectl, first, mine.namespace))
     assert ("", "nodes", "get") not in granted
     assert granted - audit.used(log, first.user) - {FINALIZERS} == set()
@@ -153,15 +153,14 @@ def test_two_namespaced_releases_side_by_side(
 
 
 def _lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
-    """A pod whose kubelet never confirms its end, given up by the clock alone: a minute after its grace."""
+    """A pod whose kubelet never confirms its end, given up by the clock alone: a minute after its grace, which for this operator is now."""
     jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": ["tests.example.com/silent-kubelet"]}}')
     old = jobs.get("pod", "kept-b-0")["metadata"]["uid"]
     jobs("delete", "pod", "kept-b-0", "--wait=false", "--grace-period=1")
-    with _running(plane, release, program=(str(AHEAD),)):
-        wait_until(lambda: _forced(plane, release), "the pod is deleted by force", 30)
-        jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-        wait_until(lambda: jobs.get("grpo", "kept")["status"].get("epoch") == 1, "the second attempt", 40)
-        jobs.wait_for("kept", "Running", "True")
+    wait_until(lambda: _forced(plane, release), "the pod is deleted by force", 30)
+    jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    wait_until(lambda: jobs.get("grpo", "kept")["status"].get("epoch") == 1, "the second attempt", 40)
+    jobs.wait_for("kept", "Running", "True")
     assert jobs.get("pod", "kept-b-0")["metadata"]["uid"] != old
     assert jobs.get("grpo", "kept")["status"]["lastFailure"]["pod"] == "kept-b-0"
 
