@@ -52,12 +52,17 @@ def install_chart(plane: ControlPlane, kubectl: Any, *values: str, name: str = "
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))
     kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rest))
     wait_for_crd(kubectl)
-    token = kubectl("create", "token", name, "-n", namespace, "--duration=2h").strip()
+    return Release(name, namespace, kubeconfig_of(plane, kubectl, namespace, name), tuple(container["args"]))
+
+
+def kubeconfig_of(plane: ControlPlane, kubectl: Any, namespace: str, account: str) -> Path:
+    """A kubeconfig of a service account."""
+    token = kubectl("create", "token", account, "-n", namespace, "--duration=2h").strip()
     config = yaml.safe_load(plane.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
-    path = plane.state / f"{namespace}.{name}.kubeconfig"
+    path = plane.state / f"{namespace}.{account}.kubeconfig"
     path.write_text(yaml.safe_dump(config))
-    return Release(name, namespace, path, tuple(container["args"]))
+    return path
 
 
 def wait_for_crd(kubectl: Any) -> None:
@@ -92,6 +97,7 @@ class Operator:
     ) -> None:
         self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
         self._arguments, self._program = arguments, program
+        self.port = _free_port()  # of /healthz
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -101,6 +107,7 @@ class Operator:
         command = [sys.executable, *self._program, "run", *self._arguments, "--no-progress", f"--liveness-port={_free_port()}"]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port)]
+        self.port = _free_port()  # of /healthz
         with self.log.open("ab") as log:
             environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

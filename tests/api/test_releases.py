@@ -6,15 +6,19 @@ Nodes are fake, so the operator's pod becomes ready and runs nothing; the end-to
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import audit
 import pytest
 import yaml
-from operator_fixture import ROOT, Jobs, Operator, make_job
+from operator_fixture import ROOT, Jobs, Operator, kubeconfig_of, make_job
 
 from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
@@ -104,6 +108,38 @@ def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrot
     jobs("scale", "statefulset", "upgraded-b", "--replicas=3")
     wait_until(lambda: jobs.get("statefulset", "upgraded-b")["spec"]["replicas"] == 1, "the job is looked after", 20)
     assert jobs.get("configmap", "upgraded-0")["data"]["contract.json"] == contract
+
+
+def test_the_check_of_an_installation_tells_what_is_wrong_and_needs_no_more_rights(
+    control_plane: ControlPlane, operator: Operator, kubectl: Any, namespace: str
+) -> None:
+    """What `helm test` starts, here beside an operator that is a process: a pod without a node stands for its address."""
+    rendered = kube.helm(
+        control_plane.kubeconfig, "template", "own", str(CHART), "--show-only=templates/tests/check.yaml", f"-n={namespace}"
+    )
+    *access, pod = yaml.safe_load_all(rendered)
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
+    account = pod["spec"]["serviceAccountName"]
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig_of(control_plane, kubectl, namespace, account))}
+    module, arguments = pod["spec"]["containers"][0]["command"][1:], pod["spec"]["containers"][0]["args"]
+
+    def check(port: int, seconds: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *module, *arguments, f"--port={port}", f"--timeout={seconds}"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    missing = check(operator.port, 0)
+    assert missing.returncode == 1
+    assert f"no pod of the operator runs in {namespace}" in missing.stderr
+    labels = dict(pair.split("=") for pair in arguments[1].removeprefix("--selector=").split(","))
+    stand_in = {"metadata": {"name": "operator", "namespace": namespace, "labels": labels}, "apiVersion": "v1", "kind": "Pod"}
+    spec = {"schedulingGates": [{"name": "tests.example.com/never"}], "containers": [{"name": "operator", "image": "example.invalid/any"}]}
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(stand_in | {"spec": spec}))
+    address = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
+    kubectl("patch", "pod", "operator", "-n", namespace, "--subresource=status", "--type=merge", "-p", json.dumps(address))
+    assert "the operator does not answer on http://127.0.0.1:1/healthz" in check(1, 0).stderr
+    well = check(operator.port, 30)
+    assert (well.returncode, well.stderr) == (0, "")
+    assert audit.denials(control_plane.audit_log, f"system:serviceaccount:{namespace}:{account}") == []
 
 
 def test_a_release_that_would_overlap_another_is_refused(helm: Helm, namespace: str, other_namespace: str) -> None:
