@@ -104,10 +104,9 @@ class Operator:
         """Start it, if it does not run; returns when it has begun to watch."""
         if self._process is not None:
             return
-        command = [sys.executable, *self._program, "run", *self._arguments, "--no-progress", f"--liveness-port={_free_port()}"]
+        command = [sys.executable, *self._program, "run", *self._arguments, "--no-progress", f"--liveness-port={self.port}"]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port)]
-        self.port = _free_port()  # of /healthz
         with self.log.open("ab") as log:
             environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import World, free_ports
+from launcher import World
 from operator_fixture import Jobs, Operator, make_job, outcome
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_fixture import Prometheus, promtool, render_monitoring, scrape_config, write_rules
@@ -184,7 +184,7 @@ def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: P
 
 
 def test_a_port_that_is_taken_ends_the_operator_with_a_line(operator: Operator, tmp_path: Path) -> None:
-    other = Operator(operator.kubeconfig, tmp_path / "operator.log", *free_ports(1), operator.metrics_port)
+    other = Operator(operator.kubeconfig, tmp_path / "operator.log", metrics_port=operator.metrics_port)
     operator.start()
     other.start()
     try:
