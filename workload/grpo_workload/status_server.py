@@ -5,10 +5,13 @@ The launcher answers, not the ranks: they may be stuck in a collective.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -16,10 +19,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from grpo_workload.collector import TrainingCollector
 from grpo_workload.contract import Outcome, Progress
+from grpo_workload.history import FILES, MAX_ROWS, read_history
 from grpo_workload.peers import Ended, Identity
 from grpo_workload.progress import read_phases, read_progress
 from grpo_workload.world import Place
 
+STORAGE_SECONDS = 5
+"""How long GET /history waits for the run's folder: the claim may be on a file server that hangs."""
 ENDED_MESSAGE_CHARS = 1000  # a peer puts it into its own outcome, beside what it has to say itself
 
 
@@ -68,7 +74,11 @@ class Status:
 
 
 def application(status: Status) -> web.Application:
-    """GET /identity, /healthz, /readyz, /progress, /metrics."""
+    """GET /identity, /healthz, /readyz, /progress, /metrics, /history.
+
+    /history?after=STEP&limit=ROWS&of=metrics,ranks,completions: `history.read_history` of rank 0's pod, with the epoch: in another one,
+    steps may have been taken anew.
+    """
     registry = CollectorRegistry()
     registry.register(TrainingCollector(status.place, is_ready=lambda: status.ready, has_ended=lambda: status.outcome is not None))
 
@@ -87,8 +97,27 @@ def application(status: Status) -> web.Application:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    # A thread of its own: one that hangs on the storage is missing to nobody else.
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+
+    async def history(request: web.Request) -> web.Response:
+        place, query = status.place, request.query
+        if not place.is_master:
+            return web.Response(status=404, text=f"the history is on the pod of rank 0, {place.contract.master.pod}\n")
+        try:
+            after, limit = int(query.get("after", -1)), int(query.get("limit", MAX_ROWS))
+            files = query["of"].split(",") if "of" in query else FILES
+            reading = partial(read_history, place.run_dir, after=after, limit=limit, files=files)
+            rows = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(reader, reading), STORAGE_SECONDS)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        except OSError as error:  # TimeoutError is one
+            return web.Response(status=503, text=f"the run's folder {place.run_dir} does not answer: {error!r}\n")
+        return web.json_response({"epoch": place.contract.epoch} | rows)
+
     app = web.Application()
-    app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in (identity, healthz, readyz, progress, metrics)])
+    handlers = (identity, healthz, readyz, progress, metrics, history)
+    app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
     return app
 
 

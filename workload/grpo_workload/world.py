@@ -12,7 +12,9 @@ from pydantic import ValidationError
 
 from grpo_workload.contract import (
     CONTRACT_PATH,
+    DATA_DIR,
     ENV_CONTRACT,
+    ENV_DATA_DIR,
     ENV_POD_NAME,
     ENV_POD_UID,
     ENV_STATE_DIR,
@@ -45,6 +47,7 @@ class Place:
     pod_uid: str
     state_dir: Path
     termination_log: Path
+    data_dir: Path = Path(DATA_DIR)
 
     @property
     def pod(self) -> str:
@@ -65,6 +68,11 @@ class Place:
     def is_master(self) -> bool:
         """Whether rank 0 is in this pod."""
         return self.group_rank == 0
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder, where rank 0 leaves its curves; without durable storage it is on the master's pod alone."""
+        return self.data_dir / self.contract.job.run
 
     @property
     def others(self) -> tuple[Member, ...]:
@@ -113,6 +121,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
         pod_uid=environ[ENV_POD_UID],
         state_dir=Path(environ.get(ENV_STATE_DIR, STATE_DIR)),
         termination_log=Path(environ.get(ENV_TERMINATION_LOG, TERMINATION_LOG)),
+        data_dir=Path(environ.get(ENV_DATA_DIR, DATA_DIR)),
     )
 
 
@@ -132,7 +141,9 @@ def parse_contract(text: str) -> Contract:
         raise ContractError(f"the contract is invalid: {error}", epoch) from error
 
 
-def find_place(contract: Contract, *, pod_name: str, pod_uid: str, state_dir: Path, termination_log: Path) -> Place:
+def find_place(
+    contract: Contract, *, pod_name: str, pod_uid: str, state_dir: Path, termination_log: Path, data_dir: Path = Path(DATA_DIR)
+) -> Place:
     """The place of the pod `pod_name`. Raises ContractError when it is no member, or the members' ranks overlap or leave gaps."""
     expected_offset = 0
     for member in contract.members:
@@ -153,4 +164,5 @@ def find_place(contract: Contract, *, pod_name: str, pod_uid: str, state_dir: Pa
         pod_uid=pod_uid,
         state_dir=state_dir,
         termination_log=termination_log,
+        data_dir=data_dir,
     )
