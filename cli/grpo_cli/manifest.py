@@ -4,31 +4,55 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
 
 from grpo_operator import names
-from grpo_operator.api import parse_spec
+from grpo_operator.api import GRPOJobSpec, parse_spec
 from grpo_operator.topology import Job
 
 
+class InvalidManifest(click.ClickException):  # click's own are not called errors either
+    """The manifest cannot be used as it is."""
+
+    exit_code = 2
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """The GRPOJob of a manifest file, checked. Raises InvalidManifest naming the field, or the documents that were found instead."""
+    return _load(path)[0]
+
+
 def load_job(path: Path, namespace: str) -> Job:
-    """The GRPOJob of a manifest file. Raises ClickException naming the field, or the documents that were found instead."""
-    documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
-    found = [document for document in documents if document.get("kind") == names.KIND]
-    if len(found) != 1:
-        kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
-        raise click.ClickException(f"{path}: one {names.KIND} is needed, found: {kinds}")
-    metadata = found[0].get("metadata", {})
-    try:
-        spec = parse_spec(found[0].get("spec", {}))
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from error
+    """The GRPOJob of a manifest file, as the operator would read it from a cluster. Raises as `load_manifest`."""
+    manifest, spec = _load(path)
+    metadata = manifest["metadata"]
     return Job(
         namespace=metadata.get("namespace", namespace),
-        name=metadata.get("name", "job"),
+        name=metadata["name"],
         uid=str(uuid.uuid4()),
         generation=1,
         spec=spec,
     )
+
+
+def _load(path: Path) -> tuple[dict[str, Any], GRPOJobSpec]:
+    try:
+        documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidManifest(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    found = [document for document in documents if isinstance(document, dict) and document.get("kind") == names.KIND]
+    if len(found) != 1:
+        kinds = ", ".join(str(document.get("kind") if isinstance(document, dict) else document) for document in documents) or "nothing"
+        raise InvalidManifest(f"{path}: one {names.KIND} is needed, found: {kinds}")
+    manifest = found[0]
+    if manifest.get("apiVersion") != names.API_VERSION:
+        raise InvalidManifest(f"{path}: apiVersion is {manifest.get('apiVersion')}; this grpo knows {names.API_VERSION}")
+    if not (manifest.get("metadata") or {}).get("name"):
+        raise InvalidManifest(f"{path}: metadata.name is missing")
+    try:
+        return manifest, parse_spec(manifest.get("spec", {}))
+    except ValueError as error:
+        raise InvalidManifest(f"{path}: {error}") from error

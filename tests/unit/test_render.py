@@ -53,5 +53,5 @@ def test_a_fault_is_told_without_a_traceback(tmp_path: Path) -> None:
     manifest = tmp_path / "job.yaml"
     manifest.write_text((EXAMPLES / "one-node-4+1.yaml").read_text().replace("gpus: 5", "gpus: 1"))
     result = CliRunner().invoke(main, ["render", str(manifest)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU" in result.output

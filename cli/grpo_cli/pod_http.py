@@ -1,0 +1,47 @@
+"""What a launcher tells over HTTP, through a port-forward: it needs no route to the pod and passes NetworkPolicies, as kubectl's does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import portforward
+
+SECONDS = 5.0
+
+
+class PodError(Exception):
+    """A pod did not answer; the text is for people."""
+
+
+def get_json(api: client.ApiClient, namespace: str, pod: str, port: int, path: str) -> Any:
+    """The JSON at `path` of a pod's port. Raises PodError saying why there is none."""
+    try:
+        forward = portforward(client.CoreV1Api(api).connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))
+    except ApiException as error:
+        raise PodError(_refusal(pod, error)) from error
+    connection = http.client.HTTPConnection("launcher", timeout=SECONDS)
+    connection.sock = forward.socket(port)
+    connection.sock.settimeout(SECONDS)
+    try:
+        connection.request("GET", path, headers={"Connection": "close"})
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise PodError(f"pod {pod} does not answer: {forward.error(port) or error!r}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise PodError(f"pod {pod} answers {answer.status}: {body.decode(errors='replace').strip()}")
+    return json.loads(body)
+
+
+def _refusal(pod: str, error: ApiException) -> str:
+    # The websocket's handshake carries the answer as text alone: status 0, "Handshake status 403 Forbidden -+-+- ...".
+    said = str(error.reason).partition(" -+-+- ")[0].removeprefix("Handshake status ")
+    if said.startswith("403"):
+        return f"you are not allowed to forward ports of pods, here of {pod} (pods/portforward)"
+    return f"no connection to pod {pod} through the API server and its node: {said}"

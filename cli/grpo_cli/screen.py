@@ -1,0 +1,201 @@
+"""A job's view as text for a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli import words
+from grpo_cli.training_view import Told, Training
+from grpo_cli.view import JobView, make_view
+
+STYLES = {"Succeeded": "bold green", "Running": "bold green", "Failed": "bold red", "Invalid": "bold red", "Restarting": "bold yellow"}
+SELF_EVIDENT = ("Running", "Succeeded", "Suspended")
+LOG_LINES = 20
+"""Of the last failure, when it is what the job ended with or restarts after."""
+OLD_LOG_LINES = 4
+"""Of one that the job has got over."""
+LABEL_WIDTH = 14
+CURVE_WIDTH = 50
+PODS_NAMED = 4
+PIPE_WIDTH = 10_000
+
+
+def console(**options: Any) -> Console:
+    """Where commands print: as wide as the terminal; into a pipe nothing is cut or wrapped."""
+    made = Console(highlight=False, **options)
+    return made if made.is_terminal else Console(highlight=False, width=PIPE_WIDTH, **options)
+
+
+def show(out: Console, what: RenderableType) -> None:
+    """Print; into a pipe without the blanks that fill lines."""
+    if out.is_terminal:
+        out.print(what)
+        return
+    with out.capture() as capture:
+        out.print(what)
+    out.file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def screen(view: JobView) -> RenderableType:
+    """Everything about one job, what matters most first."""
+    parts: list[RenderableType] = [_title(view)]
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(min_width=LABEL_WIDTH, style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    if view.why:
+        rows.add_row("why", Text(view.why))
+    if view.next_restart:
+        rows.add_row("next attempt", view.next_restart)
+    if view.cure:
+        rows.add_row("to do", Text(view.cure, style="bold"))
+    if view.restarts:
+        rows.add_row("restarts", view.restarts)
+    for trouble in view.troubles:
+        ranks = f" (rank{'' if trouble.ranks.isdigit() else 's'} {trouble.ranks})" if trouble.ranks else ""
+        rows.add_row("not ready", Text(f"{words.some(trouble.pods, PODS_NAMED)}{ranks}: {trouble.cause}", style="yellow"))
+    if view.training:
+        for label, content in _training_rows(view.training):
+            rows.add_row(label, content)
+    for phase, ranks in view.rank_phases.items():
+        rows.add_row("", f"{phase}: rank{'' if ranks.isdigit() else 's'} {ranks}")
+    if view.note:
+        rows.add_row("curve", Text(f"unknown: {view.note}", style="dim"))
+    parts.append(rows)
+    if view.groups:
+        parts += ["", _groups(view)]
+    if view.failure:
+        parts += ["", _failure(view)]
+    if view.events:
+        parts += ["", _events(view)]
+    return Group(*parts)
+
+
+def _title(view: JobView) -> Text:
+    title = Text.assemble((f"{view.namespace}/{view.name}", "bold"), "  ", (view.phase, STYLES.get(view.phase, "bold")))
+    if view.phase not in SELF_EVIDENT and view.reason not in ("", view.phase):
+        title.append(f" ({view.reason})")
+    title.append(f"  {words.duration(view.age_seconds)} old", style="dim")
+    if view.epoch:
+        title.append(f"  attempt {view.epoch}", style="dim")
+    return title
+
+
+def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
+    share = training.step / training.total_steps if training.total_steps else 0.0
+    told = [f"{training.step}/{training.total_steps} steps", f"{share:.0%}"]
+    if training.eta_seconds is not None and training.step < training.total_steps:
+        told.append(f"ETA {words.duration(training.eta_seconds)}")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_row(ProgressBar(total=max(1, training.total_steps), completed=training.step, width=30), " · ".join(told))
+    yield "progress", line
+    for name, values in training.curves.items():
+        known = [value for value in values if value is not None]
+        if not known:
+            continue
+        if len(values) == 1:
+            yield name, f"{known[-1]:.3f}"
+        else:
+            yield name, f"{words.sparkline(values, CURVE_WIDTH)}  {known[0]:.3f} → {known[-1]:.3f} in {len(values)} steps"
+    speed = []
+    if training.step_seconds is not None:
+        speed.append(f"{training.step_seconds:.1f} s a step")
+    if training.tokens_per_second is not None:
+        speed.append(f"{training.tokens_per_second:.0f} tokens/s")
+    speed.append(training.checkpoint)
+    yield "", " · ".join(speed)
+    if training.slowest:
+        yield "late", Text(training.slowest, style="yellow")
+    if training.idle_seconds is not None:
+        yield "late", Text(f"no step for {words.duration(training.idle_seconds)}; what the ranks are at:", style="yellow")
+
+
+def _groups(view: JobView) -> Table:
+    table = _columns("GROUP", "ROLE", "READY", "PODS x GPUS", "")
+    for group in view.groups:
+        style = "" if group.ready >= group.desired or view.ended else "yellow"
+        again = f"made anew {group.incarnation} times" if group.incarnation else ""
+        ready = "-" if view.ended else f"{group.ready}/{group.desired}"
+        table.add_row(group.name, group.role, ready, view.shapes.get(group.name, ""), again, style=style)
+    return table
+
+
+def _failure(view: JobView) -> RenderableType:
+    failure = view.failure
+    assert failure is not None
+    where = f" pod {failure.pod} on node {failure.node}" if failure.pod else ""
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None and failure.exit_code >= 0 else ""
+    title = Text.assemble(
+        ("last failure  ", "dim"),
+        (failure.reason, "bold red"),
+        f"{where}{code}",
+        (f"  attempt {failure.epoch}, {words.duration(view.failure_seconds)} ago", "dim"),
+    )
+    is_over = view.phase not in ("Failed", "Restarting")
+    # The first line says what happened; what follows is the end of a traceback or of a log, whose end matters.
+    first, *log = failure.message.splitlines() or [""]
+    most = OLD_LOG_LINES if is_over else LOG_LINES
+    lines = [first, *(["..."] if len(log) > most else []), *log[-most:]]
+    return Group(title, Padding(Text("\n".join(lines)), (0, 0, 0, 2)))
+
+
+def _events(view: JobView) -> Table:
+    table = _columns("EVENT", "AGO", "MESSAGE")
+    for event in view.events:
+        about = f"{event.about}: " if event.about else ""
+        said = event.message.replace(" (more in status.lastFailure)", "")
+        first, _, more = ("see above" if said == view.why else said).partition("\n")
+        style = "yellow" if event.is_warning else ""
+        table.add_row(Text(event.reason, style=style), words.duration(event.seconds_ago), Text(f"{about}{first}{' ...' if more else ''}"))
+    return table
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=name not in ("MESSAGE", "WHY"), overflow="fold")
+    return table
+
+
+def job_table(jobs: Sequence[dict[str, Any]], now: datetime, *, namespaces: bool) -> Table:
+    """A line a job, newest last. Raises StatusError."""
+    table = _columns(*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "STEP", "REWARD", "TRAINER", "RESTARTS", "AGE", "WHY")
+    for job in sorted(jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        view = make_view(job, (), (), Told(), now)
+        training = view.training
+        step = f"{training.step}/{training.total_steps}" if training else "-"
+        rewards = [value for value in training.curves.get("reward", ()) if value is not None] if training else []
+        reward = f"{rewards[-1]:.3f}" if rewards else "-"
+        trainers = [group for group in view.groups if group.role == "trainer"]
+        ready = f"{sum(g.ready for g in trainers)}/{sum(g.desired for g in trainers)}" if trainers and not view.ended else "-"
+        table.add_row(
+            *([view.namespace] if namespaces else []),
+            view.name,
+            Text(view.phase, style=STYLES.get(view.phase, "")),
+            step,
+            reward,
+            ready,
+            str(view.restarts_total),
+            words.duration(view.age_seconds),
+            Text("" if view.phase in SELF_EVIDENT else view.reason),
+        )
+    return table
+
+
+def line(view: JobView) -> str:
+    """A view in one line, for logs: it changes when something has happened."""
+    parts = [view.phase if view.reason in ("", view.phase) else f"{view.phase} ({view.reason})"]
+    if view.training:
+        reward = [value for value in view.training.curves.get("reward", ()) if value is not None]
+        parts.append(f"step {view.training.step}/{view.training.total_steps}")
+        parts += [f"reward {reward[-1]:.3f}"] if reward else []
+    if view.phase != "Running" and view.why:
+        parts.append(view.why)
+    return "  ".join(parts)

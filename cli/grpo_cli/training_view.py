@@ -1,0 +1,89 @@
+"""How far a job's training is, and who is late. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_operator.jobstatus import GRPOJobStatus
+from grpo_workload.contract import Progress
+
+Object = Mapping[str, Any]
+
+STUCK_STEPS = 5
+STUCK_SECONDS = 60
+"""So many median steps, and at least so long, without a step are worth a warning; a hang is the operator's word, much later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What launchers said just now. `note` tells why there is less than there could be."""
+
+    progress: Progress | None = None
+    metrics: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl, oldest first
+    rank_phases: Mapping[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How far it is."""
+
+    step: int
+    total_steps: int
+    step_seconds: float | None
+    eta_seconds: float | None  # while it runs
+    idle_seconds: float | None  # since the last step, when that is long
+    tokens_per_second: float | None
+    checkpoint: str
+    curves: Mapping[str, Sequence[float | None]]  # reward, and others where there are any
+    slowest: str
+
+
+def is_stuck(progress: Progress) -> bool:
+    """Whether the last step is so long ago that a person would want to see what each rank is at."""
+    return progress.age_seconds > max(STUCK_SECONDS, STUCK_STEPS * (progress.step_seconds or 0.0)) and not progress.waiting_for
+
+
+def read_training(job: Object, status: GRPOJobStatus, told: Told, *, is_running: bool) -> Training | None:
+    """How far the training is, by its launcher if that answers; None when nothing is known."""
+    known, live = status.progress, told.progress if told.progress and told.progress.total_steps else None
+    if known is None and live is None:
+        return None
+    newest: Any = live or known
+    times = [row["step_time"] for row in told.metrics if row.get("step_time") is not None]
+    seconds = (live and live.step_seconds) or (statistics.median(times) if times else newest.metrics.get("step_time"))
+    left = newest.total_steps - newest.step
+    return Training(
+        step=newest.step,
+        total_steps=newest.total_steps,
+        step_seconds=seconds,
+        eta_seconds=left * seconds if is_running and seconds else None,
+        idle_seconds=live.age_seconds if is_running and live and is_stuck(live) else None,
+        tokens_per_second=newest.tokens_per_second,
+        checkpoint=_checkpoint(job, newest.checkpoint_step),
+        curves=_curves(told.metrics) or {"reward": [newest.reward]},
+        slowest=_slowest(newest.metrics),
+    )
+
+
+def _checkpoint(job: Object, step: int | None) -> str:
+    if not job["spec"].get("storage", {}).get("claimName"):
+        return "no checkpoint outlives the pods (no storage.claimName)"
+    return f"checkpoint at step {step}" if step else "no checkpoint yet"
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    wanted = {"reward": "reward", "accuracy": "rewards/accuracy/mean"}
+    return {shown: [row.get(name) for row in rows] for shown, name in wanted.items() if any(row.get(name) is not None for row in rows)}
+
+
+def _slowest(metrics: Mapping[str, float]) -> str:
+    if "ranks/slowest" not in metrics or metrics.get("ranks/imbalance", 1.0) < 1.1:
+        return ""
+    seconds, imbalance = metrics.get("ranks/slowest_seconds", 0.0), metrics["ranks/imbalance"]
+    return (
+        f"the others wait for rank {metrics['ranks/slowest']:.0f}: {seconds:.1f} s of its own work a step, {imbalance:.1f} times the mean"
+    )

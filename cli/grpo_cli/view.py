@@ -1,0 +1,161 @@
+"""What a person wants to know of a job, from what the API server and the launchers say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_cli import words
+from grpo_cli.cures import CURES
+from grpo_cli.events_view import Happening, newest
+from grpo_cli.pods_view import PodTrouble, leftovers, troubles
+from grpo_cli.training_view import Told, Training, read_training
+from grpo_operator import names
+from grpo_operator.api import parse_spec
+from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus
+from grpo_operator.names import Condition
+from grpo_operator.status import holds, is_terminal
+from grpo_operator.topology import Job, Topology, plan_topology
+
+Object = Mapping[str, Any]
+
+UNSEEN_SECONDS = 15
+"""A job without a status for longer has no operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One screen."""
+
+    namespace: str
+    name: str
+    phase: str
+    reason: str
+    why: str
+    cure: str
+    age_seconds: float
+    epoch: int | None
+    restarts_total: int
+    restarts: str
+    next_restart: str
+    groups: Sequence[GroupStatus]
+    shapes: Mapping[str, str]  # by group: pods x GPUs
+    troubles: Sequence[PodTrouble]
+    rank_phases: Mapping[str, str]  # by phase: ranks
+    training: Training | None
+    failure: Failure | None
+    failure_seconds: float
+    events: Sequence[Happening]
+    note: str
+    ended: bool
+
+
+class StatusError(ValueError):
+    """A status was written by an operator of another release."""
+
+
+def read_status(job: Object) -> GRPOJobStatus:
+    """The job's status; an empty one when it has none. Raises StatusError when the operator is of a release with other words."""
+    try:
+        return GRPOJobStatus.model_validate(job.get("status") or {})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        path = ".".join(map(str, fault["loc"]))
+        raise StatusError(f"status.{path} is not understood ({fault['msg']}): use a grpo of the operator's release") from error
+
+
+def read_topology(job: Object) -> Topology | None:
+    """The job's pods as its spec wants them; None when the spec cannot be run."""
+    metadata = job["metadata"]
+    try:
+        spec = parse_spec(job["spec"])
+    except ValueError:
+        return None
+    return plan_topology(Job(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"], generation=1, spec=spec))
+
+
+def make_view(job: Object, pods: Sequence[Object], events: Sequence[Object], told: Told, now: datetime) -> JobView:
+    """The screen of a job. Raises StatusError."""
+    metadata, status, topology = job["metadata"], read_status(job), read_topology(job)
+    age = words.since(metadata["creationTimestamp"], now) or 0.0
+    phase, reason, why = _why(job, status, age)
+    restarting = status.next_restart_time is not None and not is_terminal(status)
+    failure = status.last_failure
+    return JobView(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        phase=phase,
+        reason=reason,
+        why=why,
+        cure=_cure(reason, phase, failure),
+        age_seconds=age,
+        epoch=status.epoch,
+        restarts_total=status.restarts.total,
+        restarts=_restarts(job, status),
+        next_restart=_next_restart(status, now) if restarting else "",
+        groups=status.groups,
+        shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups} if topology else {},
+        troubles=_troubles(topology, pods, status),
+        rank_phases=_by_phase(told.rank_phases),
+        training=read_training(job, status, told, is_running=phase == "Running"),
+        failure=failure,
+        failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
+        events=newest(events, metadata["name"], now),
+        note=told.note if phase == "Running" else "",
+        ended=is_terminal(status),
+    )
+
+
+def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus) -> list[PodTrouble]:
+    if topology is None or status.epoch is None or is_terminal(status):
+        return []
+    if holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED):
+        return leftovers(pods)
+    return troubles(topology, pods)
+
+
+def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]:
+    manager = job["spec"].get("managedBy")
+    if manager not in (None, names.CONTROLLER):
+        return "Unmanaged", "ManagedBy", f"spec.managedBy is {manager}: this operator leaves the job alone"
+    if not status.conditions:
+        if age < UNSEEN_SECONDS:
+            return "Pending", "", "the operator has not looked at it yet"
+        words_ = f"no operator has looked at this job for {words.duration(age)}"
+        return "Pending", "NoOperator", f"{words_}: does one run? kubectl get pods -A -l app.kubernetes.io/name={names.MANAGER}"
+    # The failure stands on the same screen.
+    why = status.summary.message.replace(" (more in status.lastFailure)", "")
+    if status.observed_generation < job["metadata"].get("generation", 0):
+        why = f"{why} (the newest change of the spec has not been acted on yet)"
+    return status.phase, status.summary.reason, why
+
+
+def _cure(reason: str, phase: str, failure: Failure | None) -> str:
+    if phase in ("Succeeded", "Running", "Suspended"):
+        return ""
+    return CURES.get(failure.reason if phase in ("Failed", "Restarting") and failure else reason, "")
+
+
+def _restarts(job: Object, status: GRPOJobStatus) -> str:
+    if not status.restarts.total:
+        return ""
+    most = job["spec"].get("failurePolicy", {}).get("maxRestarts", 3)
+    free = status.restarts.total - status.restarts.counted
+    return f"{status.restarts.counted} of at most {most}" + (f", and {free} that {'does' if free == 1 else 'do'} not count" if free else "")
+
+
+def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
+    assert status.next_restart_time is not None
+    wait = -(words.since(status.next_restart_time, now) or 0.0)
+    return f"not before {status.next_restart_time}, in {words.duration(wait)}" if wait > 0 else "when no pod of the last attempt is left"
+
+
+def _by_phase(rank_phases: Mapping[int, str]) -> dict[str, str]:
+    phases: dict[str, list[int]] = {}
+    for rank, phase in rank_phases.items():
+        phases.setdefault(phase, []).append(rank)
+    return {phase: words.ranges(ranks) for phase, ranks in sorted(phases.items(), key=lambda each: len(each[1]))}

@@ -1,0 +1,63 @@
+"""Numbers and times as short words. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import pairwise
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def duration(seconds: float) -> str:
+    """A span of time as kubectl says it, two units at most: 45s, 3m12s, 2h05m, 3d4h."""
+    left = max(0, round(seconds))
+    if left < 60:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m{left % 60:02d}s"
+    if left < 86400:
+        return f"{left // 3600}h{left % 3600 // 60:02d}m"
+    return f"{left // 86400}d{left % 86400 // 3600}h"
+
+
+def since(moment: str | None, now: datetime) -> float | None:
+    """Seconds from a timestamp of the API to now; None when there is none."""
+    return (now - datetime.fromisoformat(moment)).total_seconds() if moment else None
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Values as bars between their least and greatest; more than `width` values are averaged to that many; unknown ones are blank."""
+    cuts = [round(len(values) * column / min(width, len(values))) for column in range(min(width, len(values)) + 1)] if values else [0]
+    means = [_mean(values[first:last]) for first, last in pairwise(cuts)]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+
+    def bar(mean: float) -> str:
+        return BARS[min(len(BARS) - 1, int((mean - low) / span * len(BARS)))] if span > 0 else BARS[0]
+
+    return "".join(" " if mean is None else bar(mean) for mean in means)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 0-3, 5, 7-8."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def some(words: Sequence[str], most: int) -> str:
+    """The first words, and how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
