@@ -34,9 +34,7 @@ def newest(events: Sequence[Object], job: str, now: datetime) -> list[Happening]
         own = about.get("kind") == names.KIND and about.get("name") == job
         if own or event.get("type") == "Warning":
             kind = "" if own else about.get("kind", "").lower()
-            alike.setdefault(("" if own else about.get("kind", "").lower(), event.get("reason", ""), event.get("message", "")), []).append(
-                event
-            )
+            alike.setdefault((kind, event.get("reason", ""), event.get("message", "")), []).append(event)
     return [
         Happening(
             seconds_ago=words.since(_moment(same[0]), now) or 0.0,

@@ -78,9 +78,14 @@ def screen(view: JobView) -> RenderableType:
     return Group(*parts)
 
 
+def is_telling(view: JobView) -> bool:
+    """Whether the reason says more than the phase."""
+    return view.phase not in SELF_EVIDENT and view.reason not in ("", view.phase)
+
+
 def _title(view: JobView) -> Text:
     title = Text.assemble((f"{view.namespace}/{view.name}", "bold"), "  ", (view.phase, STYLES.get(view.phase, "bold")))
-    if view.phase not in SELF_EVIDENT and view.reason not in ("", view.phase):
+    if is_telling(view):
         title.append(f" ({view.reason})")
     title.append(f"  {words.duration(view.age_seconds)} old", style="dim")
     if view.epoch:
@@ -184,14 +189,14 @@ def job_table(jobs: Sequence[dict[str, Any]], now: datetime, *, namespaces: bool
             ready,
             str(view.restarts_total),
             words.duration(view.age_seconds),
-            Text("" if view.phase in SELF_EVIDENT else view.reason),
+            Text(view.reason if is_telling(view) else ""),
         )
     return table
 
 
 def line(view: JobView) -> str:
     """A view in one line, for logs: it changes when something has happened."""
-    parts = [view.phase if view.reason in ("", view.phase) else f"{view.phase} ({view.reason})"]
+    parts = [f"{view.phase} ({view.reason})" if is_telling(view) else view.phase]
     if view.training:
         reward = [value for value in view.training.curves.get("reward", ()) if value is not None]
         parts.append(f"step {view.training.step}/{view.training.total_steps}")
