@@ -12,6 +12,7 @@ CURES = {
     "PodReplaced": "find out who deletes pods: kubectl get events, and the API server's audit log",
     "OutcomeLost": "see the kubelet's log on the node",
     "OutcomeMissing": "spec.image must be a workload image of the operator's release",
+    "Error": "what it said last is in the message; usually spec.image is no workload image of the operator's release",
     "LauncherDied": "usually memory: raise podTemplate.resources.limits.memory",
     "OOMKilled": "raise podTemplate.resources.limits.memory",
     "Evicted": "nothing, restarts after it are not counted; see the node's pressure if it comes back",

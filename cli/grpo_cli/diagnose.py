@@ -102,7 +102,7 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
     into.add("claims.yaml", lambda: kube.listed("PersistentVolumeClaim"))
     into.add("events.txt", lambda: _events(kube.listed("Event"), name))
     used = {pod["spec"].get("nodeName") for pod in pods}
-    into.add("nodes.yaml", lambda: [_node(node) for node in kube.listed_everywhere("Node", "") if node["metadata"]["name"] in used])
+    into.add("nodes.yaml", lambda: [_node(node) for node in kube.listed_everywhere("Node") if node["metadata"]["name"] in used])
     for pod in pods:
         _add_logs(kube, pod, "logs", into)
     operators = into.add("operator/Pod.yaml", lambda: kube.listed_everywhere("Pod", OPERATOR_SELECTOR)) or []
@@ -160,6 +160,6 @@ def _versions(kube: Kube, pods: list[Object]) -> Object:
         "grpo": importlib.metadata.version("grpo-operator"),
         "python": platform.python_version(),
         "kubernetesClient": importlib.metadata.version("kubernetes"),
-        "kubernetes": kube.version().get("gitVersion"),
+        "kubernetes": kube.version(),
         "images": {container["image"]: container.get("imageID", "") for container in containers},
     }

@@ -81,6 +81,8 @@ def explain(error: Exception) -> CliError:
         return CliError(f"not allowed: {said}; ask for a role that allows it, or try another --namespace", Exit.UNREACHABLE)
     if error.status == 404:
         return CliError(f"not found: {said}", Exit.NOT_FOUND)
+    if error.status == 409 and "conflict" in said:
+        return CliError(f"others have set fields of the manifest: {said}; take them over with --force-conflicts", Exit.INVALID)
     if error.status in (400, 403, 409, 422):
         return CliError(f"the API server refuses it: {said}", Exit.INVALID)
     return CliError(f"the API server answers {error.status}: {said}; try again", Exit.UNREACHABLE)

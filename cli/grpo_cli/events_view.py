@@ -13,6 +13,8 @@ from grpo_operator import names
 Object = Mapping[str, Any]
 
 EVENTS_SHOWN = 6
+NOISE = ("Unhealthy",)
+"""Every pod that starts fails its readiness probe until its ranks run; pods that are not ready are told by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ def newest(events: Sequence[Object], job: str, now: datetime) -> list[Happening]
     for event in sorted(events, key=lambda each: (_moment(each), int(each["metadata"].get("resourceVersion") or 0)), reverse=True):
         about = event["involvedObject"]
         own = about.get("kind") == names.KIND and about.get("name") == job
-        if own or event.get("type") == "Warning":
+        if own or (event.get("type") == "Warning" and event.get("reason") not in NOISE):
             kind = "" if own else about.get("kind", "").lower()
             alike.setdefault((kind, event.get("reason", ""), event.get("message", "")), []).append(event)
     return [

@@ -35,9 +35,7 @@ def submit(kube: Kube, manifest: Path, wait: bool, timeout: float | None, force_
     if kube.is_asked_for and own != kube.namespace:
         raise CliError(f"{manifest} says namespace {own}, and --namespace {kube.namespace}: leave one out", Exit.INVALID)
     kube.namespace = own
-    applied = kube.apply_job(job, force=force_conflicts)
-    name = applied["metadata"]["name"]
-    is_new = applied["metadata"]["generation"] == 1 and not applied.get("status")
+    is_new, name = kube.apply_job(job, force=force_conflicts), job["metadata"]["name"]
     click.echo(f"job {kube.namespace}/{name} {'created' if is_new else 'applied'}", err=True)
     if wait:
         follow(Asker(kube, name), console(), timeout=timeout, refused_is_end=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, cast
 import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
 
 from grpo_cli.errors import no_crd, no_job
 from grpo_operator import names
@@ -20,6 +23,18 @@ FIELD_MANAGER = "grpo-cli"
 """Of server-side apply, so that what a person submits and what the operator writes never fight over a field."""
 SECONDS = (5.0, 30.0)
 """To connect, and to wait for an answer."""
+_PATHS = {
+    names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Event": "/api/v1/namespaces/{}/events",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Node": "/api/v1/nodes",
+}
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -39,69 +54,63 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
         contexts, current = config.list_kube_config_contexts(path)
         chosen = next((each for each in contexts if each["name"] == context), current)
         own = chosen["context"].get("namespace") or "default"
-    configuration.retries = False
+    # An API server that is busy says for how long (429, 503); one that is away is told at once.
+    configuration.retries = urllib3.Retry(total=3, connect=0, read=0, redirect=0, raise_on_status=False)
     return Kube(client.ApiClient(configuration), namespace or own, is_asked_for=namespace is not None)
 
 
 class Kube:
-    """One API server and the namespace that commands mean; `is_asked_for` when the person named it, and not the context."""
+    """One API server and the namespace that commands mean; `is_asked_for` when the person named it, and not the context.
+
+    Requests are made by path: the client's generated classes take more than a second to import.
+    """
 
     def __init__(self, api: client.ApiClient, namespace: str, *, is_asked_for: bool = False) -> None:
         self.api, self.namespace, self.is_asked_for = api, namespace, is_asked_for
-        self._core, self._apps = client.CoreV1Api(api), client.AppsV1Api(api)
-        self._custom = client.CustomObjectsApi(api)
-        self._networking = client.NetworkingV1Api(api)
+        self._dynamic = DynamicClient(api, discoverer=lambda *_: None)
 
     def job(self, name: str) -> Object:
         """A job. Raises CliError naming near names, or that the cluster has no GRPOJobs; ApiException."""
         try:
-            found = self._custom.get_namespaced_custom_object(*self._jobs_of(self.namespace), name, _request_timeout=SECONDS)
+            return self._get(f"{self._path(names.KIND)}/{name}")
         except ApiException as error:
             if error.status != 404:
                 raise
             there = [job["metadata"]["name"] for job in self.jobs()]
             raise no_job(name, self.namespace, there, lambda: self._namespaces_of(name)) from error
-        return cast(Object, found)
 
     def jobs(self, *, everywhere: bool = False) -> list[Object]:
         """The jobs of the namespace, or of all. Raises CliError where the cluster has no GRPOJobs; ApiException."""
         try:
-            if everywhere:
-                found = self._custom.list_cluster_custom_object(names.GROUP, names.VERSION, names.PLURAL, _request_timeout=SECONDS)
-            else:
-                found = self._custom.list_namespaced_custom_object(*self._jobs_of(self.namespace), _request_timeout=SECONDS)
+            return self.listed_everywhere(names.KIND) if everywhere else self.listed(names.KIND)
         except ApiException as error:
             raise (no_crd() if error.status == 404 else error) from error
-        return cast(list[Object], found["items"])
 
-    def apply_job(self, manifest: Object, *, force: bool) -> Object:
-        """Server-side apply; unknown fields are refused. Raises CliError where the cluster has no GRPOJobs; ApiException."""
+    def apply_job(self, manifest: Object, *, force: bool) -> bool:
+        """Server-side apply; unknown fields are refused. Whether the job is a new one.
+
+        Raises CliError where the cluster has no GRPOJobs; ApiException.
+        """
         try:
-            return cast(
-                Object,
-                self._custom.patch_namespaced_custom_object(
-                    *self._jobs_of(self.namespace),
-                    manifest["metadata"]["name"],
-                    manifest,
-                    field_manager=FIELD_MANAGER,
-                    field_validation="Strict",
-                    force=force,
-                    _content_type="application/apply-patch+yaml",
-                    _request_timeout=SECONDS,
-                ),
+            answer = self._request(
+                "patch",
+                f"{self._path(names.KIND)}/{manifest['metadata']['name']}",
+                body=manifest,
+                content_type="application/apply-patch+yaml",
+                query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": str(force).lower()},
             )
         except ApiException as error:
             raise (no_crd() if error.status == 404 and "page not found" in str(error.body) else error) from error
+        return answer.status == http.HTTPStatus.CREATED
 
     def suspend_job(self, name: str, suspend: bool) -> None:
         """Set `spec.suspend`."""
-        self._custom.patch_namespaced_custom_object(
-            *self._jobs_of(self.namespace),
-            name,
-            {"spec": {"suspend": suspend}},
-            field_manager=FIELD_MANAGER,
-            _content_type="application/merge-patch+json",
-            _request_timeout=SECONDS,
+        self._request(
+            "patch",
+            f"{self._path(names.KIND)}/{name}",
+            body={"spec": {"suspend": suspend}},
+            content_type="application/merge-patch+json",
+            query={"fieldManager": FIELD_MANAGER},
         )
 
     def pods(self, job: Object) -> list[Object]:
@@ -109,46 +118,39 @@ class Kube:
         selector = f"{names.LABEL_JOB}={job['metadata']['name']},{names.LABEL_JOB_UID}={job['metadata']['uid']}"
         return sorted(self.listed("Pod", selector), key=lambda pod: str(pod["metadata"]["name"]))
 
-    def listed(self, kind: str, selector: str = "", *, namespace: str | None = None) -> list[Object]:
-        """Objects of one of the kinds that jobs and the operator consist of, by label."""
-        listers = {
-            "Pod": self._core.list_namespaced_pod,
-            "Service": self._core.list_namespaced_service,
-            "ConfigMap": self._core.list_namespaced_config_map,
-            "Event": self._core.list_namespaced_event,
-            "PersistentVolumeClaim": self._core.list_namespaced_persistent_volume_claim,
-            "StatefulSet": self._apps.list_namespaced_stateful_set,
-            "NetworkPolicy": self._networking.list_namespaced_network_policy,
-        }
-        answer = listers[kind](namespace or self.namespace, label_selector=selector, _request_timeout=SECONDS)
-        return [{"kind": kind} | self._plain(item) for item in answer.items]
+    def listed(self, kind: str, selector: str = "") -> list[Object]:
+        """Objects of a kind in the namespace, by label; each with its `kind`, which items of a list lack."""
+        return [item | {"kind": kind} for item in self._get(self._path(kind), {"labelSelector": selector})["items"]]
 
-    def listed_everywhere(self, kind: str, selector: str) -> list[Object]:
-        """Pods or Deployments of all namespaces, by label; or Nodes."""
-        listers = {
-            "Pod": self._core.list_pod_for_all_namespaces,
-            "Deployment": self._apps.list_deployment_for_all_namespaces,
-            "Node": self._core.list_node,
-        }
-        answer = listers[kind](label_selector=selector, _request_timeout=SECONDS)
-        return [{"kind": kind} | self._plain(item) for item in answer.items]
+    def listed_everywhere(self, kind: str, selector: str = "") -> list[Object]:
+        """Objects of a kind in all namespaces, or of the cluster, by label."""
+        path = _PATHS[kind].replace("/namespaces/{}", "")
+        return [item | {"kind": kind} for item in self._get(path, {"labelSelector": selector})["items"]]
 
-    def version(self) -> Object:
+    def version(self) -> str:
         """The API server's version."""
-        return self._plain(client.VersionApi(self.api).get_code(_request_timeout=SECONDS))
+        return str(self._get("/version")["gitVersion"])
 
     def log(
-        self, pod: str, *, container: str | None = names.CONTAINER, namespace: str | None = None, **options: Any
+        self,
+        pod: str,
+        *,
+        container: str = names.CONTAINER,
+        namespace: str | None = None,
+        follow: bool = False,
+        previous: bool = False,
+        timestamps: bool = False,
+        tail_lines: int | None = None,
+        limit_bytes: int | None = None,
     ) -> urllib3.HTTPResponse:
-        """A pod's log as a stream of bytes. `options` are `follow`, `previous`, `tail_lines`, `limit_bytes` and `timestamps`."""
+        """A container's log as a stream of bytes."""
+        path = f"{_PATHS['Pod'].format(namespace or self.namespace)}/{pod}/log"
+        flags = {"follow": follow, "previous": previous, "timestamps": timestamps}
+        limits = {"tailLines": tail_lines, "limitBytes": limit_bytes}
+        query = {"container": container} | {name: "true" for name, wanted in flags.items() if wanted}
+        query |= {name: str(limit) for name, limit in limits.items() if limit is not None}
         # A log that is followed may be silent for hours.
-        seconds = (SECONDS[0], None) if options.get("follow") else SECONDS
-        if container is not None:
-            options["container"] = container
-        answer = self._core.read_namespaced_pod_log(
-            pod, namespace or self.namespace, **options, _preload_content=False, _request_timeout=seconds
-        )
-        return cast(urllib3.HTTPResponse, answer)
+        return self._request("get", path, query=query, seconds=(SECONDS[0], None) if follow else SECONDS)
 
     def _namespaces_of(self, name: str) -> Iterator[str]:
         try:
@@ -159,9 +161,24 @@ class Kube:
             raise
         yield from (job["metadata"]["namespace"] for job in everywhere if job["metadata"]["name"] == name)
 
-    def _plain(self, model: Any) -> Object:
-        return cast(Object, self.api.sanitize_for_serialization(model))
+    def _path(self, kind: str) -> str:
+        return _PATHS[kind].format(self.namespace)
 
-    @staticmethod
-    def _jobs_of(namespace: str) -> tuple[str, str, str, str]:
-        return names.GROUP, names.VERSION, namespace, names.PLURAL
+    def _get(self, path: str, query: dict[str, str] | None = None) -> Object:
+        return cast(Object, json.loads(self._request("get", path, query=query).data))
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str | None = None,
+        seconds: tuple[float, float | None] = SECONDS,
+    ) -> urllib3.HTTPResponse:
+        asked = list((query or {}).items())
+        answer = self._dynamic.request(
+            method, path, body, serialize=False, query_params=asked, header_params={}, content_type=content_type, _request_timeout=seconds
+        )
+        return cast(urllib3.HTTPResponse, answer)

@@ -17,10 +17,22 @@ class PodError(Exception):
     """A pod did not answer; the text is for people."""
 
 
+class _Forwarding:
+    """What `portforward` wants: a method of something that has a client. The client's own, CoreV1Api, takes a second to import."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self.api_client = api
+
+    def connect(self, namespace: str, pod: str, port: int, *, _preload_content: bool) -> Any:
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
+        request = self.api_client.param_serialize("GET", path, query_params=[("ports", str(port))], auth_settings=["BearerToken"])
+        return self.api_client.call_api(*request).response
+
+
 def get_json(api: client.ApiClient, namespace: str, pod: str, port: int, path: str) -> Any:
     """The JSON at `path` of a pod's port. Raises PodError saying why there is none."""
     try:
-        forward = portforward(client.CoreV1Api(api).connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))
+        forward = portforward(_Forwarding(api).connect, namespace, pod, port)
     except ApiException as error:
         raise PodError(_refusal(pod, error)) from error
     connection = http.client.HTTPConnection("launcher", timeout=SECONDS)

@@ -61,4 +61,10 @@ def _cause(pod: ObservedPod | None) -> str:
         return f"no node for it: {pod.unschedulable}"
     if pod.waiting is not None:
         return pod.waiting
-    return "its ranks do not run yet" if pod.ip else f"starting on node {pod.node}" if pod.node else "waits for the scheduler"
+    return (
+        "not ready yet: ranks or engines are being started"
+        if pod.ip
+        else f"starting on node {pod.node}"
+        if pod.node
+        else "waits for the scheduler"
+    )

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from grpo_cli import words
 from grpo_cli.training_view import Told, Training
-from grpo_cli.view import JobView, make_view
+from grpo_cli.view import IN_STATUS, JobView, make_view
+from grpo_operator.lifecycle import describe
 
 STYLES = {"Succeeded": "bold green", "Running": "bold green", "Failed": "bold red", "Invalid": "bold red", "Restarting": "bold yellow"}
 SELF_EVIDENT = ("Running", "Succeeded", "Suspended")
@@ -51,7 +52,7 @@ def screen(view: JobView) -> RenderableType:
     rows.add_column(min_width=LABEL_WIDTH, style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     if view.why:
-        rows.add_row("why", Text(view.why))
+        rows.add_row("why", Text(_short_why(view)))
     if view.next_restart:
         rows.add_row("next attempt", view.next_restart)
     if view.cure:
@@ -64,6 +65,8 @@ def screen(view: JobView) -> RenderableType:
     if view.training:
         for label, content in _training_rows(view.training):
             rows.add_row(label, content)
+    if view.doing and not view.rank_phases:
+        rows.add_row("rank 0", view.doing)
     for phase, ranks in view.rank_phases.items():
         rows.add_row("", f"{phase}: rank{'' if ranks.isdigit() else 's'} {ranks}")
     if view.note:
@@ -76,6 +79,15 @@ def screen(view: JobView) -> RenderableType:
     if view.events:
         parts += ["", _events(view)]
     return Group(*parts)
+
+
+def _short_why(view: JobView) -> str:
+    """Why, without the sentence of the failure that stands on the same screen with its log."""
+    told = view.why.removeprefix(describe(view.failure).removesuffix(IN_STATUS)) if view.failure else view.why
+    if view.failure is None or told == view.why:
+        return view.why
+    pod = f" of {view.failure.pod}" if view.failure.pod else ""
+    return f"{view.failure.reason}{pod}, see below{told}"
 
 
 def is_telling(view: JobView) -> bool:
@@ -155,7 +167,7 @@ def _events(view: JobView) -> Table:
     table = _columns("EVENT", "AGO", "MESSAGE")
     for event in view.events:
         about = f"{event.about}: " if event.about else ""
-        said = event.message.replace(" (more in status.lastFailure)", "")
+        said = event.message.replace(IN_STATUS, "")
         first, _, more = ("see above" if said == view.why else said).partition("\n")
         style = "yellow" if event.is_warning else ""
         table.add_row(Text(event.reason, style=style), words.duration(event.seconds_ago), Text(f"{about}{first}{' ...' if more else ''}"))

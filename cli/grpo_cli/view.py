@@ -23,6 +23,8 @@ from grpo_operator.topology import Job, Topology, plan_topology
 
 Object = Mapping[str, Any]
 
+IN_STATUS = " (more in status.lastFailure)"
+"""What the operator says where the failure stands on the same screen."""
 UNSEEN_SECONDS = 15
 """A job without a status for longer has no operator."""
 
@@ -46,6 +48,7 @@ class JobView:
     shapes: Mapping[str, str]  # by group: pods x GPUs
     troubles: Sequence[PodTrouble]
     rank_phases: Mapping[str, str]  # by phase: ranks
+    doing: str  # what rank 0 is at
     training: Training | None
     failure: Failure | None
     failure_seconds: float
@@ -101,6 +104,7 @@ def make_view(job: Object, pods: Sequence[Object], events: Sequence[Object], tol
         shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups} if topology else {},
         troubles=_troubles(topology, pods, status),
         rank_phases=_by_phase(told.rank_phases),
+        doing=told.progress.phase if told.progress and phase == "Running" else "",
         training=read_training(job, status, told, is_running=phase == "Running"),
         failure=failure,
         failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
@@ -128,7 +132,7 @@ def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]
         words_ = f"no operator has looked at this job for {words.duration(age)}"
         return "Pending", "NoOperator", f"{words_}: does one run? kubectl get pods -A -l app.kubernetes.io/name={names.MANAGER}"
     # The failure stands on the same screen.
-    why = status.summary.message.replace(" (more in status.lastFailure)", "")
+    why = status.summary.message.replace(IN_STATUS, "")
     if status.observed_generation < job["metadata"].get("generation", 0):
         why = f"{why} (the newest change of the spec has not been acted on yet)"
     return status.phase, status.summary.reason, why

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome, wait_for_crd
 
+from grpo_cli.main import main as grpo
 from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
@@ -220,6 +223,9 @@ def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:
         early.start()
         try:
             wait_until(lambda: "has no grpojobs.training.grpo.dev" in early.log.read_text(), "the operator's complaint", 30)
+            told = CliRunner().invoke(grpo, ["list", "--kubeconfig", str(plane.kubeconfig)])
+            assert (told.exit_code, told.stderr.count("\n")) == (4, 1)
+            assert "has no grpojobs.training.grpo.dev: install the operator" in told.stderr
             jobs = Jobs(lambda *args, stdin=None: kube.kubectl(plane.kubeconfig, *args, stdin=stdin), "default")
             jobs("apply", "--server-side", "-f", str(ROOT / "crds"))
             wait_for_crd(jobs)

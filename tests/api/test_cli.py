@@ -1,0 +1,218 @@
+"""`grpo` against a real API server, with the operator at work; the kubelet's words are put in by the tests."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from operator_fixture import Jobs, make_job, outcome
+
+from grpo_cli.main import main
+
+pytestmark = pytest.mark.api
+
+Grpo = Callable[..., Result]
+ONCE = {"maxRestarts": 0}
+SECRET = "hf_" + "Pl4ntedS3cretT0ken99"
+
+
+@pytest.fixture
+def grpo(jobs: Jobs, kubeconfig: Path) -> Grpo:
+    """`grpo("status", "job")` in the test's namespace."""
+    return lambda *args: CliRunner().invoke(main, [*args, "--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace])
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Callable[..., str]:
+    """A manifest file of a small job."""
+
+    def write(name: str, **spec: object) -> str:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(make_job(name, **spec)))
+        return str(path)
+
+    return write
+
+
+def one_line(result: Result) -> str:
+    """What a command that failed says: one line and no traceback."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1, result.output
+    assert result.stderr.splitlines()[-1] == lines[0]
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_a_job_is_submitted_listed_and_changed(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+    assert grpo("list").output == f"no jobs in namespace {jobs.namespace}\n"
+    assert grpo("submit", manifest("first")).stderr == f"job {jobs.namespace}/first created\n"
+    jobs.wait_for("first", "Running", "True")
+    again = grpo("submit", manifest("first", activeDeadlineSeconds=900))
+    assert (again.exit_code, again.stderr) == (0, f"job {jobs.namespace}/first applied\n")
+    assert jobs.get("grpo", "first")["spec"]["activeDeadlineSeconds"] == 900
+
+    header, line = grpo("list").stdout.splitlines()
+
+    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "TRAINER", "RESTARTS", "AGE", "WHY"]
+    assert line.split()[:6] == ["first", "Running", "-", "-", "2/2", "0"]
+    assert jobs.namespace in grpo("list", "-A").stdout
+    written = json.loads(jobs("get", "grpo", "first", "-o", "json", "--show-managed-fields"))["metadata"]["managedFields"]
+    assert {field["manager"] for field in written} == {"grpo-cli", "grpo-operator"}
+
+
+def test_what_is_wrong_with_a_manifest_is_told_before_and_by_the_server(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+    wrong = grpo("submit", manifest("wrong", trainer={"groups": [{"name": "a", "gpus": 0}]}))
+    assert wrong.exit_code == 2
+    assert "spec.trainer.groups[0].gpus: Input should be greater than or equal to 1 (found 0)" in one_line(wrong)
+    assert grpo("submit", "/nowhere.yaml").exit_code == 2
+
+    grpo("submit", manifest("fixed"))
+    jobs.wait_for("fixed", "Running", "True")
+    moved = grpo("submit", manifest("fixed", model={"name": "other"}))
+    assert moved.exit_code == 2
+    assert "the API server refuses it" in one_line(moved)
+
+    jobs.apply(make_job("theirs", activeDeadlineSeconds=900))
+    taken = grpo("submit", manifest("theirs", activeDeadlineSeconds=1000))
+    assert taken.exit_code == 2
+    assert "--force-conflicts" in one_line(taken)
+    assert grpo("submit", manifest("theirs", activeDeadlineSeconds=1000), "--force-conflicts").exit_code == 0
+
+
+def test_waiting_ends_as_the_job_does(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+    late = grpo("submit", manifest("works"), "--wait", "--timeout", "0")
+    assert late.exit_code == 124
+    assert "--timeout 0 s is over" in one_line(late)
+    jobs.wait_for("works", "Running", "True")
+    progress = {"step": 5, "totalSteps": 5, "reward": 0.75}
+    jobs.finish_pod("works-b-0", 0, outcome(0))
+    jobs.finish_pod("works-a-0", 0, outcome(0, progress=progress))
+    done = grpo("watch", "works", "--timeout", "30")
+    assert done.exit_code == 0
+    assert "Succeeded  step 5/5  reward 0.750" in done.stdout
+
+    refused = grpo("submit", manifest("stored", claim="nothing"), "--wait", "--timeout", "30")
+    assert refused.exit_code == 2
+    assert "there is no PersistentVolumeClaim nothing" in one_line(refused)
+    assert "create the PersistentVolumeClaim" in one_line(refused)
+
+
+def test_a_failed_job_is_explained_on_one_screen(grpo: Grpo, jobs: Jobs) -> None:
+    jobs.apply(make_job("broken", failurePolicy=ONCE))
+    jobs.wait_for("broken", "Running", "True")
+    said = "rank 2: ValueError: bad batch\n" + "\n".join(f"frame {number}" for number in range(9))
+    jobs.finish_pod("broken-b-0", 70, outcome(70, "RankFailed", said, rank=2))
+    jobs.wait_for("broken", "Failed", "True")
+
+    shown = grpo("status", "broken")
+
+    assert shown.exit_code == 0
+    assert f"{jobs.namespace}/broken  Failed (RankFailed)" in shown.stdout
+    assert "RankFailed of broken-b-0, see below; failurePolicy.maxRestarts is 0" in shown.stdout
+    assert "frame 8" in shown.stdout
+    assert "podTemplate.resources.limits.memory" in shown.stdout
+    ended = grpo("watch", "broken")
+    assert ended.exit_code == 1
+    assert "rank 2: ValueError: bad batch" in one_line(ended)
+    assert grpo("suspend", "broken").exit_code == 2
+
+
+def test_pods_that_do_not_fit_are_named_with_their_ranks(grpo: Grpo, jobs: Jobs) -> None:
+    groups = [{"name": "a", "gpus": 8}, {"name": "b", "gpus": 64, "replicas": 2}]
+    jobs.apply(make_job("huge", trainer={"groups": groups}, training={"promptsPerStep": 136}))
+    jobs.wait_for("huge", "Scheduled", "False", "Unschedulable")
+
+    shown = grpo("status", "huge").stdout
+
+    assert "huge-b-0, huge-b-1 (ranks 8-135): no node for it: 0/8 nodes are available: 8 Insufficient nvidia.com/gpu" in shown
+    assert "ask for fewer: trainer.groups[].gpus" in shown
+
+
+def test_a_job_is_suspended_and_resumed(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+    grpo("submit", manifest("pause"))
+    jobs.wait_for("pause", "Running", "True")
+    assert grpo("suspend", "pause").exit_code == 0
+    jobs.wait_for("pause", "Suspended", "True", "Suspended")
+    assert "Suspended" in grpo("status", "pause").stdout
+    assert "is suspended already" in grpo("suspend", "pause").stderr
+    assert grpo("resume", "pause").exit_code == 0
+    jobs.wait_for("pause", "Running", "True")
+
+
+def test_what_is_not_there_is_told_with_what_is(grpo: Grpo, jobs: Jobs, kubeconfig: Path) -> None:
+    jobs.apply(make_job("math-large"))
+    typo = grpo("status", "math-larg")
+    assert typo.exit_code == 4
+    assert "did you mean math-large?" in one_line(typo)
+    elsewhere = CliRunner().invoke(main, ["status", "math-large", "--kubeconfig", str(kubeconfig)])
+    assert elsewhere.exit_code == 4
+    assert f"there is one in {jobs.namespace}: give --namespace" in one_line(elsewhere)
+    assert "it has 0-2" in one_line(grpo("logs", "math-large", "--rank", "3"))
+    jobs.wait_for("math-large", "Running", "True")
+    silent = grpo("logs", "math-large")
+    assert silent.exit_code == 4
+    assert "math-large-a-0: no log: " in silent.stderr
+    assert "curve           unknown: no connection to pod math-large-a-0" in grpo("status", "math-large").stdout
+
+
+def test_a_cluster_that_is_away_or_says_no_is_told_in_one_line(jobs: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load(kubeconfig.read_text())
+
+    def list_with(change: Callable[[dict], None]) -> Result:
+        changed = json.loads(json.dumps(config))
+        change(changed)
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.safe_dump(changed))
+        return CliRunner().invoke(main, ["list", "--kubeconfig", str(path), "--namespace", jobs.namespace])
+
+    away = list_with(lambda c: c["clusters"][0]["cluster"].update(server="https://127.0.0.1:1"))
+    assert away.exit_code == 3
+    assert "the API server does not answer: " in one_line(away)
+    assert "Connection refused" in one_line(away)
+    token = jobs.kubectl("create", "token", "default", "-n", jobs.namespace).strip()
+    forbidden = list_with(lambda c: c.update(users=[{"name": c["users"][0]["name"], "user": {"token": token}}]))
+    assert forbidden.exit_code == 3
+    assert "cannot list resource" in one_line(forbidden)
+    unknown = list_with(lambda c: c.update(users=[{"name": c["users"][0]["name"], "user": {"token": "x"}}]))
+    assert unknown.exit_code == 3
+    assert "log in to the cluster anew" in one_line(unknown)
+    nothing = CliRunner().invoke(main, ["list", "--kubeconfig", str(tmp_path / "none")])
+    assert nothing.exit_code == 3
+    assert "no usable kubeconfig" in one_line(nothing)
+
+
+def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
+    env = [{"name": "HF_TOKEN", "value": SECRET}, {"name": "HARMLESS", "value": "swordfish"}]
+    jobs.apply(make_job("secretive", podTemplate={"env": env, "annotations": {"note": f"see {SECRET}"}}, failurePolicy=ONCE))
+    jobs.wait_for("secretive", "Running", "True")
+    jobs.finish_pod("secretive-b-0", 70, outcome(70, "RankFailed", f"rank 2: 401 for {SECRET}"))
+    jobs.wait_for("secretive", "Failed", "True")
+    archive = tmp_path / "report.tar.gz"
+
+    written = grpo("diagnose", "secretive", "--output", str(archive))
+
+    assert written.exit_code == 0, written.output
+    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+        files = {member.name.removeprefix("report/"): tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
+    wanted = {"job.yaml", "status.txt", "events.txt", "nodes.yaml", "versions.yaml", "children/ConfigMap.yaml", "children/StatefulSet.yaml"}
+    assert wanted <= files.keys()
+    assert "HF_TOKEN" in files["children/StatefulSet.yaml"]
+    assert "contract.json" in files["children/ConfigMap.yaml"]
+    assert "RankFailed" in files["events.txt"]
+    assert yaml.safe_load(files["versions.yaml"])["kubernetes"].startswith("v1.")
+    assert "Failed (RankFailed)" in files["status.txt"]
+    for name, text in files.items():
+        assert SECRET not in text, name
+        assert "swordfish" not in text, name
+
+
+def test_names_of_jobs_are_completed_from_the_cluster(jobs: Jobs, kubeconfig: Path) -> None:
+    jobs.apply(make_job("math-small"))
+    assert "_GRPO_COMPLETE" in CliRunner().invoke(main, ["completion", "bash"]).output
+    words = f"grpo status --kubeconfig {kubeconfig} -n {jobs.namespace} ma"
+    asked = {"_GRPO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    assert CliRunner(env=asked).invoke(main, prog_name="grpo").output == "plain,math-small\n"
