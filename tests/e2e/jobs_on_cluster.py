@@ -45,7 +45,7 @@ class JobOnCluster:
     """The job of one namespace."""
 
     def __init__(self, kubectl: Any, kubeconfig: Path, namespace: str) -> None:
-        self.kubectl, self._kubeconfig, self.namespace = kubectl, kubeconfig, namespace
+        self.kubectl, self.kubeconfig, self.namespace = kubectl, kubeconfig, namespace
 
     def __call__(self, *args: str, stdin: str | None = None) -> str:
         return str(self.kubectl("-n", self.namespace, *args, stdin=stdin))
@@ -55,7 +55,7 @@ class JobOnCluster:
         claim, job = yaml.safe_load_all(_manifests(**spec))
         self("apply", "-f", "-", stdin=yaml.safe_dump(claim))
         self("wait", "pvc/runs", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
-        data = storage.claim_path(self._kubeconfig, self.namespace, "runs")
+        data = storage.claim_path(self.kubeconfig, self.namespace, "runs")
         make_tiny_model(data / "model")
         for name, text in files.items():
             (data / name).write_text(text)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from jobs_on_cluster import SELECTOR, JobOnCluster
+from surface import SECRET, check_surface
 
 from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.progress import wait_until
@@ -21,6 +22,7 @@ REWARD = """
 import os, pathlib, time
 
 DATA = pathlib.Path("/data")
+print("the token is", os.environ.get("CHAOS_TOKEN"), flush=True)
 
 def score(completions, completion_ids, **_):
     if (DATA / "slow").exists():
@@ -96,7 +98,7 @@ def _apply(job: JobOnCluster, **spec: Any) -> Path:
             "rewards": [{"name": "even", "function": "chaos:score"}],
             "storage": {"claimName": "runs", "checkpointEverySteps": 5},
             "podTemplate": {
-                "env": [{"name": "PYTHONPATH", "value": "/data"}],
+                "env": [{"name": "PYTHONPATH", "value": "/data"}, {"name": "CHAOS_TOKEN", "value": SECRET}],
                 "resources": {"limits": {"memory": "3Gi"}},
                 "terminationGracePeriodSeconds": 60,
             },
@@ -188,6 +190,7 @@ def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor
     job = survivor.job
     data = _apply(job, storage={"claimName": "runs", "checkpointEverySteps": 1000})
     survivor.steps(3)
+    check_surface(job)
     job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     wait_until(lambda: job.conditions().get("Suspended", {}).get("reason") == "Suspended", "all pods saved and ended", 120, interval=0.5)
     assert not job("get", "pods", "-o", "name")

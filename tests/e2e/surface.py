@@ -1,0 +1,47 @@
+"""What `grpo` shows of a job that makes steps: its curve, merged logs, a bug report."""
+
+import io
+import re
+import tarfile
+import tempfile
+from pathlib import Path
+
+from click.testing import CliRunner
+from jobs_on_cluster import JobOnCluster
+
+from grpo_cli.main import main
+
+SECRET = "correct-horse-battery"
+"""Value of a variable that is secret by its name; the job's own code prints it."""
+
+
+def check_surface(job: JobOnCluster) -> None:
+    """Look at the job `tiny`, of 2 + 1 ranks, as a person would."""
+
+    def grpo(command: str, *args: str) -> str:
+        result = CliRunner().invoke(main, [command, "tiny", *args, "--kubeconfig", str(job.kubeconfig), "-n", job.namespace])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    shown = grpo("status")
+    assert re.search(r"reward +[▁-█ ]+  \d\.\d+ → \d\.\d+ in \d+ steps", shown), shown
+    assert re.search(r"\d+ steps · \d+% · ETA ", shown), shown
+    assert "rank 0  " in shown
+
+    logs = grpo("logs").splitlines()
+    assert {line.partition(" | ")[0] for line in logs} == {"tiny-a-0", "tiny-b-0"}
+    assert any("step 2: reward" in line for line in logs)
+    own = grpo("logs", "--rank", "2").splitlines()
+    assert own
+    assert all(line.startswith("tiny-b-0 | [rank 2] ") for line in own)
+    assert len(grpo("logs", "--role", "trainer", "--tail", "1").splitlines()) == 2
+
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "report.tar.gz"
+        grpo("diagnose", "--output", str(archive))
+        with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+            files = {member.name: tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
+    assert any(SECRET in line for line in logs), "the test's own code prints it"
+    assert [name for name, text in files.items() if SECRET in text] == []
+    assert "[removed]" in files["report/logs/tiny-a-0.log"]
+    assert any(name.startswith("report/operator/logs/grpo-operator-") and text for name, text in files.items())

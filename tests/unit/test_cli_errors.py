@@ -1,0 +1,132 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from kubernetes.client.exceptions import ApiException
+
+from grpo_cli.errors import EXIT_CODES, CliError, Exit, TellingGroup, explain, no_job
+from grpo_cli.kube import connect
+from grpo_cli.main import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def refusal(status: int, message: str) -> ApiException:
+    error = ApiException(status=status, reason="No")
+    error.body = json.dumps({"message": message})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (refusal(401, "Unauthorized"), 3, "log in"),
+        (refusal(403, 'grpojobs is forbidden: User "me" cannot list resource'), 3, "not allowed"),
+        (refusal(403, 'admission webhook "x" denied the request: forbidden'), 2, "refuses it"),
+        (refusal(404, "pods not found"), 4, "not found"),
+        (refusal(409, 'Apply failed with 1 conflict: conflict with "kubectl"'), 2, "--force-conflicts"),
+        (refusal(422, "spec.model: Invalid value"), 2, "refuses it"),
+        (refusal(500, "etcd is away"), 3, "answers 500"),
+    ],
+)
+def test_each_refusal_has_its_code_and_what_to_do(error: Exception, code: int, words: str) -> None:
+    told = explain(error)
+    assert told.exit_code == code
+    assert words in told.message
+    assert "\n" not in told.message
+
+
+def test_near_names_and_other_namespaces_are_named() -> None:
+    def said(name: str, there: list[str], elsewhere: list[str]) -> str:
+        return no_job(name, "team", there, lambda: elsewhere).message
+
+    assert "did you mean math-7b?" in said("math7b", ["math-7b", "code"], [])
+    assert "there is one in other: give --namespace" in said("math7b", ["math-7b"], ["other"])
+    assert "there are a, b, c and others" in said("zzz", ["d", "c", "b", "a"], [])
+    assert "grpo list --all-namespaces" in said("zzz", [], [])
+
+
+def test_a_command_that_fails_says_one_line() -> None:
+    @click.group(cls=TellingGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def broken() -> None:
+        raise refusal(500, "line one\nline two")
+
+    result = CliRunner().invoke(group, ["broken"])
+    assert result.exit_code == Exit.UNREACHABLE
+    assert result.stderr == "Error: the API server answers 500: line one line two; try again\n"
+
+
+def test_an_interrupt_is_no_traceback() -> None:
+    @click.group(cls=TellingGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    assert CliRunner().invoke(group, ["waits"]).exit_code == Exit.INTERRUPTED
+
+
+def test_exit_codes_stand_in_the_page_and_in_every_help() -> None:
+    page = (DOCS / "cli.md").read_text()
+    for code in Exit:
+        assert f"\n| {code.value} | " in page
+        assert f"  {code.value} " in EXIT_CODES
+    for name in main.commands:
+        assert f"`grpo {name}" in page, f"docs/cli.md lacks {name}"
+    for name in ("submit", "list", "status", "watch", "logs", "suspend", "resume", "diagnose"):
+        assert "Exit codes:" in CliRunner().invoke(main, [name, "--help"]).output
+
+
+def kubeconfig(folder: Path) -> str:
+    def context(name: str, namespace: str | None) -> dict[str, Any]:
+        return {"name": name, "context": {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})}
+
+    path = folder / "config"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [context("one", "team"), context("two", None)],
+        "current-context": "one",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def test_the_namespace_is_the_one_asked_for_or_the_contexts_or_default(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path)
+    assert connect(path, None, None).namespace == "team"
+    assert connect(path, "two", None).namespace == "default"
+    assert connect(path, "two", "mine").namespace == "mine"
+
+
+def test_a_manifest_and_an_option_that_disagree_about_the_namespace(tmp_path: Path) -> None:
+    example = yaml.safe_load(next(iter((DOCS.parent / "examples").glob("one-node*.yaml"))).read_text())
+    example["metadata"]["namespace"] = "team"
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(example))
+    result = CliRunner().invoke(main, ["submit", str(manifest), "-n", "mine", "--kubeconfig", kubeconfig(tmp_path)])
+    assert result.exit_code == Exit.INVALID
+    assert "says namespace team, and --namespace mine" in result.stderr
+
+
+def test_a_wrong_manifest_is_told_without_a_cluster(tmp_path: Path) -> None:
+    for text, words in (("a: [", "not YAML"), ("kind: Pod", "found: Pod"), ("kind: GRPOJob", "apiVersion is None")):
+        manifest = tmp_path / "job.yaml"
+        manifest.write_text(text)
+        result = CliRunner().invoke(main, ["submit", str(manifest), "--kubeconfig", kubeconfig(tmp_path)])
+        assert result.exit_code == Exit.INVALID
+        assert words in result.stderr
+
+
+def test_an_error_is_one_line_whatever_it_is_made_of() -> None:
+    assert CliError("a\n  b", Exit.FAILED).message == "a b"
