@@ -42,7 +42,7 @@ def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodT
 def leftovers(pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
     """Pods of an attempt that has ended, which the next one waits for."""
     names = sorted(str(pod["metadata"]["name"]) for pod in pods)
-    return [PodTrouble(pods=names, ranks="", cause="still there; they save and end")] if names else []
+    return [PodTrouble(pods=names, ranks="", cause="of the last attempt, being ended")] if names else []
 
 
 def _cause(pod: ObservedPod | None) -> str:

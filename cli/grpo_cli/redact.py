@@ -27,7 +27,8 @@ _LOOKS_SECRET = (
     re.compile(r"(?i)(?<=\bbearer )[\w.~+/=-]{8,}"),
     re.compile(r"(?i)(?<=[?&])(?:x-amz-signature|x-amz-credential|x-goog-signature|sig|signature|token|key)=[^&\s\"']+"),  # signed URLs
 )
-_ASSIGNED = re.compile(rf"(?i)(?P<name>[\w-]*(?:{_SECRET_WORDS})s?)(?P<sign>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&}}\]\[)]{{6,}})")
+_SIGN = r"[\"']?[ \t]*[=:][ \t]*[\"']?"
+_ASSIGNED = re.compile(rf"(?i)(?P<name>[\w-]*(?:{_SECRET_WORDS})s?)(?P<sign>{_SIGN})(?P<value>[^\s\"',;&}}\]\[)]{{6,}})")
 _NUMBER = re.compile(r"[\d.,eE+-]+")
 
 

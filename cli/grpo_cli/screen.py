@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,7 @@ OLD_LOG_LINES = 4
 """Of one that the job has got over."""
 LABEL_WIDTH = 14
 CURVE_WIDTH = 50
+BAR_WIDTH = 30
 PODS_NAMED = 4
 PIPE_WIDTH = 10_000
 
@@ -110,9 +111,8 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
     told = [f"{training.step}/{training.total_steps} steps", f"{share:.0%}"]
     if training.eta_seconds is not None and training.step < training.total_steps:
         told.append(f"ETA {words.duration(training.eta_seconds)}")
-    line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_row(ProgressBar(total=max(1, training.total_steps), completed=training.step, width=30), " · ".join(told))
-    yield "progress", line
+    done = round(min(1.0, share) * BAR_WIDTH)
+    yield "progress", f"{'█' * done}{'░' * (BAR_WIDTH - done)}  {' · '.join(told)}"
     for name, values in training.curves.items():
         known = [value for value in values if value is not None]
         if not known:
@@ -120,7 +120,9 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
         if len(values) == 1:
             yield name, f"{known[-1]:.3f}"
         else:
-            yield name, f"{words.sparkline(values, CURVE_WIDTH)}  {known[0]:.3f} → {known[-1]:.3f} in {len(values)} steps"
+            tenth = max(1, len(known) // 10)  # single steps say little
+            ends = f"{fmean(known[:tenth]):.3f} → {fmean(known[-tenth:]):.3f}"
+            yield name, f"{words.sparkline(values, CURVE_WIDTH)}  {ends} in {len(values)} steps"
     speed = []
     if training.step_seconds is not None:
         speed.append(f"{training.step_seconds:.1f} s a step")

@@ -12,6 +12,8 @@ from grpo_workload.contract import Progress
 
 Object = Mapping[str, Any]
 
+LATE_IMBALANCE = 1.5
+"""The slowest rank's own work over the mean of all, from which on it is worth a line."""
 STUCK_STEPS = 5
 STUCK_SECONDS = 60
 """So many median steps, and at least so long, without a step are worth a warning; a hang is the operator's word, much later."""
@@ -81,7 +83,7 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def _slowest(metrics: Mapping[str, float]) -> str:
-    if "ranks/slowest" not in metrics or metrics.get("ranks/imbalance", 1.0) < 1.1:
+    if "ranks/slowest" not in metrics or metrics.get("ranks/imbalance", 1.0) < LATE_IMBALANCE:
         return ""
     seconds, imbalance = metrics.get("ranks/slowest_seconds", 0.0), metrics["ranks/imbalance"]
     return (

@@ -95,6 +95,11 @@ def test_objects_lose_values_of_variables_and_what_kubectl_remembers() -> None:
     assert redact({"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": base64.b64encode(b"x").decode()}})["data"] == REMOVED
 
 
+def test_a_name_at_the_end_of_a_line_says_nothing_of_the_next_line() -> None:
+    text = "- serviceAccountToken:\n    expirationSeconds: 3607\n    path: token\n"
+    assert redact_text(text) == text
+
+
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=8, max_size=40), st.text(max_size=40))
 def test_a_variable_that_is_secret_by_its_name_is_found_wherever_it_is_printed(secret: str, around: str) -> None:
     pod = {"spec": {"containers": [{"env": [{"name": "MY_TOKEN", "value": secret}]}]}}

@@ -157,7 +157,7 @@ def test_a_job_that_restarts_says_when_and_what_it_waits_for() -> None:
     shown = text(view(waiting, pod("math-a-0", **READY)))
 
     assert "not before 2026-01-01T01:00:40Z, in 40s" in shown
-    assert "math-a-0: still there; they save and end" in shown
+    assert "math-a-0: of the last attempt, being ended" in shown
     assert CURES["RankFailed"] in shown
     due = job("Restarting", restarting, nextRestartTime="2026-01-01T00:59:00Z")
     assert "when no pod of the last attempt is left" in text(view(due))
