@@ -22,7 +22,6 @@ REWARD = """
 import os, pathlib, time
 
 DATA = pathlib.Path("/data")
-print("the token is", os.environ.get("CHAOS_TOKEN"), flush=True)
 
 def score(completions, completion_ids, **_):
     if (DATA / "slow").exists():
