@@ -65,7 +65,8 @@ def read_training(job: Object, status: GRPOJobStatus, told: Told, *, is_running:
         eta_seconds=left * seconds if is_running and seconds else None,
         idle_seconds=live.age_seconds if is_running and live and is_stuck(live) else None,
         tokens_per_second=newest.tokens_per_second,
-        checkpoint=_checkpoint(job, newest.checkpoint_step),
+        # A launcher knows of the checkpoints of its own attempt.
+        checkpoint=_checkpoint(job, newest.checkpoint_step or (known.checkpoint_step if known else None)),
         curves=_curves(told.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
     )

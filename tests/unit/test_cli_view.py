@@ -83,6 +83,12 @@ def test_a_job_that_runs_says_how_far_it_is_and_when_it_will_be_done() -> None:
     assert "to do" not in shown
 
 
+def test_an_attempt_that_has_just_begun_keeps_the_checkpoint_of_the_last_one() -> None:
+    live = Progress(step=11, total_steps=40)
+    stored = job("Running", RUNNING, progress=PROGRESS, spec_={"storage": {"claimName": "runs"}})
+    assert "checkpoint at step 10" in text(view(stored, told=Told(progress=live)))
+
+
 def test_a_launcher_that_does_not_answer_is_told_and_the_status_stands_in() -> None:
     shown = text(view(job("Running", RUNNING, progress=PROGRESS), told=Told(note="pod math-a-0 does not answer")))
 
