@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome, wait_for_crd
 
