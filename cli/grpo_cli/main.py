@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from grpo_cli.completion import completion
+from grpo_cli.convert.command import convert
 from grpo_cli.diagnose import diagnose
 from grpo_cli.errors import TellingGroup
 from grpo_cli.jobs import list_jobs, resume, status, submit, suspend, watch
@@ -18,5 +19,5 @@ def main() -> None:
     """GRPO on Kubernetes: check a job's manifest, see what it becomes, run it here or on a cluster, and see how it goes."""
 
 
-for command in (render, run, submit, list_jobs, status, watch, logs, suspend, resume, diagnose, completion):
+for command in (render, run, convert, submit, list_jobs, status, watch, logs, suspend, resume, diagnose, completion):
     main.add_command(command)

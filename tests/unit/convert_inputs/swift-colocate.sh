@@ -1,0 +1,32 @@
+NPROC_PER_NODE=4 \
+swift rlhf \
+    --rlhf_type grpo \
+    --model Qwen/Qwen2.5-72B-Instruct \
+    --train_type lora \
+    --use_vllm true \
+    --vllm_mode colocate \
+    --vllm_gpu_memory_utilization 0.55 \
+    --vllm_max_model_len 2048 \
+    --vllm_tensor_parallel_size 4 \
+    --dataset AI-MO/NuminaMath-TIR#10000 \
+    --torch_dtype bfloat16 \
+    --num_train_epochs 1 \
+    --max_length 2048 \
+    --per_device_train_batch_size 1 \
+    --gradient_accumulation_steps 1 \
+    --eval_steps 1000 \
+    --save_steps 1000 \
+    --learning_rate 1e-6 \
+    --output_dir output \
+    --max_completion_length 1024 \
+    --reward_funcs accuracy format \
+    --num_generations 4 \
+    --system examples/prompt.txt \
+    --deepspeed zero3_offload \
+    --top_p 1.0 \
+    --top_k 80 \
+    --async_generate false \
+    --move_model_batches 16 \
+    --offload_optimizer true \
+    --offload_model true \
+    --sleep_level 1

@@ -1,0 +1,264 @@
+"""Configurations of other trainers as jobs: what maps, what maps differently, what is not taken over."""
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import DeepSpeedPlugin
+from click.testing import CliRunner, Result
+from trl.scripts.grpo import GRPOScriptArguments
+
+from grpo_cli.convert import values
+from grpo_cli.convert.apply import TABLES, find
+from grpo_cli.convert.conversion import Conversion, convert
+from grpo_cli.convert.pages import page
+from grpo_cli.convert.read import read
+from grpo_cli.convert.rows import FIELD_OF_FACT, UNSET, Kind
+from grpo_cli.convert.settle import Given
+from grpo_cli.main import main
+from grpo_operator.api import GRPOJobSpec, parse_spec
+from grpo_workload.config import TrainingConfig
+
+INPUTS = Path(__file__).parent / "convert_inputs"
+PAIRS = [["trl.yaml", "accelerate-zero3.yaml"], ["trl-older.yaml", "accelerate-fsdp.yaml"], ["accelerate-zero3.yaml"], ["trl.yaml"]]
+SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"]]
+
+
+def _sources(*files: str) -> list[Any]:
+    return [source for file in files for source in read(file, (INPUTS / file).read_text())]
+
+
+def _convert(*files: str, **given: int) -> Conversion:
+    return convert(_sources(*files), Given(**given))
+
+
+def _text(file: str, text: str, **given: int) -> Conversion:
+    return convert(read(file, text), Given(**given))
+
+
+def _run(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["convert", *(str(INPUTS / one) if (INPUTS / one).is_file() else one for one in arguments)], input=text)
+
+
+@pytest.mark.parametrize("files", PAIRS + SCRIPTS, ids="+".join)
+def test_every_option_is_named_and_the_manifest_is_a_valid_job(files: list[str]) -> None:
+    conversion = _convert(*files)
+    given = {name for source in _sources(*files) for name in source.options | source.environment}
+    assert given - {finding.name for finding in conversion.findings} == set()
+    flags = {flag for file in files if file.endswith(".sh") for flag in re.findall(r"--(\w+)", (INPUTS / file).read_text())}
+    assert flags - {finding.name.removeprefix("rollout.") for finding in conversion.findings} == set()
+    written = yaml.safe_load(conversion.manifest)
+    assert written["kind"] == "GRPOJob"
+    assert parse_spec(written["spec"]) == parse_spec(conversion.spec)
+    assert all(finding.note for finding in conversion.left), "each says why, and what to do"
+
+
+def test_every_field_of_trl_has_a_row() -> None:
+    known = TABLES["trl"].rows.keys()
+    for config in (trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments, trl.DatasetMixtureConfig):
+        assert {field.name for field in dataclasses.fields(config)} - known == set(), config.__name__
+
+
+def test_every_field_of_accelerate_has_a_row() -> None:
+    table = TABLES["accelerate"]
+    sections = {"deepspeed_config", "fsdp_config"}
+    assert {field.name for field in dataclasses.fields(ClusterConfig)} - table.rows.keys() == sections
+    questions = {"deepspeed_config_file", "deepspeed_hostfile", "zero3_init_flag", "offload_param_device"}
+    plugin = {"gradient_accumulation_steps", "gradient_clipping", "zero_stage"}
+    assert plugin <= {field.name for field in dataclasses.fields(DeepSpeedPlugin)}
+    assert all(find(table, f"deepspeed_config.{name}") for name in questions | plugin)
+
+
+def test_options_not_set_mean_what_trl_does_without_them() -> None:
+    ours = {path.split(".")[1]: value for path, value in _fields(TrainingConfig(), "training").items()}
+    defaults = {field.name: field.default for config in (trl.GRPOConfig, trl.ModelConfig) for field in dataclasses.fields(config)}
+    wrong = []
+    for row in TABLES["trl"].rows.values():
+        section, _, name = row.to.partition(".")
+        if row.kind is not Kind.SAME or section != "training" or defaults.get(row.name) is None:
+            continue
+        here = row.default if row.default is not UNSET else ours[name]
+        if row.convert(defaults[row.name]) != here:
+            wrong.append((row.name, defaults[row.name], here))
+    assert wrong == []
+
+
+def _fields(section: Any, prefix: str) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in section.model_dump(by_alias=True).items()}
+
+
+def test_every_row_leads_to_a_field_that_exists() -> None:
+    for table in TABLES.values():
+        for row in table.rows.values():
+            assert _exists(row.field), f"{table.format}: {row.name} -> {row.field}"
+            assert row.note or row.kind is Kind.SAME, f"{row.name} says why, or how"
+    facts = {row.fact for table in TABLES.values() for row in table.rows.values() if row.fact}
+    assert facts == FIELD_OF_FACT.keys()
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return GRPOJobSpec.model_json_schema(by_alias=True)
+
+
+def _exists(path: str) -> bool:
+    schema = node = _schema()
+    for part in filter(None, path.split(".")):
+        choices = [node, *node.get("anyOf", []), *node.get("allOf", [])]
+        reference = next((choice["$ref"] for choice in choices if "$ref" in choice), None)
+        node = schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
+        if "properties" not in node:
+            return "additionalProperties" in node or any("additionalProperties" in choice for choice in choices)
+        if part not in node["properties"]:
+            return False
+        node = node["properties"][part]
+    return True
+
+
+def test_the_batch_is_prompts_times_generations_over_all_ranks() -> None:
+    spec = _convert("trl.yaml", "accelerate-zero3.yaml").spec
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert spec["training"]["promptsPerStep"] * 16 == 16 * 16 * 4
+    assert spec["training"]["warmupSteps"] == 40
+    assert spec["storage"] == {"keep": 3, "checkpointEverySteps": 100}
+    assert spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
+    assert spec["generation"]["colocate"] == {"sleepLevel": 2}
+    assert spec["rewards"][1:] == [
+        {"name": "think-format-reward", "function": "my_rewards:think_format_reward", "weight": 0.5},
+        {"name": "short-answer", "function": "my_lib.rewards:short_answer", "weight": 0.2},
+    ]
+
+
+def test_what_has_no_place_is_named_with_the_nearest_that_has() -> None:
+    left = {finding.name: finding for finding in _convert("trl.yaml", "accelerate-zero3.yaml").left}
+    assert left["num_generation"].note.endswith("did you mean num_generations?")
+    assert "linear, cosine or constant" in left["lr_scheduler_type"].note
+    assert {"report_to", "lr_scheduler_kwargs", "reward"} < left.keys()
+    assert {"num_iterations", "push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what happens here anyway"
+
+
+def test_vllm_on_a_gpu_of_its_own_is_node_local() -> None:
+    conversion = _convert("trl-older.yaml", "accelerate-fsdp.yaml", rows=72_000)
+    assert conversion.spec["generation"]["topology"] == "NodeLocal"
+    assert conversion.spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 1, "gpus": 9}], "8 ranks, and one for vLLM"
+    assert conversion.spec["training"]["maxSteps"] == 72_000 // conversion.spec["training"]["promptsPerStep"]
+    assert conversion.spec["generation"]["maxModelLen"] == 512 + 1024
+    batch = next(finding for finding in conversion.left if finding.name == "batch")
+    assert batch.note == "2048 completions are no whole number of groups of 7: 293 prompts"
+
+
+def test_a_rollout_server_becomes_a_group_of_its_own() -> None:
+    conversion = _convert("swift-server.sh")
+    spec = conversion.spec
+    assert spec["generation"]["server"]["groups"] == [{"name": "vllm", "replicas": 1, "gpus": 2}]
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 1, "gpus": 6}]
+    assert spec["dataset"] == {"name": "AI-MO/NuminaMath-TIR", "split": "train[:1000]", "dataloaderNumWorkers": 4}
+    assert spec["training"]["maxSteps"] == 3 * 1000 // 6
+    assert spec["podTemplate"]["env"] == [{"name": "NCCL_DEBUG", "value": "WARN"}]
+    assert "lora" not in spec
+    assert "not-a-real-key" not in conversion.manifest + str(conversion.findings)
+
+
+def test_what_a_tool_does_untold_is_written_out() -> None:
+    training = _convert("swift-all-maps.sh").spec["training"]
+    assert (training["temperature"], training["topP"], training["topK"]) == (0.9, 0.9, 50)
+    assert (training["lossType"], training["importanceSamplingCorrection"]) == ("grpo", "none")
+    assert "temperature: 0.9  # ms-swift's default" in _convert("swift-all-maps.sh").manifest
+
+
+def test_ranks_without_a_prompt_are_told() -> None:
+    conversion = _convert("swift-colocate.sh")
+    assert conversion.spec["training"]["promptsPerStep"] == 4
+    assert any("1 prompts for 4 ranks" in finding.note for finding in conversion.left)
+    assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
+
+
+def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
+    conversion = _convert("verl.sh")
+    spec = conversion.spec
+    assert spec["generation"]["maxModelLen"] == spec["training"]["maxTokensPerMicroBatch"] == 7 * 1024
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert (spec["training"]["promptsPerStep"], spec["training"]["numGenerations"], spec["training"]["topK"]) == (256, 5, 0)
+    assert (spec["training"]["beta"], spec["lora"]["r"]) == (0.001, 64)
+    assert spec["rewards"] == [{"name": "score", "function": "gsm8k_reward:score_answer"}]
+    assert {"dataset", "columns", "custom_reward_function", "epochs"} < {finding.name for finding in conversion.left}
+    assert spec["podTemplate"]["env"] == [{"name": "VLLM_USE_V1", "value": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("learning_rate: fast", "job.yaml: learning_rate: a number is needed, not 'fast'"),
+        ("[1, 2]", "job.yaml: options are needed as `name: value`, found list"),
+        ("a: [", "job.yaml: this is no YAML"),
+        ("temperature: 20", "spec.training.temperature"),
+    ],
+)
+def test_faults_are_one_line(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="^" + complaint.replace("[", r"\[").replace("(", r"\(")) as error:
+        _text("job.yaml", text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["echo hello", "swift sft --model x", "swift rlhf 'open"])
+def test_a_script_without_a_training_command_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"run\.sh: one command of|quote is not closed"):
+        _text("run.sh", text)
+
+
+def test_comments_and_quotes_are_a_shells() -> None:
+    text = "# swift rollout \\\n#   --model x \\\nA='1 # 2'\ntrl grpo --run_name \"$A\" --dataset_name a/b#c # --seed 3\n"
+    (source,) = read("run.sh", text)
+    assert source.options == {"run_name": "1 # 2", "dataset_name": "a/b#c"}
+
+
+def test_commands_of_a_script_are_not_run(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    conversion = _text("run.sh", f"X=$(touch {target})\nswift rlhf --rlhf_type grpo --model a/b --dataset $X --reward_funcs accuracy")
+    assert not target.exists()
+    assert any(finding.name == "dataset" for finding in conversion.left)
+
+
+def test_exit_codes_tell_whether_something_was_left(tmp_path: Path) -> None:
+    output = tmp_path / "job.yaml"
+    assert _run("swift-all-maps.sh", "--strict", "--output", str(output), "--name", "mine").exit_code == 0
+    assert yaml.safe_load(output.read_text())["metadata"]["name"] == "mine"
+    assert _run("trl.yaml", "accelerate-zero3.yaml").exit_code == 3
+    strict = _run("trl.yaml", "accelerate-zero3.yaml", "--strict")
+    assert (strict.exit_code, strict.stdout) == (4, "")
+    assert "did you mean num_generations?" in " ".join(strict.stderr.split())
+    missing = _run("trl.yaml", "swift-server.sh")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "are of ms-swift, trl" in missing.stderr
+
+
+def test_what_is_written_renders(tmp_path: Path) -> None:
+    output = tmp_path / "job.yaml"
+    _run("swift-server.sh", "--output", str(output))
+    rendered = CliRunner().invoke(main, ["render", str(output), "--show", "ranks"])
+    assert rendered.output.splitlines()[0] == "# 2 pods, 6 ranks, 1 vLLM servers"
+
+
+def test_text_from_a_file_stays_text() -> None:
+    result = _run("-", "--from", "trl", text="model_name_or_path: a/b\ndataset_name: c/d\nsystem_prompt: '[bold]: {x} #'\n")
+    assert result.exit_code == 3
+    assert yaml.safe_load(result.stdout)["spec"]["dataset"]["systemPrompt"] == "[bold]: {x} #"
+
+
+def test_words_that_look_like_values_are_read() -> None:
+    assert values.integer("8") == 8
+    assert values.texts("['a', \"b\"]") == ["a", "b"]
+    assert values.deepspeed({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}) == {"stage": 3, "offload": True}
+    assert values.fsdp("shard_grad_op auto_wrap") == {"stage": 2, "offload": False}
+
+
+def test_the_page_has_the_tables_of_today() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
+    assert text == page(text), "run `python -m grpo_cli.convert.pages docs/convert.md`"
+    assert all(f"`{name}`" in text for table in TABLES.values() for name in table.rows)
