@@ -229,12 +229,12 @@ def test_exit_codes_tell_whether_something_was_left(tmp_path: Path) -> None:
     output = tmp_path / "job.yaml"
     assert _run("swift-all-maps.sh", "--strict", "--output", str(output), "--name", "mine").exit_code == 0
     assert yaml.safe_load(output.read_text())["metadata"]["name"] == "mine"
-    assert _run("trl.yaml", "accelerate-zero3.yaml").exit_code == 3
+    assert _run("trl.yaml", "accelerate-zero3.yaml").exit_code == 5
     strict = _run("trl.yaml", "accelerate-zero3.yaml", "--strict")
-    assert (strict.exit_code, strict.stdout) == (4, "")
+    assert (strict.exit_code, strict.stdout) == (1, "")
     assert "did you mean num_generations?" in " ".join(strict.stderr.split())
     missing = _run("trl.yaml", "swift-server.sh")
-    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert (missing.exit_code, missing.stdout) == (2, "")
     assert "are of ms-swift, trl" in missing.stderr
 
 
@@ -247,7 +247,7 @@ def test_what_is_written_renders(tmp_path: Path) -> None:
 
 def test_text_from_a_file_stays_text() -> None:
     result = _run("-", "--from", "trl", text="model_name_or_path: a/b\ndataset_name: c/d\nsystem_prompt: '[bold]: {x} #'\n")
-    assert result.exit_code == 3
+    assert result.exit_code == 5
     assert yaml.safe_load(result.stdout)["spec"]["dataset"]["systemPrompt"] == "[bold]: {x} #"
 
 

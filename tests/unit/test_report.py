@@ -12,7 +12,7 @@ from grpo_workload.types import Completion, Prompt, Sample
 
 def _sample(prompt: int, answer: str) -> Sample:
     completion = Completion(token_ids=(1,), logprobs=(0.0,), text=answer, finish_reason="stop", weight_version=0)
-    return Sample(prompt=Prompt(index=prompt, text=f"prompt {prompt}", token_ids=(1,)), completion=completion, reward=0.5, advantage=0.0)
+    return Sample(prompt=Prompt(index=prompt, text=f"prompt {prompt}", token_ids=(1,)), completion=completion, reward=0.5, advantage=0.25)
 
 
 def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
@@ -22,6 +22,7 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     report.close()
     kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
+    assert [line["advantage"] for line in kept] == [0.25, 0.25]
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
 
 

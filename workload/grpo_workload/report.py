@@ -97,7 +97,12 @@ class RunReport:
         self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
         of_each_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
         for sample in list(reversed(of_each_prompt.values()))[:SAMPLES_PER_STEP]:
-            text = {"prompt": sample.prompt.text, "completion": sample.completion.text, "reward": sample.reward}
+            text = {
+                "prompt": sample.prompt.text,
+                "completion": sample.completion.text,
+                "reward": sample.reward,
+                "advantage": sample.advantage,
+            }
             self._completions.write(step, text)
         _tell_own_step(self._state_dir, 0, ranks)
         if self._trackers is not None:

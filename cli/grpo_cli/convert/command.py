@@ -15,9 +15,10 @@ from grpo_cli.convert.conversion import convert as convert_sources
 from grpo_cli.convert.read import FORMATS, read
 from grpo_cli.convert.rows import Kind
 from grpo_cli.convert.settle import Given
+from grpo_cli.errors import CliError, Exit
 
-EXIT_LEFT = 3
-EXIT_STRICT = 4
+EXIT_STRICT = 1
+EXIT_LEFT = 5
 _STYLES = {Kind.SAME: "green", Kind.DIFFERENT: "yellow", Kind.NOT_NEEDED: "dim", Kind.LEFT: "bold red"}
 
 
@@ -49,10 +50,9 @@ def convert(
     \b
     Exit codes:
       0  every option has its place in the job
-      1  the files cannot be read, or make no valid job
-      2  wrong usage
-      3  the manifest was written, but some options have no place, or are to be filled in
-      4  the same with --strict: nothing was written
+      1  some options have no place, or are to be filled in; nothing was written (--strict)
+      2  the command line is wrong, the files cannot be read, or they make no valid job
+      5  as 1, without --strict: the manifest was written
     """  # noqa: D301 - click's own mark
     given = Given(nodes=nodes, gpus=gpus, rows=rows)
     try:
@@ -60,14 +60,17 @@ def convert(
         sources = [source for file in files for source in read(str(file), _text(file), format_)]
         conversion = convert_sources(sources, given, name)
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise CliError(str(error), Exit.INVALID) from error
     _report(conversion)
     if strict and conversion.left:
         sys.exit(EXIT_STRICT)
     if output is None:
         print(conversion.manifest, end="")
     else:
-        output.write_text(conversion.manifest)
+        try:
+            output.write_text(conversion.manifest)
+        except OSError as error:
+            raise CliError(f"--output: {error}", Exit.INVALID) from error
     sys.exit(EXIT_LEFT if conversion.left else 0)
 
 
