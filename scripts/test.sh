@@ -8,7 +8,7 @@ say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 build() {
   python -m grpo_devcluster build
   python -m grpo_devcluster image build-operator
-  python -c "from grpo_devcluster import packages; packages.ensure(packages.METRICS)"
+  python -c "from grpo_devcluster import packages; packages.ensure(packages.METRICS | packages.BROWSER)"
 }
 
 say "builds, beside the checks"

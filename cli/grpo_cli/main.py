@@ -11,6 +11,7 @@ from grpo_cli.errors import TellingGroup
 from grpo_cli.jobs import list_jobs, resume, status, submit, suspend, watch
 from grpo_cli.logs import logs
 from grpo_cli.offline import render, run
+from grpo_cli.ui.command import ui
 
 
 @click.group(cls=TellingGroup)
@@ -19,5 +20,5 @@ def main() -> None:
     """GRPO on Kubernetes: check a job's manifest, see what it becomes, run it here or on a cluster, and see how it goes."""
 
 
-for command in (render, run, convert, submit, list_jobs, status, watch, logs, suspend, resume, diagnose, completion):
+for command in (render, run, convert, submit, list_jobs, status, watch, logs, suspend, resume, diagnose, ui, completion):
     main.add_command(command)

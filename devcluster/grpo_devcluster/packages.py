@@ -16,6 +16,7 @@ NODE = {
     "conntrack": "conntrack",
     "containernetworking-plugins": "/usr/lib/cni/bridge",
 }
+BROWSER = {"chromium": "chromium", "chromium-driver": "chromedriver"}
 IMAGES = {"debootstrap": "debootstrap", "buildah": "buildah"}
 METRICS = {"prometheus": "promtool"}
 

@@ -1,0 +1,128 @@
+"""The page's server: files of this package and one JSON answer, on loopback, for GET alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from grpo_cli.ui.source import Source, SourceError
+
+HOST = "127.0.0.1"
+SECONDS_BETWEEN = 1.0
+"""A source is asked at most so often, however many browsers look."""
+ASSETS = {
+    "/": ("index.html", "text/html"),
+    "/style.css": ("style.css", "text/css"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
+    "/curves.js": ("curves.js", "text/javascript"),
+    "/panels.js": ("panels.js", "text/javascript"),
+    "/dom.js": ("dom.js", "text/javascript"),
+}
+HEADERS = {
+    # Completions are a model's words: whatever is in them, nothing but the files above is run, loaded or sent to.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Page:
+    """What browsers are told of a source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = asyncio.Lock()
+        self._asked = self._answered = float("-inf")
+        self._error = ""
+
+    async def state(self, generation: int, after: int) -> dict[str, Any]:
+        """What is new to a browser that has steps up to `after` of `generation`. An error keeps what was known, and says how old it is."""
+        async with self._lock:
+            if time.monotonic() - self._asked > SECONDS_BETWEEN:
+                await self._refresh()
+            shown = self._source.shown
+            return {
+                "title": shown.title,
+                "where": shown.where,
+                "note": shown.note,
+                "error": self._error,
+                "age": None if self._answered == float("-inf") else round(time.monotonic() - self._answered, 1),
+                "idle": None if shown.changed is None else round(time.time() - shown.changed, 1),
+                "job": shown.job,
+            } | shown.history.since(generation, after)
+
+    async def _refresh(self) -> None:
+        try:
+            await asyncio.to_thread(self._source.refresh)
+        except SourceError as error:
+            self._error = str(error)
+        else:
+            self._error, self._answered = "", time.monotonic()
+        self._asked = time.monotonic()
+
+
+def application(source: Source) -> web.Application:
+    """GET / with its assets, and /api/state?generation=&after=."""
+    page = Page(source)
+
+    async def state(request: web.Request) -> web.Response:
+        try:
+            generation, after = int(request.query.get("generation", 0)), int(request.query.get("after", -1))
+        except ValueError:
+            return web.Response(status=400, text="generation and after are whole numbers\n")
+        return web.json_response(await page.state(generation, after))
+
+    app = web.Application(middlewares=[_guard])
+    app.router.add_get("/api/state", state, allow_head=False)
+    for path, (name, kind) in ASSETS.items():
+        app.router.add_get(path, _asset(name, kind), allow_head=False)
+    return app
+
+
+def _asset(name: str, kind: str) -> Handler:
+    text = (files("grpo_cli.ui") / "static" / name).read_text(encoding="utf-8")
+
+    async def asset(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=text, content_type=kind, charset="utf-8")
+
+    return asset
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page of another site could ask for: its own name pointed at loopback (DNS rebinding), and all but GET."""
+    host = request.host.rpartition(":")[0] or request.host
+    if host not in (HOST, "localhost"):
+        return web.Response(status=403, text=f"this page is at http://{HOST}, not at {host!r}\n", headers=HEADERS)
+    try:
+        answer = await handler(request)
+    except web.HTTPException as error:
+        answer = web.Response(status=error.status, text=f"{error.reason}\n")
+    answer.headers.update(HEADERS)
+    return answer
+
+
+@asynccontextmanager
+async def serving(source: Source, port: int) -> AsyncIterator[str]:
+    """Serve while the context is open, at the address that it gives; port 0 is any that is free. Raises OSError when it is taken."""
+    runner = web.AppRunner(application(source), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        await site.start()
+        taken: int = runner.addresses[0][1]
+        yield f"http://{HOST}:{taken}/"
+    finally:
+        await runner.cleanup()
