@@ -4,12 +4,14 @@ import asyncio
 import json
 import shutil
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from operator_fixture import Jobs, make_job, outcome
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -19,9 +21,12 @@ from grpo_cli.kube import connect
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.server import serving
-from grpo_cli.ui.source import Source
+from grpo_cli.ui.source import Source, SourceError
 from grpo_devcluster import packages
 from grpo_devcluster.progress import wait_until
+from grpo_workload.contract import Contract
+from grpo_workload.status_server import Status, application
+from grpo_workload.world import Place
 
 pytestmark = pytest.mark.api
 
@@ -170,12 +175,69 @@ def test_dark_is_dark(browser: webdriver.Chrome, run: Path) -> None:
         prefer("light")
 
 
-def test_a_job_has_its_groups_pods_conditions_and_failure(browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path) -> None:
+@contextmanager
+def _launcher(place: Place) -> Iterator[str]:
+    """The launcher's own server on loopback, where fake nodes run no pods; gives its address."""
+    loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    found: list[int] = []
+
+    async def serve() -> None:
+        runner = web.AppRunner(application(Status(place)))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found.append(runner.addresses[0][1])
+        ready.set()
+        await ended.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{found[0]}"
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(30)
+        loop.close()
+
+
+def _place(jobs: Jobs, name: str, epoch: int, tmp_path: Path) -> Place:
+    contract = Contract.model_validate_json(jobs.get("configmap", f"{name}-{epoch}")["data"]["contract.json"])
+    data = tmp_path / "data"
+    shutil.copytree(RUN, data / contract.job.run, dirs_exist_ok=True)
+    return Place(
+        contract=contract,
+        member=contract.master,
+        group_rank=0,
+        pod_uid="",
+        state_dir=tmp_path,
+        termination_log=tmp_path / "termination-log",
+        data_dir=data,
+    )
+
+
+def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
+    browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs.apply(make_job("shown", failurePolicy={"maxRestarts": 0}))
     jobs.wait_for("shown", "Running", "True")
     source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
-    with _page(browser, source, "ranks"):
+    source.refresh()
+    assert "no connection to pod shown-a-0" in source.shown.note, "a fake node forwards no ports"
+    with _launcher(_place(jobs, "shown", 0, tmp_path)) as address, _page(browser, source, "ranks"):
+
+        def directly(_api: object, _namespace: str, pod: str, _port: int, path: str) -> Any:
+            assert pod == "shown-a-0"
+            with urllib.request.urlopen(address + path, timeout=10) as answer:
+                return json.loads(answer.read())
+
+        monkeypatch.setattr("grpo_cli.ui.cluster.get_json", directly)
+        monkeypatch.setattr("grpo_cli.asking.get_json", directly)
+        _wait("the ranks", lambda: "shown-b-0" in _text(browser, "#rank-table tbody tr:nth-child(3)"))
         _wait("the phase", lambda: _text(browser, "#phase") == "Running")
+        browser.find_element(By.ID, "tab-curves").click()
+        _wait("the reward's curve", lambda: browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.line"))
+        browser.find_element(By.ID, "tab-ranks").click()
         assert "1 of 1 ready" in _text(browser, "#ranks")
         assert {"shown-a-0", "shown-b-0"} <= set(_text(browser, "#ranks table").split())
         jobs.finish_pod("shown-b-0", 70, outcome(70, "RankFailed", f"rank 2: ValueError: {SCRIPT}"))
@@ -185,8 +247,8 @@ def test_a_job_has_its_groups_pods_conditions_and_failure(browser: webdriver.Chr
         browser.find_element(By.ID, "tab-events").click()
         assert "Failed" in _text(browser, "#events table")
         assert _complaints(browser) == []
-        jobs("delete", "grpojob", "shown")
-        _wait("the job's end", lambda: "no job shown" in _text(browser, ".banner.bad"))
+    with pytest.raises(SourceError, match=r"no job show in namespace .* did you mean shown"):
+        ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "show").refresh()
 
 
 def test_a_cluster_that_is_away_is_told(browser: webdriver.Chrome, kubeconfig: Path, tmp_path: Path) -> None:
