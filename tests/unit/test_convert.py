@@ -18,7 +18,7 @@ from grpo_cli.convert import values
 from grpo_cli.convert.apply import TABLES, find
 from grpo_cli.convert.conversion import Conversion, convert
 from grpo_cli.convert.pages import page
-from grpo_cli.convert.read import read
+from grpo_cli.convert.read import Source, read
 from grpo_cli.convert.rows import FIELD_OF_FACT, UNSET, Kind
 from grpo_cli.convert.settle import Given
 from grpo_cli.main import main
@@ -208,7 +208,7 @@ def test_faults_are_one_line(text: str, complaint: str) -> None:
 
 @pytest.mark.parametrize("text", ["echo hello", "swift sft --model x", "swift rlhf 'open"])
 def test_a_script_without_a_training_command_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"run\.sh: one command of|quote is not closed"):
+    with pytest.raises(ValueError, match=r"run\.sh: one command of|is not closed"):
         _text("run.sh", text)
 
 
@@ -216,6 +216,28 @@ def test_comments_and_quotes_are_a_shells() -> None:
     text = "# swift rollout \\\n#   --model x \\\nA='1 # 2'\ntrl grpo --run_name \"$A\" --dataset_name a/b#c # --seed 3\n"
     (source,) = read("run.sh", text)
     assert source.options == {"run_name": "1 # 2", "dataset_name": "a/b#c"}
+    (source,) = read("run.sh", 'S="first\n#### last"\ntrl grpo \\\n # --seed 1 \\\n --system_prompt "$S" \\\n')
+    assert source.options == {"system_prompt": "first\n#### last"}
+
+
+def test_lists_of_a_script_are_spread() -> None:
+    rows = "DATA=(\n  data.train_files=/data/a.parquet  # rows\n  data.train_batch_size=$N\n)"
+    text = f'N=4\n{rows}\npython3 -m verl.trainer.main_ppo "${{DATA[@]}}" "$@" 2>&1\n'
+    (source,) = read("run.sh", text)
+    assert source.options == {"data.train_files": "/data/a.parquet", "data.train_batch_size": "4"}
+
+
+@pytest.mark.parametrize("value", ["", {}, "inf"], ids=repr)
+def test_no_value_of_any_option_ends_in_a_traceback(value: Any) -> None:
+    faults = []
+    for table in TABLES.values():
+        for name in table.rows:
+            try:
+                convert([Source("file", table.format, {name: value})], Given())
+            except ValueError as error:
+                faults.append(str(error))
+    assert faults
+    assert [fault for fault in faults if "\n" in fault] == []
 
 
 def test_commands_of_a_script_are_not_run(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ def _fsdp(names: str) -> str:
 
 ACCELERATE = Table.of(
     "accelerate",
-    differs("num_machines", "pods of the trainer's group: trainer.groups[].replicas", v.integer, fact="nodes"),
-    differs("num_processes", "ranks of all nodes: replicas x gpus, which may differ between groups", v.integer, fact="processes"),
+    differs("num_machines", "pods of the trainer's group: trainer.groups[].replicas", v.positive, fact="nodes"),
+    differs("num_processes", "ranks of all nodes: replicas x gpus, which may differ between groups", v.positive, fact="processes"),
     differs("distributed_type", "DeepSpeed ZeRO, whatever it was before: MULTI_GPU is stage 0", fact="distributed_type"),
     differs("mixed_precision", "the type of weights; masters are float32", fact="mixed_precision"),
     differs("use_cpu", "device.type: cpu", v.boolean, fact="use_cpu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -126,5 +127,5 @@ def _overrides(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         name, equals, value = word.lstrip("+~-").partition("=")
         if equals:
             yield name, value
-        elif word not in ("$@", "${@}"):
+        elif not re.match(r"^(\$\{?@|\d?[<>])", word):
             yield word, ""

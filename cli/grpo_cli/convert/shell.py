@@ -20,6 +20,8 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_ALL_OF = re.compile(r"^\$\{(\w+)\[@\]\}$")
+_ARRAY = "=("
 _ENDS = {";", "&", "&&", "|", "||", "(", ")"}
 
 
@@ -39,7 +41,11 @@ def commands(text: str) -> list[Command]:
     found: list[Command] = []
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
+    arrays: dict[str, list[str]] = {}
     for words in _split(text):
+        if words[0].endswith(_ARRAY):
+            arrays[words[0].removesuffix(_ARRAY)] = [expand(word, variables) for word in words[1:]]
+            continue
         before: dict[str, str] = {}
         while words and (match := _ASSIGNMENT.match(words[0])):
             before[match[1]] = expand(match[2], variables)
@@ -48,10 +54,17 @@ def commands(text: str) -> list[Command]:
             for match in filter(None, map(_ASSIGNMENT.match, words[1:])):
                 variables[match[1]] = exported[match[1]] = expand(match[2], variables)
         elif words:
-            found.append(Command([expand(word, variables) for word in words], exported | before))
+            spread = [one for word in words for one in arrays.get(_name(word), [expand(word, variables)])]
+            found.append(Command(spread, exported | before))
         else:
             variables |= before
     return found
+
+
+def _name(word: str) -> str:
+    """The array that all of a word stands for."""
+    match = _ALL_OF.match(word)
+    return match[1] if match else ""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -85,11 +98,16 @@ def _calculate(node: ast.expr) -> int:
 
 def _split(text: str) -> list[list[str]]:
     """The words of each command: lines end one, unless a quote is open."""
-    pending, split = "", []
-    # A comment ends with its line, also when that ends with a backslash.
-    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for line in text.replace("\\\n", " ").splitlines():
-        pending += line + "\n"
+    split: list[list[str]] = []
+    pending, goes_on = "", False
+    for line in [*text.splitlines(), ""]:
+        # A comment ends with its line, also when that ends with a backslash; within quotes it is none.
+        if line.lstrip().startswith("#") and (goes_on or not pending):
+            continue
+        goes_on = line.endswith("\\")
+        pending += line[:-1] + " " if goes_on else line + "\n"
+        if goes_on:
+            continue
         # One token for $((...)), whose parentheses would end a command.
         guarded = _ARITHMETIC.sub(lambda match: match[0].replace("(", "\0").replace(")", "\1").replace(" ", "\2"), pending)
         # shlex takes any # for a comment; a shell only one that begins a word.
@@ -99,14 +117,24 @@ def _split(text: str) -> list[list[str]]:
             tokens = [token.replace("\0", "(").replace("\1", ")").replace("\2", " ").replace("\3", "#") for token in lexer]
         except ValueError:
             continue
+        if _is_open(tokens):
+            continue
         pending = ""
         words: list[str] = []
         for token in [*tokens, ";"]:
-            if token not in _ENDS:
+            if token == "(" and words and words[-1].endswith("="):
+                words[-1] += "("
+            elif token not in _ENDS:
                 words.append(token)
             elif words:
                 split.append(words)
                 words = []
     if pending.strip():
-        raise ValueError(f"a quote is not closed: {pending.strip().splitlines()[0][:80]}")
+        raise ValueError(f"a quote or list is not closed: {pending.strip().splitlines()[0][:80]}")
     return split
+
+
+def _is_open(tokens: list[str]) -> bool:
+    """Whether an array's list goes on in the next line."""
+    begun = [number for number in range(1, len(tokens)) if tokens[number] == "(" and tokens[number - 1].endswith("=")]
+    return bool(begun) and ")" not in tokens[begun[-1] :]

@@ -37,9 +37,9 @@ def dataset(draft: Draft) -> None:
     """`dataset`, from whichever format names one."""
     facts = draft.facts
     if "swift_dataset" in facts:
-        _swift_dataset(draft, v.texts(facts["swift_dataset"]))
+        _swift_dataset(draft, facts["swift_dataset"])
     elif "verl_files" in facts:
-        files = v.texts(facts["verl_files"])
+        files = facts["verl_files"]
         _one(draft, files)
         _named(draft, files[0])
         draft.set("dataset.preprocess", "verl_rows:prepare", "brings reward_model.ground_truth into `solution`: docs/convert.md has it")

@@ -16,7 +16,9 @@ _IN_TURNS = "with Colocate, engine and trainer take turns (colocate.sleepLevel);
 
 OWN: list[Row] = [
     *left("rlhf_type", "a job trains with GRPO", "grpo"),
-    *differs("model", "ms-swift loads from ModelScope unless --use_hf: the name must be one of the Hugging Face hub", to="model.name"),
+    *differs(
+        "model", "ms-swift loads from ModelScope unless --use_hf: the name must be one of the Hugging Face hub", v.word, to="model.name"
+    ),
     *same("model_revision", "model.revision"),
     *differs("torch_dtype", "masters of the optimizer are float32 (parallelism.optimizerDtype)", v.dtype, fact="dtype"),
     *differs("attn_impl", "varlen is PyTorch's own kernel for packed sequences", v.attention, to="model.attention"),
@@ -37,7 +39,7 @@ OWN: list[Row] = [
     *left("ref_model", "the reference is the initial model"),
     *left("quant_method quant_bits", "weights are not quantized in training: use zeroStage 3 or offloadOptimizer"),
     *not_needed("bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant", "settings of quant_method alone"),
-    *differs("dataset", "name#N is split train[:N]; columns as TRL's: dataset.preprocess makes `prompt`", fact="swift_dataset"),
+    *differs("dataset", "name#N is split train[:N]; columns as TRL's: dataset.preprocess makes `prompt`", v.names, fact="swift_dataset"),
     *not_needed("val_dataset split_dataset_ratio val_dataset_shuffle cached_val_dataset", "a job trains only: evaluate its checkpoints"),
     *left("cached_dataset", "rows are tokenized as their step nears: name the dataset itself", "[]"),
     *left("dataset_shuffle train_dataloader_shuffle", "rows are always shuffled, by training.seed", True),
@@ -45,7 +47,8 @@ OWN: list[Row] = [
     *not_needed("use_hf", "names are the Hugging Face hub's"),
     *left("external_plugins custom_register_path custom_dataset_info", _REWARD, "[]"),
     *differs("system", "dataset.systemPrompt; a .txt file is read by nobody here: paste its text", fact="system"),
-    *left("template template_type", _TEMPLATE),
+    *left("template template_type enable_thinking", _TEMPLATE),
+    *left("loss_scale", "every token of a completion counts alike", "default", "last_round"),
     *left("truncation_strategy", _LENGTHS),
     *differs("max_length", _LENGTHS, v.integer, fact="prompt"),
     *differs("reward_funcs", "accuracy is accuracy: {}; others become functions", v.texts, fact="rewards"),
@@ -60,7 +63,7 @@ OWN: list[Row] = [
     *same("lr_scheduler_type", "training.lrSchedulerType", v.scheduler, default="cosine"),
     *same("weight_decay", "training.weightDecay", v.number, default=0.1),
     *left("adam_beta2", "betas are AdamW's 0.9 and 0.999", 0.999),
-    *differs("per_device_train_batch_size", trl._TOKENS_BATCH, v.integer, fact="per_device", default=1),
+    *differs("per_device_train_batch_size", trl._TOKENS_BATCH, v.positive, fact="per_device", default=1),
     *same("beta", "training.beta", v.number, default=0.04),
     *same("loss_type", "training.lossType", v.loss_type, default="grpo"),
     *same("temperature", "training.temperature", v.number, default=0.9),
@@ -115,7 +118,7 @@ ROLLOUT: list[Row] = [
     *differs(
         "rollout.vllm_data_parallel_size rollout.data_parallel_size",
         "a group of generation.server.groups has tensorParallel x this many GPUs",
-        v.integer,
+        v.positive,
         fact="server_copies",
     ),
     *same("rollout.vllm_max_model_len rollout.max_model_len", "generation.maxModelLen", v.integer),
@@ -126,9 +129,12 @@ ROLLOUT: list[Row] = [
 ]
 
 ENVIRONMENT: list[Row] = [
-    *differs("NPROC_PER_NODE", "GPUs of a pod: trainer.groups[].gpus", v.integer, fact="per_node"),
-    *differs("NNODES", "pods: trainer.groups[].replicas", v.integer, fact="nodes"),
-    *not_needed("CUDA_VISIBLE_DEVICES NODE_RANK MASTER_ADDR MASTER_PORT RANK WORLD_SIZE", "the operator gives every rank its place"),
+    *differs("NPROC_PER_NODE nproc_per_node", "GPUs of a pod: trainer.groups[].gpus", v.positive, fact="per_node"),
+    *differs("NNODES nnodes", "pods: trainer.groups[].replicas", v.positive, fact="nodes"),
+    *not_needed(
+        "CUDA_VISIBLE_DEVICES NODE_RANK node_rank master_addr master_port MASTER_ADDR MASTER_PORT RANK WORLD_SIZE",
+        "the operator gives every rank its place",
+    ),
     *not_needed("PYTHONPATH", "the image's; functions of your own: docs/rewards.md"),
     *left("MAX_PIXELS VIDEO_MAX_PIXELS FPS_MAX_FRAMES", _IMAGES),
 ]

@@ -21,7 +21,7 @@ _TOKENS_BATCH = (
 _ONE_STEP = "every batch is used for one optimizer step: the batch of a step is kept, and each step samples anew"
 
 MODEL: list[Row] = [
-    *same("model_name_or_path", "model.name"),
+    *same("model_name_or_path", "model.name", v.word),
     *same("model_revision", "model.revision"),
     *differs(
         "dtype torch_dtype",
@@ -52,7 +52,7 @@ MODEL: list[Row] = [
 ]
 
 DATA: list[Row] = [
-    *differs("dataset_name", "a folder or file becomes dataset.path, which must be there in the container", fact="dataset"),
+    *differs("dataset_name", "a folder or file becomes dataset.path, which must be there in the container", v.word, fact="dataset"),
     *same("dataset_config", "dataset.config"),
     *same("dataset_train_split", "dataset.split"),
     *not_needed("dataset_test_split", _NO_EVAL),
@@ -73,9 +73,9 @@ DATA: list[Row] = [
 ]
 
 BATCH: list[Row] = [
-    *same("num_generations", "training.numGenerations", v.integer),
-    *differs("per_device_train_batch_size", _TOKENS_BATCH, v.integer, fact="per_device", default=8),
-    *differs("gradient_accumulation_steps", _TOKENS_BATCH, v.integer, fact="accumulation"),
+    *same("num_generations", "training.numGenerations", v.positive),
+    *differs("per_device_train_batch_size", _TOKENS_BATCH, v.positive, fact="per_device", default=8),
+    *differs("gradient_accumulation_steps", _TOKENS_BATCH, v.positive, fact="accumulation"),
     *differs("generation_batch_size steps_per_generation", _ONE_STEP),
     *left("num_iterations", _ONE_STEP, 1),
     *differs("max_steps", "-1 means that num_train_epochs decides", v.integer, fact="max_steps"),
@@ -212,7 +212,7 @@ SAVING: list[Row] = [
 OLDER: list[Row] = [
     *differs("max_prompt_length", "prompts are not cut: maxModelLen holds the longest prompt and its completion", v.integer, fact="prompt"),
     *differs("vllm_device", "topology NodeLocal: vLLM has the last GPU of every node for itself", fact="vllm_device"),
-    *differs("dataset_configs", "the first is dataset.config", v.texts, fact="dataset_configs"),
+    *differs("dataset_configs", "the first is dataset.config", v.names, fact="dataset_configs"),
     *same("system_prompt", "dataset.systemPrompt"),
     *left("chat_template", "the tokenizer's own is used: save the model with this one and name it in model.path"),
     *left("dataset_prompt_column", "rows need the column prompt: rename it in a function (dataset.preprocess, docs/datasets.md)", "prompt"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +29,14 @@ def boolean(value: Any) -> bool:
 
 
 def number(value: Any) -> float:
-    """A number; YAML takes 1e-6 for text."""
+    """A finite number; YAML takes 1e-6 for text."""
     try:
-        return float(value)
+        given = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"a number is needed, not {value!r}") from None
+        given = math.nan
+    if not math.isfinite(given):
+        raise ValueError(f"a number is needed, not {value!r}")
+    return given
 
 
 def integer(value: Any) -> int:
@@ -40,6 +44,27 @@ def integer(value: Any) -> int:
     if (given := number(value)) != int(given):
         raise ValueError(f"a whole number is needed, not {value!r}")
     return int(given)
+
+
+def positive(value: Any) -> int:
+    """A whole number of at least 1."""
+    if (given := integer(value)) < 1:
+        raise ValueError(f"a number of at least 1 is needed, not {value!r}")
+    return given
+
+
+def word(value: Any) -> str:
+    """A name or path."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"a name is needed, not {value!r}")
+    return value
+
+
+def names(value: Any) -> list[str]:
+    """A list of at least one word."""
+    if not (found := texts(value)):
+        raise ValueError(f"a name is needed, not {value!r}")
+    return found
 
 
 def texts(value: Any) -> list[str]:

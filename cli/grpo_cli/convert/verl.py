@@ -29,12 +29,12 @@ def _top_k(value: object) -> int:
 
 
 DATA: list[Row] = [
-    *differs("data.train_files", "dataset.path, which must be there in the container; " + _COLUMNS, fact="verl_files"),
+    *differs("data.train_files", "dataset.path, which must be there in the container; " + _COLUMNS, v.names, fact="verl_files"),
     *not_needed(_under("data", "val_files val_batch_size validation_shuffle"), _EVAL),
     *differs(
         "data.train_batch_size",
         "prompts sampled at a time; a job samples those of one optimizer step (ppo_mini_batch_size) at a time",
-        v.integer,
+        v.positive,
         fact="verl_batch",
         default=1024,
     ),
@@ -57,18 +57,19 @@ DATA: list[Row] = [
     *left(
         _under("data", "image_key video_key return_multi_modal_inputs"), "text models alone are trained", "images", "videos", True, False
     ),
+    *left("data.custom_cls data.apply_chat_template_kwargs", _COLUMNS),
     *left("data.gen_batch_size", "prompts are not filtered after sampling"),
     *left("data.trust_remote_code", "code of model repositories is not run", False),
 ]
 
 ACTOR: list[Row] = [
-    *same(f"{_MODEL}.path", "model.name"),
+    *same(f"{_MODEL}.path", "model.name", v.word),
     *same(f"{_MODEL}.enable_gradient_checkpointing", "parallelism.gradientCheckpointing", v.boolean, default=True),
     *left(f"{_MODEL}.use_remove_padding", "always so: sequences are packed", True, False),
     *same(f"{_MODEL}.enable_activation_offload", "parallelism.offloadActivations", v.boolean),
     *differs(f"{_MODEL}.use_liger", "Liger's kernels are on where they know the model", v.boolean, to="model.useLigerKernel"),
-    *differs(f"{_MODEL}.lora_rank", "0 leaves the section lora out", v.integer, fact="lora_rank"),
-    *same(f"{_MODEL}.lora_alpha", "lora.alpha", v.number, default=16),
+    *differs(_under(_MODEL, "lora_rank lora.rank"), "0 leaves the section lora out", v.integer, fact="lora_rank"),
+    *same(_under(_MODEL, "lora_alpha lora.alpha"), "lora.alpha", v.number, default=16),
     *differs(f"{_MODEL}.target_modules", "all-linear unless named", v.target_modules, to="lora.targetModules"),
     *left(f"{_MODEL}.exclude_modules", "name the modules in lora.targetModules"),
     *left(f"{_MODEL}.trust_remote_code", "code of model repositories is not run", False),
@@ -77,7 +78,7 @@ ACTOR: list[Row] = [
     *differs(
         f"{_ACTOR}.ppo_mini_batch_size",
         "prompts of one optimizer step: training.promptsPerStep",
-        v.integer,
+        v.positive,
         fact="verl_mini_batch",
         default=256,
     ),
@@ -126,7 +127,7 @@ ACTOR: list[Row] = [
 
 ROLLOUT: list[Row] = [
     *left(f"{_ROLLOUT}.name", "vLLM samples", "vllm"),
-    *same(f"{_ROLLOUT}.n", "training.numGenerations", v.integer),
+    *same(f"{_ROLLOUT}.n", "training.numGenerations", v.positive),
     *same(f"{_ROLLOUT}.temperature", "training.temperature", v.number),
     *same(f"{_ROLLOUT}.top_p", "training.topP", v.number),
     *same(f"{_ROLLOUT}.top_k", "training.topK", _top_k),
@@ -166,11 +167,11 @@ REST: list[Row] = [
     *not_needed("algorithm.gamma algorithm.lam critic", "of estimators with a critic"),
     *left("algorithm.filter_groups", "groups of equal rewards are left out of training, and not sampled anew", False),
     *left("algorithm.rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
-    *differs("custom_reward_function.path", "a file becomes a module: put it on PYTHONPATH in the image", fact="reward_file"),
-    *differs("custom_reward_function.name", "the function of that module", fact="reward_function"),
+    *differs("custom_reward_function.path", "a file becomes a module: put it on PYTHONPATH in the image", v.word, fact="reward_file"),
+    *differs("custom_reward_function.name", "the function of that module", v.word, fact="reward_function"),
     *left("reward_model reward", "write the reward as a function (docs/rewards.md)", "naive", False),
-    *differs("trainer.n_gpus_per_node", "GPUs of a pod: trainer.groups[].gpus", v.integer, fact="per_node", default=8),
-    *differs("trainer.nnodes", "pods: trainer.groups[].replicas", v.integer, fact="nodes"),
+    *differs("trainer.n_gpus_per_node", "GPUs of a pod: trainer.groups[].gpus", v.positive, fact="per_node", default=8),
+    *differs("trainer.nnodes", "pods: trainer.groups[].replicas", v.positive, fact="nodes"),
     *differs("trainer.total_epochs", "maxSteps = epochs x rows / promptsPerStep", v.number, fact="epochs", default=30),
     *differs(
         "trainer.total_training_steps",
