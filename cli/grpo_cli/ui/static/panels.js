@@ -3,7 +3,7 @@
 import { $, bytes, duration, empty, h, number } from "/dom.js";
 
 const PHASES = ["generate", "reward", "journal", "gather", "train", "sync", "agree", "prompts"];
-const LATE = 1.1;
+const LATE = 1.5; // times the mean of all ranks
 
 let step = null; // null follows the newest
 
