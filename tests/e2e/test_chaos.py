@@ -121,7 +121,7 @@ def test_a_job_survives_what_happens_to_processes_pods_children_and_the_operator
 
     with survivor.recovers("a rank beyond the memory limit", "RankFailed"):
         (data / "hog-2").write_text("")
-    assert "out of memory: raise resources.limits.memory" in survivor.status()["lastFailure"]["message"]
+    assert "ran out of memory: raise podTemplate.resources.limits.memory" in survivor.status()["lastFailure"]["message"]
 
     with survivor.recovers("SIGKILL of a launcher", None):
         survivor.kill("tiny-a-0", "grpo_workload.launch")

@@ -1,7 +1,9 @@
 """What goes wrong while a run trains: each fault ends it with a message that names the cause, and the next attempt goes on."""
 
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ class Attempts:
         self.config = {
             "model": {"path": str(model), "dtype": "float32"},
             "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-            "rewards": [{"name": "told", "function": "told_reward:told", "timeoutSeconds": 3}],
+            "rewards": [{"name": "told", "function": "told_reward:told", "timeoutSeconds": 3, "env": ["TOLD"]}],
             "training": {"maxSteps": 100_000, "promptsPerStep": 3, "numGenerations": 4, "maxCompletionLength": 6, "learningRate": 1e-3},
             "parallelism": {"zeroStage": 3},
             "generation": {"engine": "Transformers"},
@@ -47,7 +49,8 @@ class Attempts:
         self.epoch += 1
         changes = {"epoch": self.epoch, "durable": True, "config": self.config, "members": self.world.values["members"][:pods]}
         self.world.contract.write_text(json.dumps(self.world.values | changes))
-        environ = {"GRPO_DATA_DIR": str(self.run_dir.parents[2]), "PYTHONPATH": str(PROGRAMS), "TOLD": str(self.order)}
+        environ = {"GRPO_DATA_DIR": str(self.run_dir.parents[2]), "TOLD": str(self.order)}
+        environ["PYTHONPATH"] = os.pathsep.join([str(PROGRAMS), *sys.path])
         return [pod.start(f"{pod.name}-{self.epoch}", **environ) for pod in self.world.pods[:pods]]
 
     def steps(self):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
 import subprocess
 import sys
 from typing import Any
+
+from grpo_workload import sandbox
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +25,9 @@ _PARSE_SECONDS = 3
 class Verifier:
     """Compares answers with math-verify, one at a time, whatever a model may write."""
 
-    def __init__(self, *, timeout: float = 15.0) -> None:
-        """Comparisons that take longer than `timeout` seconds, beyond math-verify's own limits, are ended and count as wrong."""
-        self._timeout = timeout
+    def __init__(self, *, timeout: float = 15.0, memory_bytes: int = 8 << 30) -> None:
+        """Comparisons that take longer than `timeout` seconds, beyond math-verify's own limits, or more memory, count as wrong."""
+        self._timeout, self._memory_bytes = timeout, memory_bytes
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, gold: str, answer: str) -> float | None:
@@ -34,7 +37,11 @@ class Verifier:
             verdict: float | None = json.loads(reply)
             return verdict
         self.close()
-        logger.warning("accuracy: comparing took over %.0f s or ended its process, counted as wrong: %.200s", self._timeout, answer)
+        logger.warning(
+            "accuracy: comparing took over %.0f s, or too much memory, or ended its process; counted as wrong: %.200s",
+            self._timeout,
+            answer,
+        )
         return 0.0
 
     def close(self) -> None:
@@ -45,8 +52,9 @@ class Verifier:
             self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "grpo_workload.accuracy"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "grpo_workload.accuracy", str(self._memory_bytes)]
+        environment = sandbox.passed_environment(os.environ)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         if not _read(self._process, _START_SECONDS):
             self.close()
             raise RuntimeError(f"math-verify's process did not come up within {_START_SECONDS:.0f} s: {' '.join(command)}")
@@ -89,7 +97,9 @@ def _is_number(parsed: list[Any]) -> bool:
     return bool(parsed) and getattr(parsed[0], "is_Number", False)
 
 
-def _serve() -> None:
+def _serve(memory_bytes: int) -> None:
+    sandbox.isolate()  # what a model writes goes through sympy, which evaluates some of it
+    sandbox.limit_memory(memory_bytes)
     replies, sys.stdout = sys.stdout, sys.stderr  # nothing that a library prints may come between
     verify_answer("1", "1")
     print("ready", file=replies, flush=True)
@@ -99,4 +109,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(int(sys.argv[1]))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from grpo_workload.inputs import DatasetConfig, ModelConfig, RewardConfig
-from grpo_workload.section import Name, Rule, Section, Text, dump
+from grpo_workload.section import Name, Rule, Section, Size, Text, dump, in_bytes
 from grpo_workload.tracking_config import TrackingConfig
 
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
@@ -169,7 +169,7 @@ class GenerationConfig(Section):
         "vLLM", description="Transformers is plain generate(), for machines that vLLM does not run on and for debugging."
     )
     max_model_len: int | None = Field(None, ge=8, le=10_485_760, description="Tokens of prompt and completion at most.")
-    kv_cache_memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = Field(
+    kv_cache_memory: Size | None = Field(
         None, description="Size of vLLM's KV cache on each rank, for example 4Gi; preferred over gpuMemoryUtilization."
     )
     gpu_memory_utilization: float | None = Field(
@@ -201,11 +201,7 @@ class GenerationConfig(Section):
     @property
     def kv_cache_bytes(self) -> int | None:
         """`kvCacheMemory` in bytes."""
-        if self.kv_cache_memory is None:
-            return None
-        digits = self.kv_cache_memory.rstrip("KMGTi")
-        suffix = self.kv_cache_memory[len(digits) :]
-        return int(digits) * {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[suffix]
+        return None if self.kv_cache_memory is None else in_bytes(self.kv_cache_memory)
 
 
 class StorageConfig(Section):

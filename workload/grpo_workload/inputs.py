@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from grpo_workload.section import FunctionPath, Name, Rule, Section, Text, one_of
+from grpo_workload.section import FunctionPath, Name, Rule, Section, Size, Text, one_of
 
 REWARD_SECONDS = 300
 
@@ -99,7 +99,14 @@ class Empty(Section):
 class RewardConfig(Section):
     """One reward function; a completion's reward is the weighted sum of all that did not return None for it."""
 
-    RULES = (one_of("accuracy", "reasoning_gym", "stopped", "function"),)
+    RULES = (
+        one_of("accuracy", "reasoning_gym", "stopped", "function"),
+        Rule(
+            "!has(self.env) || has(self.function)",
+            "env goes with function alone: built-in rewards read no variables",
+            lambda r: not r.env or r.function is not None,
+        ),
+    )
 
     name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
     weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
@@ -107,7 +114,19 @@ class RewardConfig(Section):
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset itself gives.")
     stopped: Empty | None = Field(None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength.")
     function: FunctionPath | None = Field(
-        None, description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async."
+        None,
+        description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or async. It runs in a "
+        "process of its own on each rank.",
+    )
+    env: tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
+        (),
+        max_length=64,
+        description="Variables of the pod that `function` gets, by name, for example the API key of a judge. Of all others it gets those "
+        "that programs need to run (PATH, HOME, PYTHON*, CUDA_*, HF_HOME, RANK, ...), and no credentials.",
+    )
+    memory_limit: Size = Field(
+        "8Gi",
+        description="Memory of the process of `function` or `accuracy`, for example 512Mi. A call that needs more fails.",
     )
     timeout_seconds: int = Field(
         REWARD_SECONDS,

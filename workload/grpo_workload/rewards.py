@@ -1,8 +1,8 @@
 """Rewards of completions: built-in functions and the user's own, weighted and summed.
 
-A call has a limit of time (rewards[].timeoutSeconds). An async function is cancelled then; a sync one runs in a thread, which Python cannot
-end, and which ends with the rank. A function that also keeps Python's lock (a regular expression that backtracks for hours) lets nobody
-say so: then faulthandler, which needs no lock, ends the rank with the stacks of its threads in the log.
+A call has a limit of time (rewards[].timeoutSeconds). The user's functions run in processes (`reward_process`), which are ended then. The
+scores of reasoning-gym come from a thread, which Python cannot end, and which ends with the rank; one that also keeps Python's lock lets
+nobody say so: then faulthandler, which needs no lock, ends the rank with the stacks of its threads in the log.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import faulthandler
-import inspect
 import math
+import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from grpo_workload.accuracy import Verifier
 from grpo_workload.inputs import REWARD_SECONDS, RewardConfig
+from grpo_workload.reward_process import RewardError, RewardProcess
+from grpo_workload.reward_worker import Values, as_values
+from grpo_workload.section import in_bytes
 from grpo_workload.tasks import PromptSource
 from grpo_workload.types import Completion, Message, Prompt
-from grpo_workload.user_code import import_function
 
-Values = list[float | None]
 STDERR = 2
 LOCK_GRACE = 10.0
 """Seconds after the limit of a call in which it is to be given up on, before the rank is ended from outside of Python."""
 
-RewardFunction = Callable[[list[Prompt], list[Completion]], Values | Awaitable[Values]]
-
-
-class RewardError(Exception):
-    """A reward function failed; the message names the reward."""
+RewardFunction = Callable[[list[Prompt], list[Completion]], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class Reward:
 
     name: str
     weight: float
-    function: RewardFunction
+    function: RewardFunction | RewardProcess
     timeout_seconds: float = REWARD_SECONDS  # of one call
 
 
@@ -65,19 +63,37 @@ class RewardTable:
 
 
 def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list[Reward]:
-    """Find the functions.
+    """Find the functions, and start the processes of the user's own.
 
     Raises:
         ValueError: a module or attribute is missing, or a function does not go with the dataset; names the reward.
+        RewardError: a function's process ended, or did not import it in time.
     """
-    return [
+    rewards = [
         Reward(name=config.name, weight=config.weight, function=_find(config, source), timeout_seconds=config.timeout_seconds)
         for config in configs
     ]
+    try:
+        for process in _processes(rewards):
+            process.ready()
+    except (ValueError, RewardError):
+        close_rewards(rewards)
+        raise
+    return rewards
+
+
+def close_rewards(rewards: Sequence[Reward]) -> None:
+    """End the processes of users' functions."""
+    for process in _processes(rewards):
+        process.close()
+
+
+def _processes(rewards: Sequence[Reward]) -> list[RewardProcess]:
+    return [reward.function for reward in rewards if isinstance(reward.function, RewardProcess)]
 
 
 async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: list[Completion]) -> RewardTable:
-    """Score completions[i], an answer to prompts[i], with every function; all functions run at once, sync ones in threads.
+    """Score completions[i], an answer to prompts[i], with every function; all functions run at once.
 
     Raises:
         RewardError: a function raised, took too long, or returned something other than one finite number or None a completion.
@@ -96,12 +112,12 @@ def tabulate(rewards: Sequence[Reward], values: list[Values]) -> RewardTable:
 
 
 async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+    if isinstance(reward.function, RewardProcess):
+        own = partial(reward.function.call, trl_arguments(prompts, completions), reward.timeout_seconds)
+        return _checked(reward.name, await _in_thread(reward.name, own), prompts)
     try:
         async with asyncio.timeout(reward.timeout_seconds) as limit:
-            if _is_async(reward.function):
-                result = await cast(Awaitable[Values], reward.function(prompts, completions))
-            else:
-                result = await _in_thread(reward, prompts, completions)
+            result = await _in_thread(reward.name, partial(reward.function, prompts, completions))
     except (Exception, SystemExit) as error:
         if limit.expired():
             raise RewardError(
@@ -112,7 +128,7 @@ async def _call(reward: Reward, prompts: list[Prompt], completions: list[Complet
     return _checked(reward.name, result, prompts)
 
 
-async def _in_thread(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+async def _in_thread(name: str, call: Callable[[], Values]) -> Values:
     """Like `asyncio.to_thread`, in a thread that nobody waits for when the event loop is closed, nor when Python ends."""
     done: Future[Values] = Future()
     done.set_running_or_notify_cancel()
@@ -120,11 +136,11 @@ async def _in_thread(reward: Reward, prompts: list[Prompt], completions: list[Co
 
     def work() -> None:
         try:
-            done.set_result(cast(Values, context.run(reward.function, prompts, completions)))
+            done.set_result(context.run(call))
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=work, name=f"rewards[{reward.name}]", daemon=True).start()
+    threading.Thread(target=work, name=f"rewards[{name}]", daemon=True).start()
     return await asyncio.wrap_future(done)
 
 
@@ -145,9 +161,9 @@ def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
     whose reward is always NaN would learn nothing and end well.
     """
     try:
-        values = [None if value is None else float(value) for value in result]
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"rewards[{name}] must return a list of numbers or None, one a completion: {error}") from error
+        values = as_values(result)
+    except ValueError as error:
+        raise RewardError(f"rewards[{name}] {error}") from error
     if len(values) != len(prompts):
         raise RewardError(f"rewards[{name}] returned {len(values)} values for {len(prompts)} completions")
     for number, (value, prompt) in enumerate(zip(values, prompts, strict=True)):
@@ -164,28 +180,23 @@ def _total(rewards: Sequence[Reward], row: Sequence[float | None]) -> float:
     return sum(known) if known else math.nan
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def _find(config: RewardConfig, source: PromptSource) -> RewardFunction:
+def _find(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess:
     if config.accuracy is not None:
-        return _accuracy(config.name, source)
+        return _accuracy(config, source)
     if config.stopped is not None:
         return lambda prompts, completions: [float(completion.finish_reason == "stop") for completion in completions]
     if config.reasoning_gym is not None:
         return _reasoning_gym(config.name, source)
-    assert config.function is not None
-    return _trl_style(import_function(f"rewards[{config.name}].function", config.function))
+    return RewardProcess(config, os.environ)
 
 
-def _accuracy(name: str, source: PromptSource) -> RewardFunction:
+def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
     columns = source.batch(0, 1)[0].columns
     gold = next((column for column in ("solution", "answer") if column in columns), None)
     if gold is None:
         found = ", ".join(columns) or "nothing but prompts"
-        raise ValueError(f"rewards[{name}].accuracy needs a column `solution` or `answer`; the dataset has {found}")
-    verifier = Verifier()
+        raise ValueError(f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}")
+    verifier = Verifier(memory_bytes=in_bytes(config.memory_limit))
 
     def accuracy(prompts: list[Prompt], completions: list[Completion]) -> Values:
         pairs = zip(prompts, completions, strict=True)
@@ -205,24 +216,14 @@ def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
     return reasoning_gym
 
 
-def _trl_style(function: Callable[..., Any]) -> RewardFunction:
-    """Call `function` as TRL does: every column as a list, answers to messages as messages."""
-
-    def arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
-        columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
-        return columns | {
-            "prompts": [prompt.text for prompt in prompts],
-            "completions": [_trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
-            "completion_ids": [list(completion.token_ids) for completion in completions],
-        }
-
-    if not _is_async(function):
-        return lambda prompts, completions: cast(Values, function(**arguments(prompts, completions)))
-
-    async def call(prompts: list[Prompt], completions: list[Completion]) -> Values:
-        return cast(Values, await function(**arguments(prompts, completions)))
-
-    return call
+def trl_arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
+    """What TRL calls a reward function with: every column as a list, answers to messages as messages."""
+    columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
+    return columns | {
+        "prompts": [prompt.text for prompt in prompts],
+        "completions": [_trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
+    }
 
 
 def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:

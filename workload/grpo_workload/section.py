@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Size = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
@@ -73,6 +74,12 @@ def one_of(*names: str) -> Rule:
         f"exactly one of {', '.join(wire)} must be set",
         lambda section: sum(getattr(section, name) is not None for name in names) == 1,
     )
+
+
+def in_bytes(size: str) -> int:
+    """A `Size` as a number of bytes."""
+    digits = size.rstrip("KMGTi")
+    return int(digits) * {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[size[len(digits) :]]
 
 
 def dump(section: BaseModel) -> dict[str, Any]:

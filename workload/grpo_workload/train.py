@@ -158,6 +158,7 @@ def main() -> ExitCode:
 
     from grpo_workload.collectives import leave
     from grpo_workload.prompt_making import PromptError
+    from grpo_workload.rewards import close_rewards
     from grpo_workload.setup import load
 
     errors = get_error_handler()
@@ -178,6 +179,7 @@ def main() -> ExitCode:
                 raise run.generator.blame(error) from error
             finally:
                 run.prompts.close()
+                close_rewards(run.rewards)
             run.report.close()
             run.journal.close()
             run.monitor.close()
