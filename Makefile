@@ -29,7 +29,7 @@ types: setup ## Check types
 format: setup ## Format the code and mend what can be mended
 	@$(RUN) ruff check --fix -q . ; $(RUN) ruff format .
 
-crds: setup ## Write the CRD to crds/ and into the chart from the pydantic models
+crds: setup ## Write the CRD to crds/ and into the chart, and docs/fields.md, from the pydantic models
 	@$(RUN) python -m grpo_operator.crd
 
 binaries: setup ## Build Kubernetes and its helpers from their pinned Go modules

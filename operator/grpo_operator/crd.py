@@ -1,4 +1,4 @@
-"""From the pydantic models to the CustomResourceDefinition: `python -m grpo_operator.crd [--check]`.
+"""From the pydantic models to the CustomResourceDefinition and docs/fields.md: `python -m grpo_operator.crd [--check]`.
 
 A structural schema (OpenAPI v3 as apiextensions/v1 wants it): references inlined, null removed (an absent field is the unset one),
 exclusive bounds in their boolean form, free-form objects marked as such, and every default written out.
@@ -13,7 +13,7 @@ from typing import Any
 import click
 import yaml
 
-from grpo_operator import names
+from grpo_operator import names, reference
 from grpo_operator.api import GRPOJobSpec
 from grpo_operator.jobstatus import GRPOJobStatus
 
@@ -24,6 +24,7 @@ TARGETS = (
     _ROOT / "crds" / "grpojobs.training.grpo.dev.yaml",
     _ROOT / "charts" / "grpo-operator" / "files" / "grpojobs.training.grpo.dev.yaml",
 )
+FIELDS_PAGE = _ROOT / "docs" / "fields.md"
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
@@ -141,9 +142,9 @@ def crd() -> Schema:
         "description": "GRPOJob trains a language model with GRPO: trainer and generation as roles of one job.",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "apiVersion": {"type": "string", "description": f"{names.GROUP}/{names.VERSION}."},
+            "kind": {"type": "string", "description": f"{names.KIND}."},
+            "metadata": {"type": "object", "description": "Name, namespace, labels and annotations, as of every object."},
             "spec": spec,
             "status": _without_defaults(status),
         },
@@ -195,14 +196,15 @@ def render() -> str:
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when a file differs from the models.")
 def main(check: bool) -> None:
-    """Write the CRD to crds/ and into the chart."""
+    """Write the CRD to crds/ and into the chart, and its fields to docs/."""
     text = render()
-    stale = [path for path in TARGETS if not path.exists() or path.read_text() != text]
+    texts = {path: text for path in TARGETS} | {FIELDS_PAGE: reference.render(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])}
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if check and stale:
         sys.exit(f"not what the models say: {', '.join(str(path.relative_to(_ROOT)) for path in stale)}; run `make crds`")
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(texts[path])
 
 
 if __name__ == "__main__":

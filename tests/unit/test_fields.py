@@ -1,0 +1,55 @@
+"""What the CRD tells of its fields, to `kubectl explain` and in docs/fields.md."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grpo_operator.crd import FIELDS_PAGE, crd
+from grpo_operator.reference import render
+
+SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def properties(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every property at every depth, as (path, schema)."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from properties(field, f"{path}.{name}")
+    for inner in ("items", "additionalProperties"):
+        if inner in schema:
+            yield from properties(schema[inner], f"{path}[]")
+
+
+PROPERTIES = dict(properties(SCHEMA, "grpojob"))
+
+
+def test_every_property_at_every_depth_is_described() -> None:
+    assert len(PROPERTIES) > 250
+    assert [path for path, field in PROPERTIES.items() if not field.get("description", "").strip()] == []
+
+
+def test_descriptions_are_sentences() -> None:
+    assert [path for path, field in PROPERTIES.items() if not field["description"].endswith((".", "..."))] == []
+
+
+def test_the_page_is_what_the_models_say_and_names_every_field_once() -> None:
+    page = FIELDS_PAGE.read_text()
+    assert page == render(SCHEMA), "run `make crds`"
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert len(headings) == len(set(headings))
+    for path in PROPERTIES:
+        if path.startswith(("grpojob.spec.", "grpojob.status.")):
+            assert f"`{path.rpartition('.')[2]}`" in page, path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| **`model`** | object |  | The policy to train. |",
+        "| `numGenerations` | integer from 2 to 1024 | `8` | Completions sampled for each prompt: the group of GRPO. |",
+        "| `podTemplate` | object |  | Laid over spec.podTemplate for this group. Its fields are those of `spec.podTemplate`. |",
+    ],
+)
+def test_rows_tell_type_bounds_default_and_where_a_section_stands(row: str) -> None:
+    assert row in FIELDS_PAGE.read_text().splitlines()
