@@ -1,0 +1,23 @@
+"""Rows of openai/gsm8k as prompts, and a reward for answers that are easy to read."""
+
+import re
+
+INSTRUCTION = "Think step by step. Put the number alone on the last line, after ####."
+FORMAT = re.compile(r"\n#### -?[\d,]+(\.\d+)?\s*\Z")
+
+
+def prepare(row):
+    """A row of the dataset as the one to use: `prompt` in chat form, and the columns that rewards read."""
+    thoughts, _, number = row["answer"].rpartition("####")
+    messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": row["question"]}]
+    return {"prompt": messages, "solution": number.strip().replace(",", ""), "num_steps": thoughts.count("\n")}
+
+
+def readable(completions, num_steps, **columns):
+    """1 for an answer in the format that takes a line a step at least, 0.5 for one in the format, 0 for others."""
+    rewards = []
+    for messages, steps in zip(completions, num_steps, strict=True):
+        text = messages[-1]["content"]
+        in_format = FORMAT.search(text) is not None
+        rewards.append(0.5 * in_format + 0.5 * (in_format and text.count("\n") >= steps))
+    return rewards
