@@ -67,7 +67,7 @@ class RendezvousSpec(Section):
 
     port: int = Field(29500, ge=1024, le=65535, description="Port of torch's store on rank 0's pod.")
     status_port: int = Field(29501, ge=1024, le=65535, description="Port of every launcher's HTTP server.")
-    timeout_seconds: int = Field(600, ge=10, le=86400, description="Deadline for all pods to find each other.")
+    timeout_seconds: int = Field(600, ge=10, le=86400, description="Deadline for all pods to find each other, and of collectives.")
 
 
 class CacheSpec(Section):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.api
         ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
         ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
         ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, reasoningGym, stopped, function must be set"),
+        ({"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]}, "env goes with function alone: built-in rewards read no variables"),
         ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
         ({"training": {"promptsPerStep": 2}}, "training.promptsPerStep must be at least the number of ranks"),
         ({"training": {"numGenerations": 1}}, "spec.training.numGenerations in body should be greater than or equal to 2"),

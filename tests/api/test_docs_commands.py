@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT, blocks, commands
-from operator_fixture import Jobs
+from operator_fixture import Operator
 
 from grpo_devcluster import binaries
 
@@ -23,7 +24,7 @@ TESTED = [
 
 
 @pytest.fixture
-def shell(jobs: Jobs, kubeconfig: Path) -> dict[str, str]:
+def shell(operator: Operator, kubeconfig: Path) -> dict[str, str]:
     path = [str(binaries.bin_dir()), str(Path(sys.executable).parent), os.environ["PATH"]]
     return os.environ | {
         "KUBECONFIG": str(kubeconfig),
@@ -44,8 +45,8 @@ def test_a_command_does_what_its_page_shows(shell: dict[str, str], command: str,
     assert [line for line in shown if line.strip() not in lines] == [], done.stdout
 
 
-def test_every_field_is_explained(jobs: Jobs) -> None:
-    told = jobs("explain", "grpojob.spec", "--recursive")
+def test_every_field_is_explained(operator: Operator, kubectl: Callable[..., str]) -> None:
+    told = kubectl("explain", "grpojob.spec", "--recursive")
     assert "memoryLimit" in told
     assert "<no description>" not in told
-    assert "Memory of the process" in jobs("explain", "grpojob.spec.rewards.memoryLimit")
+    assert "Memory of the process" in kubectl("explain", "grpojob.spec.rewards.memoryLimit")

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_a_process_that_died_is_replaced(verifier):
     verifier._process.wait()
     assert verifier("1", "1") == 0.0
     assert verifier("1", "1") == 1.0
+
+
+def test_its_process_has_a_limit_of_memory_and_no_credentials(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "sesame")
+    verifier = Verifier(memory_bytes=512 << 20)
+    assert verifier("1", "1") == 1.0
+    process = Path(f"/proc/{verifier._process.pid}")
+    (limit,) = [line.split() for line in (process / "limits").read_text().splitlines() if line.startswith("Max data size")]
+    assert limit[3:5] == [str(512 << 20)] * 2
+    assert b"sesame" not in (process / "environ").read_bytes()
+    verifier.close()
 
 
 @pytest.mark.parametrize(("columns", "totals"), [({"solution": "$4$", "answer": "9"}, [1.0, 0.0]), ({"answer": 4}, [1.0, 0.0])])

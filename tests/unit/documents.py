@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[Block]:
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """Commands of a console's text, each with the lines that are shown of what it prints."""
     listed: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
+    for line in text.replace("\\\n", "").splitlines():
         if line.startswith("$ "):
             listed.append((line.removeprefix("$ "), []))
         elif line:

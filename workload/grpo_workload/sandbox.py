@@ -14,12 +14,12 @@ import resource
 import signal
 from collections.abc import Collection, Mapping
 
-_PASSED = frozenset(
+PASSED = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "SSL_CERT_FILE"}
     | {"SSL_CERT_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", "POD_NAME"}
     | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 )
-_PASSED_PREFIXES = ("PYTHON", "LC_", "CUDA_", "OMP_", "MKL_")
+PASSED_PREFIXES = ("PYTHON", "LC_", "CUDA_", "OMP_", "MKL_")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -41,7 +41,7 @@ class _PathBeneath(ctypes.Structure):
 
 def passed_environment(environ: Mapping[str, str], asked: Collection[str] = ()) -> dict[str, str]:
     """The variables of `environ` that users' code gets: those that programs need to run at all, and those `asked` for by name."""
-    return {name: value for name, value in environ.items() if name in _PASSED or name in asked or name.startswith(_PASSED_PREFIXES)}
+    return {name: value for name, value in environ.items() if name in PASSED or name in asked or name.startswith(PASSED_PREFIXES)}
 
 
 def limit_memory(size: int) -> None:
@@ -49,6 +49,9 @@ def limit_memory(size: int) -> None:
 
     RLIMIT_DATA, not RLIMIT_AS: it counts memory that can be written to, and not the addresses that CUDA and mapped files reserve.
     """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        size = min(size, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
