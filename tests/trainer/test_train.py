@@ -95,6 +95,23 @@ def test_a_model_that_is_not_there_is_a_config_error_with_the_field(start_traini
     assert "nowhere" in message
 
 
+def test_a_reward_that_asks_for_what_the_pod_has_not_is_a_config_error(start_training, tiny_model, tmp_path):
+    config = make_config(tiny_model, max_steps=1)
+    config["rewards"][0] |= {"env": ["NO_SUCH_KEY"]}
+    assert start_training(config, 1).exit_codes() == [ExitCode.CONFIG_ERROR]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "rewards[even].env: NO_SUCH_KEY is not set in the trainer's pods; set it in podTemplate.env, or envFrom" in message
+
+
+def test_a_reward_whose_process_crashes_fails_its_rank(start_training, tiny_model, tmp_path):
+    config = make_config(tiny_model, max_steps=1)
+    config["rewards"][0] |= {"function": "token_reward:crashes"}
+    assert start_training(config, 1).exit_codes() == [1]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "RewardError: rewards[even]: its process was killed by SIGSEGV" in message
+    assert "in crashes" in message
+
+
 def test_a_row_that_preprocess_cannot_use_is_a_config_error_of_all_ranks_at_its_step(start_training, tiny_model, tmp_path):
     rows = [{"question": f"{index} + 1?"} for index in range(9)]
     at_step_2_on_rank_1 = PromptSource(rows, lambda index, row: None, seed=42).draw(2, 2, 3).index

@@ -1,5 +1,12 @@
-"""A reward that random weights can earn: whoever knows no language still draws different tokens."""
+"""A reward that random weights can earn: whoever knows no language still draws different tokens. And one that nobody earns."""
+
+import os
+import signal
 
 
 def even_tokens(prompts, completions, completion_ids, **columns):
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def crashes(**columns):
+    os.kill(os.getpid(), signal.SIGSEGV)
