@@ -190,8 +190,15 @@ SAVING: list[Row] = [
     *differs("output_dir", "checkpoints go to the volume that storage.claimName names; without one they go with the pod"),
     *left("push_to_hub", _HUB, False),
     *not_needed("hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision hub_model_revision", _HUB),
-    *left("report_to", "curves are in metrics.jsonl and at /metrics (docs/metrics.md)", "none", "[]", "['none']"),
-    *not_needed("run_name project trackio_space_id trackio_bucket_id trackio_static_space_id wandb_project wandb_entity", _LOGS),
+    *differs(
+        "report_to",
+        "tensorboard, wandb and mlflow; their credentials are named in podTemplate.envFrom",
+        v.trackers,
+        to="training.reportTo",
+    ),
+    *same("run_name", "training.runName"),
+    *differs("project wandb_project", "wandb's project, mlflow's experiment", v.word, to="training.project"),
+    *not_needed("trackio_space_id trackio_bucket_id trackio_static_space_id wandb_entity", _LOGS),
     *not_needed(
         "logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level log_level_replica "
         "disable_tqdm include_num_input_tokens_seen log_completions log_multimodal num_completions_to_print log_unique_prompts "

@@ -148,6 +148,14 @@ correction = one_of(
 )
 
 
+def trackers(value: Any) -> list[str]:
+    """Trackers that exist here; none is no tracker."""
+    wanted = [name for name in texts(value) if name not in ("none", "console")]
+    if unknown := sorted(set(wanted) - {"tensorboard", "wandb", "mlflow"}):
+        raise LeftError(f"no such tracker here: {', '.join(unknown)}; tensorboard, wandb and mlflow would do")
+    return wanted
+
+
 def target_modules(value: Any) -> list[str]:
     """Names of modules; all-linear alone is all of them."""
     return [name.replace("all_linear", "all-linear") for name in texts(value)]

@@ -184,8 +184,15 @@ REST: list[Row] = [
     *left("trainer.resume_mode", "a job that is restarted goes on from its checkpoint", "auto"),
     *left("trainer.resume_from_path", "of this operator's runs alone: storage.resumeFrom"),
     *not_needed(_under("trainer", "test_freq val_before_train val_only log_val_generations validation_data_dir"), _EVAL),
-    *left("trainer.logger", _LOGS, "['console']", "[console]", '["console"]', "console"),
-    *not_needed(_under("trainer", "project_name experiment_name rollout_data_dir"), _LOGS),
+    *differs(
+        "trainer.logger",
+        "tensorboard, wandb and mlflow; their credentials are named in podTemplate.envFrom",
+        v.trackers,
+        to="training.reportTo",
+    ),
+    *same("trainer.experiment_name", "training.runName"),
+    *differs("trainer.project_name", "wandb's project, mlflow's experiment", v.word, to="training.project"),
+    *not_needed(_under("trainer", "rollout_data_dir"), _LOGS),
     *differs("trainer.default_local_dir", "checkpoints go to the volume that storage.claimName names; without one they go with the pod"),
     *not_needed(
         _under(
