@@ -15,7 +15,7 @@ def _requests(log: Path, user: str) -> Iterator[dict[str, Any]]:
     for line in log.read_text().splitlines():
         if user in line:
             event = json.loads(line)
-            if event["user"]["username"] == user and "objectRef" in event:
+            if event["user"].get("username") == user and "objectRef" in event:
                 yield event
 
 
