@@ -73,8 +73,14 @@ def _page(browser: webdriver.Chrome, source: Source, view: str = "") -> Iterator
         loop.close()
 
 
+def _texts(browser: webdriver.Chrome, selector: str) -> list[str]:
+    """In one go: the page may draw itself anew between two questions."""
+    found = browser.execute_script("return [...document.querySelectorAll(arguments[0])].map(one => one.innerText)", selector)
+    return [str(one) for one in found]
+
+
 def _text(browser: webdriver.Chrome, selector: str) -> str:
-    return " ".join(str(element.text) for element in browser.find_elements(By.CSS_SELECTOR, selector))
+    return " ".join(_texts(browser, selector))
 
 
 def _wait(what: str, holds: Callable[[], Any]) -> None:
@@ -92,21 +98,21 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_has_its_curves_and_grows_while_it_is_looked_at(browser: webdriver.Chrome, run: Path) -> None:
     def points() -> int:
-        drawn = browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.line")
-        return str(drawn[-1].get_attribute("d")).count(",") if drawn else 0
+        path = browser.execute_script("return document.querySelector('[data-metric=reward] path.line')?.getAttribute('d')")
+        return str(path or "").count(",")
 
     with _page(browser, FolderSource(run)):
         _wait("the reward's curve", lambda: points() == 8)
         rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert float(_text(browser, "[data-metric=reward] output")) == pytest.approx(rewards[-1], abs=0.001)
         assert len(browser.find_elements(By.CSS_SELECTOR, "article[data-metric] svg")) >= 10
-        assert len(browser.find_elements(By.CSS_SELECTOR, "#phases rect.part-4")) == 8, "seconds of training, step by step"
+        _wait("seconds of training, step by step", lambda: len(browser.find_elements(By.CSS_SELECTOR, "#phases rect.part-4")) == 8)
         assert "step 8" in _text(browser, "#progress-text")
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(last | {"step": 8, "reward": 0.123}) + "\n")
         _wait("the ninth step", lambda: points() == 9)
-        assert _text(browser, "[data-metric=reward] output") == "0.123"
+        _wait("its value", lambda: _text(browser, "[data-metric=reward] output") == "0.123")
         browser.find_element(By.CSS_SELECTOR, ".picker summary").click()
         browser.find_element(By.CSS_SELECTOR, "input[value='num_tokens']").click()
         browser.find_element(By.CSS_SELECTOR, ".picker summary").click()
@@ -121,7 +127,7 @@ def test_a_completion_is_text_whatever_it_says(browser: webdriver.Chrome, run: P
     (run / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with _page(browser, FolderSource(run), "completions"):
         _wait("the completion", lambda: browser.find_elements(By.CSS_SELECTOR, ".answer"))
-        assert [element.text for element in browser.find_elements(By.CSS_SELECTOR, ".said pre")] == [SCRIPT, SCRIPT]
+        assert _texts(browser, ".said pre") == [SCRIPT, SCRIPT]
         assert browser.find_elements(By.CSS_SELECTOR, "main script, main img") == []
         assert _text(browser, ".score.down b") == "-0.5"
         assert browser.title == "run · grpo"
@@ -137,9 +143,7 @@ def test_steps_of_completions_are_turned_over(browser: webdriver.Chrome, run: Pa
         browser.find_element(By.CSS_SELECTOR, "#stepper button").click()
         assert _text(browser, "#stepper output") == "step 7"
         rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
-        assert [e.text for e in browser.find_elements(By.CSS_SELECTOR, ".said.own pre")] == [
-            row["completion"].strip() for row in rows if row["step"] == 6
-        ]
+        assert _texts(browser, ".said.own pre") == [row["completion"].strip() for row in rows if row["step"] == 6]
 
 
 def test_nothing_to_show_and_a_source_that_is_gone_are_told(browser: webdriver.Chrome, tmp_path: Path, run: Path) -> None:
