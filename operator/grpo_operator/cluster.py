@@ -151,7 +151,7 @@ class Cluster:
                 dry_run="All" if dry_run else None,
             )
         except ApiException as error:
-            if error.status in (400, 403, 422):
+            if is_refusal(error):
                 raise RefusedError(f"{manifest['kind']} {metadata['name']}: {reason_of(error)}") from error
             raise
 
@@ -214,6 +214,15 @@ def reason_of(error: ApiException) -> str:
     except (TypeError, ValueError, KeyError):
         return f"{error.status} {error.reason}"
     return str(message)
+
+
+def is_refusal(error: ApiException) -> bool:
+    """Whether the API server will not take an object as it is, now or later.
+
+    One that checks owners (OwnerReferencesPermissionEnforcement) also refuses children until it has noticed that the CRD of their owner is
+    there, for half a minute: that passes by itself.
+    """
+    return error.status in (400, 403, 422) and "cannot find RESTMapping" not in reason_of(error)
 
 
 def _check_owner(manifest: Object, live: Object) -> None:

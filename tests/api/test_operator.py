@@ -229,6 +229,10 @@ def test_an_operator_that_comes_before_its_crd_waits_for_it(tmp_path) -> None:
             jobs("apply", "--server-side", "-f", str(ROOT / "crds"))
             wait_for_crd(jobs)
             jobs.apply(make_job("early"))
-            jobs.wait_for("early", "Accepted", "True", timeout=30)
+            jobs.wait_for("early", "Accepted", "True", timeout=60)
+            # An API server that has only just learned of GRPOJobs refuses children that are theirs: nothing is wrong with the job.
+            reasons = {event["reason"] for event in json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]}
+            assert "Accepted" in reasons
+            assert "InvalidPodTemplate" not in reasons
         finally:
             early.kill()
