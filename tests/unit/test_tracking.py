@@ -13,6 +13,7 @@ from accelerate import PartialState, tracking
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
+from grpo_devcluster.progress import wait_until
 from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import JobRef
 from grpo_workload.progress import read_progress
@@ -87,6 +88,8 @@ def _wandb_records(file: Path) -> Iterator[wandb_internal_pb2.Record]:
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):
+            return  # still being written
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last piece
@@ -100,16 +103,24 @@ def test_wandb_offline_keeps_the_jobs_run(tmp_path: Path, monkeypatch: pytest.Mo
         _steps(tmp_path, _trackers(tmp_path, "wandb", project="sums"), steps)
         # Its folders are named by the second; no pods are made anew within one, as these are.
         (tmp_path / JOB.run / "wandb").rename(tmp_path / f"wandb-{steps.start}")
+    expected = {("6f0c", "sums", "arithmetic")}, [(1, 0.0), (2, 0.1), (2, 0.1), (3, 0.2)]
+    try:  # what writes the files is another process, which may do so after it was told to end
+        wait_until(lambda: _wandb_told(tmp_path) == expected, "the records of both attempts", 20)
+    except TimeoutError:
+        assert _wandb_told(tmp_path) == expected
+
+
+def _wandb_told(folder: Path) -> tuple[set[tuple[str, str, str]], list[tuple[int, float]]]:
+    """Identity, project and name of the runs, and the reward of each step, of all attempts."""
     told: list[dict[str, str]] = []
     runs = set()
-    for file in sorted(tmp_path.glob("wandb-*/offline-run-*/*.wandb")):
+    for file in sorted(folder.glob("wandb-*/offline-run-*/*.wandb")):
         for record in _wandb_records(file):
             if record.HasField("run"):
                 runs.add((record.run.run_id, record.run.project, record.run.display_name))
             if record.HasField("history"):
                 told.append({item.key or item.nested_key[0]: item.value_json for item in record.history.item})
-    assert runs == {("6f0c", "sums", "arithmetic")}
-    assert sorted((int(line[GLOBAL_STEP]), float(line["reward"])) for line in told) == [(1, 0.0), (2, 0.1), (2, 0.1), (3, 0.2)]
+    return runs, sorted((int(line[GLOBAL_STEP]), float(line["reward"])) for line in told)
 
 
 def test_one_that_is_not_installed_is_refused_by_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
