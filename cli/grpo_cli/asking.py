@@ -11,12 +11,13 @@ from pydantic import ValidationError
 
 from grpo_cli.errors import said_by
 from grpo_cli.kube import Kube, Object
-from grpo_cli.pod_http import PodError, get_json
-from grpo_cli.pods_view import ranks_of
+from grpo_cli.launcher import Launchers
+from grpo_cli.pod_http import PodError
+from grpo_cli.pods_view import running_pods
 from grpo_cli.training_view import Told, is_stuck
 from grpo_cli.view import JobView, make_view, read_status, read_topology
 from grpo_operator.status import is_terminal
-from grpo_workload.contract import Progress
+from grpo_workload.contract import Member, Progress
 
 ROWS = 200
 """Steps of which the curve is shown."""
@@ -28,16 +29,15 @@ class Asker:
     """Looks at a job again and again; keeps the curve, of which only what is new is asked for."""
 
     def __init__(self, kube: Kube, name: str) -> None:
-        self._kube, self._name = kube, name
-        self._epoch: int | None = None
+        self._kube, self._name, self._launchers = kube, name, Launchers(kube)
         self._rows: list[Mapping[str, Any]] = []
 
-    def look(self) -> tuple[Object, JobView]:
-        """The job and its screen, as of now. Raises CliError, ApiException, StatusError."""
+    def look(self) -> tuple[Object, list[Object], JobView]:
+        """The job, its pods and its screen, as of now. Raises CliError, ApiException, StatusError."""
         job = self._kube.job(self._name)
         pods = self._kube.pods(job)
         told = self._ask(job, pods)
-        return job, make_view(job, pods, self._events(job, pods), told, datetime.now(UTC))
+        return job, pods, make_view(job, pods, self._events(job, pods), told, datetime.now(UTC))
 
     def _events(self, job: Object, pods: Sequence[Object]) -> list[Object]:
         uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
@@ -57,41 +57,32 @@ class Asker:
 
     def _ask(self, job: Object, pods: Sequence[Object]) -> Told:
         topology, status = read_topology(job), read_status(job)
-        running = {pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"}
-        if topology is None or is_terminal(status) or not running:
+        running = running_pods(pods)
+        if topology is None or is_terminal(status) or topology.members[0].pod not in running:
             return Told(metrics=self._rows)
-        master, port = topology.members[0].pod, job["spec"].get("rendezvous", {}).get("statusPort", 29501)
-        if master not in running:
-            return Told(metrics=self._rows)
+        master = topology.members[0]
         try:
-            progress = Progress.model_validate(self._get(master, port, "/progress"))
-            self._read_rows(master, port)
+            progress = Progress.model_validate(self._launchers.get(master, "/progress"))
+            self._read_rows(master)
         except (PodError, ValidationError) as error:
             return Told(metrics=self._rows, note=_first_line(error))
         phases: dict[int, str] = {}
         if is_stuck(progress):
-            for pod in [pod for pod in ranks_of(topology) if pod in running][:PODS_ASKED]:
-                phases |= self._phases(pod, port)
+            for member in [member for member in topology.members if member.pod in running][:PODS_ASKED]:
+                phases |= self._phases(member)
         return Told(progress=progress, metrics=self._rows, rank_phases=phases)
 
-    def _phases(self, pod: str, port: int) -> dict[int, str]:
+    def _phases(self, member: Member) -> dict[int, str]:
         try:
-            told = self._get(pod, port, "/progress").get("rankPhases", {})
+            told = self._launchers.get(member, "/progress").get("rankPhases", {})
         except PodError:  # a rank that is not told is shown by its absence
             return {}
         return {int(rank): phase.partition(" for ")[0] for rank, phase in told.items()}
 
-    def _read_rows(self, master: str, port: int) -> None:
+    def _read_rows(self, master: Member) -> None:
         after = self._rows[-1]["step"] if self._rows else -1
-        told = self._get(master, port, f"/history?of=metrics&limit={ROWS}&after={after}")
-        if told["epoch"] != self._epoch and self._rows:
-            told = self._get(master, port, f"/history?of=metrics&limit={ROWS}")
-            self._rows = []
-        self._epoch = told["epoch"]
-        self._rows = [*self._rows, *told["metrics"]][-ROWS:]
-
-    def _get(self, pod: str, port: int, path: str) -> Any:
-        return get_json(self._kube.api, self._kube.namespace, pod, port, path)
+        is_anew, told = self._launchers.history(master, {"of": "metrics", "limit": ROWS}, after=after)
+        self._rows = [*([] if is_anew else self._rows), *told["metrics"]][-ROWS:]
 
 
 def _first_line(error: Exception) -> str:

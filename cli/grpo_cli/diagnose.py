@@ -113,7 +113,7 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
 
 
 def _status(kube: Kube, name: str) -> str:
-    _, view = Asker(kube, name).look()
+    *_, view = Asker(kube, name).look()
     text = io.StringIO()
     show(console(file=text), screen(view))
     return text.getvalue()

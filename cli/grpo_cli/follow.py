@@ -56,7 +56,7 @@ def _looks(asker: Asker, timeout: float | None) -> Iterator[JobView]:
     uid, away_since, view = None, None, None
     while True:
         try:
-            job, view = asker.look()
+            job, _, view = asker.look()
             away_since = None
         except (ApiException, urllib3.exceptions.HTTPError) as error:
             told = explain(error)

@@ -59,7 +59,7 @@ def list_jobs(kube: Kube, all_namespaces: bool) -> None:
 @on_cluster
 def status(kube: Kube, job: str) -> None:
     """Show JOB on one screen: its phase and why, pods and ranks that are missing, progress, the last failure, the newest events."""
-    _, view = Asker(kube, job).look()
+    *_, view = Asker(kube, job).look()
     show(console(), screen(view))
 
 

@@ -25,6 +25,11 @@ def ranks_of(topology: Topology) -> dict[str, range]:
     return {member.pod: range(member.rank_offset, member.rank_offset + member.gpus) for member in topology.members}
 
 
+def running_pods(pods: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Names of those whose containers run."""
+    return {pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"}
+
+
 def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
     """The pods of the topology that are not ready, by cause, in the order of the ranks."""
     there = {pod["metadata"]["name"]: read_pod(pod) for pod in pods}

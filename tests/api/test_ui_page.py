@@ -235,8 +235,7 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
             with urllib.request.urlopen(address + path, timeout=10) as answer:
                 return json.loads(answer.read())
 
-        monkeypatch.setattr("grpo_cli.ui.cluster.get_json", directly)
-        monkeypatch.setattr("grpo_cli.asking.get_json", directly)
+        monkeypatch.setattr("grpo_cli.launcher.get_json", directly)
         _wait("the ranks", lambda: "shown-b-0" in _text(browser, "#rank-table tbody tr:nth-child(3)"))
         _wait("the phase", lambda: _text(browser, "#phase") == "Running")
         browser.find_element(By.ID, "tab-curves").click()

@@ -13,8 +13,9 @@ from pydantic_core import to_jsonable_python
 from grpo_cli.asking import Asker
 from grpo_cli.errors import explain
 from grpo_cli.kube import Kube, Object
-from grpo_cli.pod_http import PodError, get_json
-from grpo_cli.pods_view import ranks_of
+from grpo_cli.launcher import Launchers
+from grpo_cli.pod_http import PodError
+from grpo_cli.pods_view import ranks_of, running_pods
 from grpo_cli.ui.source import Shown, SourceError
 from grpo_cli.view import StatusError, read_status, read_topology
 from grpo_operator.observe import read_pod
@@ -27,14 +28,12 @@ class ClusterSource:
 
     def __init__(self, kube: Kube, name: str) -> None:
         self.shown = Shown(title=f"{kube.namespace}/{name}", where="cluster")
-        self._kube, self._asker, self._name = kube, Asker(kube, name), name
-        self._epoch: int | None = None
+        self._asker, self._launchers = Asker(kube, name), Launchers(kube)
 
     def refresh(self) -> None:
         """See `Source.refresh`."""
         try:
-            job, view = self._asker.look()
-            pods = self._kube.pods(job)
+            job, pods, view = self._asker.look()
         except click.ClickException as error:  # such as that there is no such job
             raise SourceError(error.message) from error
         except (ApiException, StatusError, urllib3.exceptions.HTTPError) as error:
@@ -49,24 +48,17 @@ class ClusterSource:
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         topology = read_topology(job)
-        master = topology.members[0].pod if topology else ""
-        if not any(pod["metadata"]["name"] == master and pod.get("status", {}).get("phase") == "Running" for pod in pods):
+        if topology is None or topology.members[0].pod not in running_pods(pods):
             self.shown.note = self.shown.note or ("" if read_status(job).epoch is None else _GONE)
             return
-        port = job["spec"].get("rendezvous", {}).get("statusPort", 29501)
         try:
-            told = self._ask(master, port, self.shown.history.last_step)
-            if self._epoch not in (None, told["epoch"]):
-                self.shown.history.clear()
-                told = self._ask(master, port, -1)
+            is_anew, told = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)
         except PodError as error:
             self.shown.note = str(error)
             return
-        self._epoch = told["epoch"]
+        if is_anew:
+            self.shown.history.clear()
         self.shown.history.add(told)
-
-    def _ask(self, pod: str, port: int, after: int) -> Any:
-        return get_json(self._kube.api, self._kube.namespace, pod, port, f"/history?after={after}")
 
 
 def _pods(job: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
