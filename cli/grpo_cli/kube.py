@@ -23,17 +23,9 @@ FIELD_MANAGER = "grpo-cli"
 """Of server-side apply, so that what a person submits and what the operator writes never fight over a field."""
 SECONDS = (5.0, 30.0)
 """To connect, and to wait for an answer."""
-_PATHS = {
-    names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
-    "Pod": "/api/v1/namespaces/{}/pods",
-    "Service": "/api/v1/namespaces/{}/services",
-    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+_PATHS = names.PATHS | {
     "Event": "/api/v1/namespaces/{}/events",
-    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
-    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
-    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
-    "Node": "/api/v1/nodes",
 }
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -20,17 +20,7 @@ from grpo_operator.instruments import Instruments
 Object = dict[str, Any]
 log = logging.getLogger(__name__)
 
-_PATHS = {
-    names.KIND: f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
-    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
-    "Service": "/api/v1/namespaces/{}/services",
-    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
-    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "Pod": "/api/v1/namespaces/{}/pods",
-    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
-    "Node": "/api/v1/nodes",
-    "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
-}
+_PATHS = names.PATHS | {"Event": "/apis/events.k8s.io/v1/namespaces/{}/events"}
 _METHODS = {"get": "get", "list": "get", "create": "post", "apply": "patch", "dry-run": "patch", "update": "put", "delete": "delete"}
 """HTTP's method of each verb that metrics count; dry-run is an apply that changes nothing."""
 

@@ -26,6 +26,18 @@ CONTROLLER = f"{GROUP}/{MANAGER}"
 
 CONTAINER = "grpo"
 
+PATHS = {
+    KIND: f"/apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Node": "/api/v1/nodes",
+}
+"""Where the API server has each kind, with a place for the namespace."""
+
 
 DEFAULT_IMAGE = "ghcr.io/grpo-operator/workload:0.1.0"
 
