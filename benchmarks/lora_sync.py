@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 from models import make_model
+from runs import start_trl_server
 
 RANKS, STEPS, NEW_TOKENS, CONTEXT, CACHE = 3, 5, 32, 512, 2**30
 LORA = {"r": 16, "alpha": 32}
@@ -174,23 +175,8 @@ def _metered_method(method: Callable[..., Any], folder: Path) -> Callable[..., A
 
 
 def _trl_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
-    # As `trl vllm-serve` starts it, but for the size of the cache.
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(model),
-        "--port",
-        str(PORT),
-        "--host",
-        "127.0.0.1",
-    ]
-    command += ["--max-model-len", str(CONTEXT), "--enforce-eager", "--kv-cache-memory-bytes", str(CACHE)]
-    command += ["--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    with (folder / "engine.log").open("w") as log:
-        environ = os.environ | {"CUDA_VISIBLE_DEVICES": "3", "VLLM_SERVER_DEV_MODE": "1"}
-        return subprocess.Popen(command, env=environ, stdout=log, stderr=log), {}
+    log = folder / "engine.log"
+    return start_trl_server(str(model), port=PORT, context=CONTEXT, cache_bytes=CACHE, device="3", log=log), {}
 
 
 def _trl_rank(folder: Path, model: Path) -> None:

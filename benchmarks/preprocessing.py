@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+from runs import run_job
 
 PROMPTS, GENERATIONS, WARM = 8, 4, 3
 MODULE = """
@@ -33,8 +32,8 @@ def prepare(row):
 
 
 def job(folder: Path, workers: int, steps: int) -> dict[str, Any]:
-    """The GRPOJob: one rank, and completions long enough for a step of a second or two."""
-    spec = {
+    """Its spec: one rank, and completions long enough for a step of a second or two."""
+    return {
         "device": {"type": "cpu"},
         "model": {"path": str(folder / "model"), "dtype": "float32"},
         "dataset": {"path": str(folder / "rows.jsonl"), "preprocess": "slow_rows:prepare", "dataloaderNumWorkers": workers},
@@ -44,18 +43,6 @@ def job(folder: Path, workers: int, steps: int) -> dict[str, Any]:
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 1000},
     }
-    return {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "slow"}, "spec": spec}
-
-
-def run(folder: Path, workers: int, steps: int) -> list[dict[str, float]]:
-    """Metrics of a job's steps."""
-    manifest, output = folder / f"job-{workers}.yaml", folder / f"run-{workers}"
-    manifest.write_text(yaml.safe_dump(job(folder, workers, steps)))
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(output)]
-    subprocess.run(command, stdout=sys.stderr, check=True, env=os.environ | {"PYTHONPATH": path})
-    (file,) = output.glob("*/data/*/*/*/metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @click.command()
@@ -71,8 +58,10 @@ def main(row_seconds: float, workers: tuple[int, ...], steps: int) -> None:
         make_tiny_model(folder / "model")
         (folder / "slow_rows.py").write_text(MODULE.format(seconds=row_seconds))
         (folder / "rows.jsonl").write_text("".join(json.dumps({"question": f"What is {n} + 1?"}) + "\n" for n in range(1000)))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         for count in workers:
-            metrics = run(folder, count, steps)[WARM:]
+            (own := folder / f"workers-{count}").mkdir()
+            metrics = run_job(own, job(folder, count, steps), steps)[WARM:]
             waits = [step["time/prompts"] for step in metrics]
             result = {
                 "workers": count,

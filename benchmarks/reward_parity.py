@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+from runs import JobError, run_job, start_trl_server
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROMPTS, GENERATIONS, NEW_TOKENS, CONTEXT, RATE, STOPPED = 6, 8, 16, 256, 2e-5, 0.15
@@ -137,16 +137,10 @@ def _ours(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 10_000},
     }
-    manifest = folder / "job.yaml"
-    metadata = {"name": f"parity-{seed}"}
-    manifest.write_text(yaml.safe_dump({"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": metadata, "spec": spec}))
-    done = subprocess.run([sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")], check=False)
-    if done.returncode:
-        for log in folder.glob("run/*/pods/*/*.log"):
-            sys.stderr.write(f"--- {log}\n{log.read_text()[-3000:]}\n")
-        sys.exit(done.returncode)
-    (metrics,) = folder.glob("run/*/data/*/*/*/metrics.jsonl")
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    try:
+        rows = run_job(folder, spec, steps)
+    except JobError as error:
+        sys.exit(str(error))
     return {"accuracy": [row["rewards/accuracy/mean"] for row in rows], "reward": [row["reward"] for row in rows]}
 
 
@@ -155,26 +149,7 @@ def _trl(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[
     server = None
     port = 18000 + 10 * seed
     if topology == "Server":
-        # As `trl vllm-serve` starts it, but for the size of the cache.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", str(port), "--host", "127.0.0.1"]
-        command += [
-            "--max-model-len",
-            str(CONTEXT),
-            "--enforce-eager",
-            "--gpu-memory-utilization",
-            "0.05",
-            "--kv-cache-memory-bytes",
-            str(CACHE),
-        ]
-        command += ["--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-        log = (folder / "server.log").open("w")
-        server = subprocess.Popen(
-            command,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": other, "VLLM_SERVER_DEV_MODE": "1"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        server = start_trl_server(MODEL, port=port, context=CONTEXT, cache_bytes=CACHE, device=other, log=folder / "server.log", share=0.05)
     os.environ |= {"CUDA_VISIBLE_DEVICES": own, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port + 3 + (topology == "Server"))}
     try:
         if server is not None:

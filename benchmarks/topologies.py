@@ -11,16 +11,14 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from models import make_model
+from runs import JobError, run_job
 
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64]}
 WARMUP, PROMPTS, GENERATIONS, NEW_TOKENS = 2, 8, 8, 512
@@ -44,9 +42,10 @@ def main(gpus: int, size: str, shapes: tuple[str, ...], steps: int, model: Path 
         for shape in shapes:
             folder = Path(scratch) / shape.replace(":", "-").replace("+", "-")
             folder.mkdir()
-            rows = _run(folder, _spec(shape, gpus, model, steps))
-            if len(rows) != steps:
-                print(f"FAILED {shape}", flush=True)  # noqa: T201
+            try:
+                rows = run_job(folder, _spec(shape, gpus, model, steps), steps)
+            except JobError as error:
+                print(f"FAILED {shape}: {error}", flush=True)  # noqa: T201
                 continue
             line = {"shape": shape, "gpus": gpus, "size": size, **_summary(rows[WARMUP:])}
             line["versions"] = {name: version(name) for name in ("torch", "vllm", "deepspeed", "transformers")}
@@ -93,18 +92,6 @@ def _spec(shape: str, gpus: int, model: Path, steps: int) -> dict[str, Any]:
         "storage": {"checkpointEverySteps": 1000},
         "rendezvous": {"timeoutSeconds": 300},
     }
-
-
-def _run(folder: Path, spec: dict[str, Any]) -> list[dict[str, Any]]:
-    manifest = folder / "job.yaml"
-    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
-    manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
-    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        print(done.stdout[-1500:], *(log.read_text()[-1500:] for log in folder.glob("run/*/pods/*/*.log")), sep="\n")  # noqa: T201
-    files = folder.glob("run/*/data/*/*/*/metrics.jsonl")
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 if __name__ == "__main__":

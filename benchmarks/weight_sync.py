@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from models import SHAPES, make_model
+from runs import JobError, run_job
 
 
 def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> dict[str, Any]:
-    """The GRPOJob: short completions, since only the sync is looked at."""
+    """Its spec: short completions, since only the sync is looked at."""
     generation: dict[str, Any] = {"topology": topology, "maxModelLen": 512, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}}
     gpus = ranks
     if topology == "Server":
@@ -33,7 +32,7 @@ def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: in
     elif topology == "NodeLocal":
         generation["nodeLocal"] = {"gpusPerNode": engine_gpus, "enginesPerNode": engine_gpus}
         gpus += engine_gpus
-    spec = {
+    return {
         "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
@@ -51,7 +50,6 @@ def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: in
         "storage": {"checkpointEverySteps": 1000},
         "rendezvous": {"timeoutSeconds": 500},
     }
-    return {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "sync"}, "spec": spec}
 
 
 @click.command()
@@ -67,15 +65,10 @@ def main(size: str, topology: str, ranks: int, engine_gpus: int, zero_stage: int
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
         folder = Path(scratch)
         make_model(folder / "model", size, device)
-        manifest = folder / "job.yaml"
-        manifest.write_text(yaml.safe_dump(job(folder / "model", topology, ranks, engine_gpus, zero_stage, steps, device)))
-        command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
-        metrics = [json.loads(line) for file in folder.glob("run/*/data/*/*/*/metrics.jsonl") for line in file.read_text().splitlines()]
-        if done.returncode or len(metrics) != steps:
-            for log in folder.glob("run/*/pods/*/*.log"):
-                sys.stderr.write(f"--- {log}\n{log.read_text()[-3000:]}\n")
-            sys.exit(f"the job ended with {done.returncode} after {len(metrics)} steps")
+        try:
+            metrics = run_job(folder, job(folder / "model", topology, ranks, engine_gpus, zero_stage, steps, device), steps)
+        except JobError as error:
+            sys.exit(str(error))
     syncs = [step["time/sync"] for step in metrics]
     result = {
         "size": size,
