@@ -7,6 +7,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from operator_fixture import NAMESPACE, ROOT
 from grpo_devcluster import binaries, packages
 from grpo_devcluster.progress import wait_until
 
+Vector = list[tuple[dict[str, str], float]]  # labels and values
 OPTIONS = ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")
 
 
@@ -91,10 +93,22 @@ class Prometheus:
                 raise ConnectionError("Prometheus is starting") from error
             raise ValueError(f"{path} {query}: {error.read().decode()}") from error
 
-    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """An instant vector: labels and values."""
+    def query(self, expression: str) -> Vector:
+        """An instant vector."""
         found = self.api("query", query=expression)["result"]
         return [(sample["metric"], float(sample["value"][1])) for sample in found]
+
+    def wait_for(self, expression: str, until: Callable[[Vector], bool] = bool, timeout: float = 30) -> Vector:
+        """An instant vector, once it is as asked: by default, not empty. A scrape is late, or fails, on a busy machine."""
+        found: Vector = []
+
+        def answered() -> bool:
+            nonlocal found
+            found = self.query(expression)
+            return until(found)
+
+        wait_until(answered, f"an answer to {expression}", timeout, interval=0.2)
+        return found
 
     def wait_for_targets(self, count: int) -> None:
         """Until so many targets are up, and all that there are."""

@@ -134,10 +134,10 @@ def test_every_metric_of_an_alert_exists_and_a_job_that_failed_is_told_of(
 ) -> None:
     rules = [rule for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
     names = {name for rule in rules for name in re.findall(r"grpo_\w+", rule["expr"])}
-    missing = [name for name in sorted(names) if not prometheus.query(f"count({name})")]
-    assert not missing
+    for name in sorted(names):
+        prometheus.wait_for(f"count({name})")
     firing = f'ALERTS{{alertname="GRPOJobFailed",alertstate="firing",namespace="{own_jobs.namespace}"}}'
-    wait_until(lambda: bool(prometheus.query(firing)), "the alert of the failed job", 20)
+    prometheus.wait_for(firing)
     loaded = [rule for group in prometheus.api("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule["health"] for rule in loaded} == {rule["alert"]: "ok" for rule in rules}
     alerts = [alert for alert in prometheus.api("alerts")["alerts"] if alert["labels"]["alertname"] == "GRPOJobFailed"]
@@ -145,19 +145,16 @@ def test_every_metric_of_an_alert_exists_and_a_job_that_failed_is_told_of(
 
 
 def test_metrics_are_labelled_by_who_knows(prometheus: Prometheus, own_jobs: Jobs) -> None:
-    (step,) = prometheus.query("grpo_step")
+    (step,) = prometheus.wait_for("grpo_step")
     assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {"namespace": "ns", "grpojob": "job", "pod": "pod-0"}
     assert not prometheus.query('{exported_namespace!=""}')
 
-    def ranks() -> list[tuple[str, str, float]]:
-        found = prometheus.query("grpo_rank_gpu_utilization_ratio")
-        return sorted((labels["pod"], labels["rank"], value) for labels, value in found)
-
-    wait_until(lambda: len(ranks()) == 3, "the figures of three ranks", 60)
-    assert ranks() == [("pod-0", "0", 0.75), ("pod-0", "1", 0.75), ("pod-1", "2", 0.75)]
-    restarts = prometheus.query(f'grpo_operator_restarts_total{{namespace="{own_jobs.namespace}"}}')
+    found = prometheus.wait_for("grpo_rank_gpu_utilization_ratio", lambda vector: len(vector) == 3, timeout=60)
+    use = sorted((labels["pod"], labels["rank"], value) for labels, value in found)
+    assert use == [("pod-0", "0", 0.75), ("pod-0", "1", 0.75), ("pod-1", "2", 0.75)]
+    restarts = prometheus.wait_for(f'grpo_operator_restarts_total{{namespace="{own_jobs.namespace}"}}')
     assert [(labels["reason"], value) for labels, value in restarts] == [("RankFailed", 1.0)]
-    kinds = prometheus.query('count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})')
+    kinds = prometheus.wait_for('count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})')
     assert {labels["kind"] for labels, _ in kinds} == {"GRPOJob", "Event", "Service", "NetworkPolicy", "ConfigMap", "StatefulSet"}
 
 
@@ -172,7 +169,7 @@ def _jobs_by_phase(operator: Operator, namespace: str) -> dict[str, float]:
 
 
 def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: Prometheus, operator: Operator, own_jobs: Jobs) -> None:
-    assert prometheus.query(f'grpo_operator_jobs{{namespace="{own_jobs.namespace}",phase="Failed"}}')
+    assert prometheus.wait_for(f'grpo_operator_jobs{{namespace="{own_jobs.namespace}",phase="Failed"}}')
     own_jobs.wait_for("restarted", "Running", "True")
     with operator.down():
         own_jobs("delete", "grpojob", "failed")
