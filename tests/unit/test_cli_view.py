@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jobs import spec
 from rich.console import Console
@@ -222,7 +222,6 @@ def test_a_line_for_logs_tells_what_changes() -> None:
     assert line(view(job("Failed", failed))) == "Failed (RankFailed)  rank 2 failed"
 
 
-@settings(deadline=None)
 @given(
     step=st.integers(0, 100),
     rewards=st.lists(st.none() | st.floats(allow_nan=False, width=32), max_size=80),

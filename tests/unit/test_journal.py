@@ -65,7 +65,7 @@ LIVES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LIVES)
 def test_the_lineage_has_every_step_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, int, int, bool, int]]

@@ -167,4 +167,4 @@ class Epochs(RuleBasedStateMachine):
 
 
 TestEpochs = Epochs.TestCase
-TestEpochs.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+TestEpochs.settings = settings(max_examples=30, stateful_step_count=15)

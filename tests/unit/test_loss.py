@@ -31,7 +31,7 @@ def loss_of(batch, rows, scale, loss_type, beta):
     return grpo_loss(logprobs, old, advantages, mask, scale=scale, ref_logprobs_BT=ref if beta else None, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     owner=st.lists(st.integers(0, 5), min_size=7, max_size=7),

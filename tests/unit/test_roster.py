@@ -70,7 +70,7 @@ class Engines(RuleBasedStateMachine):
         assert bool(lost) == is_lost(self.roster.current, [Sight(processes=self.processes())])
 
 
-Engines.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+Engines.TestCase.settings = settings(max_examples=50, stateful_step_count=20)
 TestEngines = Engines.TestCase
 
 

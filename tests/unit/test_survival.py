@@ -304,5 +304,5 @@ class Survival(RuleBasedStateMachine):
             assert {member.uid for member in status.members} == {pod.uid for pod in world.pods.values()}
 
 
-Survival.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, print_blob=True)
+Survival.TestCase.settings = settings(max_examples=200, stateful_step_count=50, print_blob=True)
 TestSurvival = Survival.TestCase
