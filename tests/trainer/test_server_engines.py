@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import ExitCode, Outcome
+from grpo_workload.generation import transfer
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.types import Completion, Prompt
 
@@ -72,13 +73,14 @@ def largest_difference(model: Any, generator: ServerGenerator, num_generations: 
     return float(torch.stack(differences).max())
 
 
-def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any) -> None:
+def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest_difference(model, generator) < 1e-4
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
     stale = largest_difference(model, generator)
+    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**12)  # of a matrix or two: vLLM's fused layers are cut
 
     start = time.perf_counter()
     generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version=3)

@@ -51,18 +51,22 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
 
 
 def placed(server: Contract, topology: Topology) -> Contract:
-    """The same job in another topology: the engine is on the trainer's own pod, or each of two ranks holds a half of one."""
+    """The same job in another topology: the engine is on the trainer's own pod, beside ranks that hold a third of each weight, or each of
+    two ranks holds a half of one."""
     contract = with_ranks(server, RANKS[topology])
     changes: dict[str, Any] = {"topology": topology}
+    parallelism = contract.config.parallelism
     match topology:
         case Topology.NODE_LOCAL:
             (member,), (engine,) = contract.members, contract.engines
             contract = contract.model_copy(update={"engines": (engine.model_copy(update={"pod": member.pod, "group": member.group}),)})
+            parallelism = parallelism.model_copy(update={"zero_stage": 3})
         case Topology.COLOCATE:
             contract = contract.model_copy(update={"engines": (), "transfers": ()})
             changes["tensor_parallel"] = 2
     generation = contract.config.generation.model_copy(update=changes)
-    return contract.model_copy(update={"config": contract.config.model_copy(update={"generation": generation})})
+    config = contract.config.model_copy(update={"generation": generation, "parallelism": parallelism})
+    return contract.model_copy(update={"config": config})
 
 
 def test_every_topology_samples_and_learns_the_same(server: Contract, run_program: Callable[..., None], tmp_path: Path) -> None:

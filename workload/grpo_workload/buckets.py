@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,3 +23,23 @@ def cut(items: Iterable[T], max_bytes: int, size_of: Callable[[T], int]) -> Iter
         size += num_bytes
     if bucket:
         yield bucket
+
+
+@contextmanager
+def one_ahead(items: Iterator[T], prepare: Callable[[], None] | None = None) -> Iterator[Iterator[T]]:
+    """Take `items` in order, while a thread makes the one after the one that is in use.
+
+    Args:
+        items: made on that thread alone, the whole time; on leaving, the one that is being made is waited for, and the rest is left.
+        prepare: called first on that thread.
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=prepare) as thread:
+
+        def take() -> Iterator[T]:
+            making = thread.submit(next, items, end)
+            while (item := making.result()) is not end:
+                making = thread.submit(next, items, end)
+                yield item  # type: ignore[misc]  # not the end
+
+        yield take()

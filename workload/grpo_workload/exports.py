@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import deepspeed
-import torch
 from torch import Tensor, nn
 
 from grpo_workload.buckets import cut
@@ -45,10 +44,9 @@ def export(weights: Iterable[Weight], *, is_partitioned: bool) -> Iterator[tuple
     There, parameters are gathered in buckets of `GATHER_BYTES`: neither one by one nor the whole model at once. A tensor may be kept after
     the next one was taken: giving a parameter up leaves its gathered storage to whoever holds it.
     """
-    with torch.no_grad():
-        for bucket in cut(weights, GATHER_BYTES, lambda weight: weight.num_bytes):
-            parameters = [parameter for weight in bucket for parameter in weight.parameters]
-            context: Any = deepspeed.zero.GatheredParameters(parameters) if is_partitioned else nullcontext()
-            with context:
-                for weight in bucket:
-                    yield weight.name, weight.make()
+    for bucket in cut(weights, GATHER_BYTES, lambda weight: weight.num_bytes):
+        parameters = [parameter for weight in bucket for parameter in weight.parameters]
+        context: Any = deepspeed.zero.GatheredParameters(parameters) if is_partitioned else nullcontext()
+        with context:
+            for weight in bucket:
+                yield weight.name, weight.make()

@@ -90,7 +90,7 @@ OWN: list[Row] = [
     *same("sleep_level", "generation.colocate.sleepLevel", v.integer, default=0),
     *left("offload_model", _IN_TURNS, False),
     *differs("offload_optimizer", "parallelism.offloadOptimizer: cpu keeps states in memory all the time", v.boolean, fact="offload"),
-    *not_needed("move_model_batches enable_flattened_weight_sync", "weights are pushed in buckets of 512 MB"),
+    *not_needed("move_model_batches enable_flattened_weight_sync", "weights are pushed in buckets"),
     *not_needed("vllm_server_group_port", trl._ADDRESS),
     *left("num_infer_workers", "use generation.nodeLocal: enginesPerNode is what this was"),
     *left("use_lmdeploy infer_backend", "vLLM samples", False, "vllm"),

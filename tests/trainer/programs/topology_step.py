@@ -15,15 +15,20 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from fixed_samples import train_on
 
+from grpo_workload import exports
 from grpo_workload.advantage import group_advantages
 from grpo_workload.batching import shard
 from grpo_workload.collectives import gather
 from grpo_workload.engine import Policy
+from grpo_workload.generation import transfer
 from grpo_workload.generation.build import build_generator
 from grpo_workload.setup import load_tokenizer
 from grpo_workload.types import Completion, Prompt, Sample
 
 PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 60, 110, 170, 220)))
+# Several of either, though the model is tiny: one is gathered while another is sent.
+exports.GATHER_BYTES = 2**13
+transfer.BUCKET_BYTES["gloo"] = 2**14
 rank, training = int(os.environ["RANK"]), contract.config.training
 
 

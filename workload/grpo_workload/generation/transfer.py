@@ -2,6 +2,7 @@
 
 vLLM's protocol: pause, start, update with each bucket, finish, reset the prefix cache, resume. The engines receive inside `update` what
 this rank broadcasts at the same time, so that both are always under way together, and the failure of either ends the wait for both.
+Meanwhile the next bucket is gathered: two of them are held at most.
 
 A group that has lost a member is given up, and another one, of the next generation, is built with the engine's new process. With gloo,
 the workers of the other engines fail when a member dies. With NCCL they may be stuck in the old group's broadcast for good: such an engine
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_workload.buckets import cut
+from grpo_workload.buckets import cut, one_ahead
 from grpo_workload.contract import TransferGroup
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineClient
@@ -90,19 +91,29 @@ class WeightSender:
         assert self._channel is not None, "join comes first"
         self._each(lambda client: client.pause())
         self._each(lambda client: client.start_update())
-        for bucket in buckets(weights, BUCKET_BYTES[self._backend]):
-            if self._device is not None:
-                torch.cuda.current_stream().synchronize()  # the sending thread has streams of its own
-            info = vllm_api.update_info(self._backend, self._vllm, bucket)
-            try:
-                self._together(partial(self._channel.send, bucket), lambda client, info=info: client.update(info))  # type: ignore[misc]
-            except BaseException:
-                # A broadcast that lacks a member never ends by itself: its kernel would stop whatever waits for the whole device.
-                self._leave()
-                raise
+        with one_ahead(self._made(weights), self._use_device) as made:
+            for bucket in made:
+                info = vllm_api.update_info(self._backend, self._vllm, bucket)
+                try:
+                    self._together(partial(self._channel.send, bucket), lambda client, info=info: client.update(info))  # type: ignore[misc]
+                except BaseException:
+                    # A broadcast that lacks a member never ends by itself: its kernel would stop whatever waits for the whole device.
+                    self._leave()
+                    raise
         self._each(lambda client: client.finish_update(version))
         self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
+
+    def _made(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Buckets whose tensors are written: the sending thread has streams of its own."""
+        for bucket in buckets(weights, BUCKET_BYTES[self._backend]):
+            if self._device is not None:
+                torch.cuda.current_stream().synchronize()
+            yield bucket
+
+    def _use_device(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
 
     def _leave(self) -> None:
         if self._channel is not None:
@@ -136,8 +147,7 @@ class WeightSender:
         """Run `own`, which blocks until the engines take part, on a thread, and `theirs` of each engine."""
 
         def on_device() -> T:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)
+            self._use_device()
             return own()
 
         result: T
