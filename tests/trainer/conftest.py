@@ -113,9 +113,9 @@ def run_program(start_ranks: StartRanks) -> Callable[..., None]:
 
 @pytest.fixture
 def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ranks]:
-    """start_training(config, world_size, uid=...): ranks of grpo_workload.train with their data folder below tmp_path / "data"."""
+    """start_training(config, world_size, uid=..., **env): ranks of grpo_workload.train, their data folder below tmp_path / "data"."""
 
-    def start(config: dict[str, Any], world_size: int, *, uid: str = "uid") -> Ranks:
+    def start(config: dict[str, Any], world_size: int, *, uid: str = "uid", **env: str) -> Ranks:
         contract = {
             "contractVersion": 1,
             "job": {"namespace": "ns", "name": "job", "uid": uid},
@@ -128,8 +128,7 @@ def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ran
         }
         path = tmp_path / f"{uid}.json"
         path.write_text(json.dumps(contract))
-        return start_ranks(
-            ["-m", "grpo_workload.train"], world_size, f"train-{uid}", GRPO_CONTRACT=str(path), GRPO_DATA_DIR=str(tmp_path / "data")
-        )
+        env |= {"GRPO_CONTRACT": str(path), "GRPO_DATA_DIR": str(tmp_path / "data")}
+        return start_ranks(["-m", "grpo_workload.train"], world_size, f"train-{uid}", **env)
 
     return start

@@ -1,19 +1,22 @@
 """The loop as the launcher starts it: stopping, going on, and what it refuses."""
 
 import json
+import shutil
 import signal
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_workload.contract import ExitCode, Progress
 from grpo_workload.tasks import PromptSource
 
+HUB_NAME = "org/tiny"
+
 
 def make_config(model, *, max_steps, engine="Transformers"):
     return {
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"dtype": "float32"} | ({"name": model} if model == HUB_NAME else {"path": str(model)}),
         "dataset": {
             "reasoningGym": {"dataset": "basic_arithmetic", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
         },
@@ -26,11 +29,31 @@ def make_config(model, *, max_steps, engine="Transformers"):
             "learningRate": 1e-3,
             "lrSchedulerType": "constant",
             "maxCompletionLength": 6,
+            "beta": 0.04 if model == HUB_NAME else 0.0,  # the initial model is then loaded again when a run goes on
             "reportTo": ["tensorboard"],
         },
         "generation": {"engine": engine, "maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
         "storage": {"checkpointEverySteps": 1000, "keep": 1},
     }
+
+
+class Hub:
+    """The cache of a hub that cannot be reached, with two commits of one model: the tiny one, and one that was trained further."""
+
+    def __init__(self, model, folder):
+        self.env = {"HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
+        entry = folder / f"models--{HUB_NAME.replace('/', '--')}"
+        for commit in "12":
+            shutil.copytree(model, entry / "snapshots" / (commit * 40))
+        changed = entry / "snapshots" / ("2" * 40) / "model.safetensors"
+        save_file({name: weight * 1.5 for name, weight in load_file(changed).items()}, changed, {"format": "pt"})
+        (entry / "refs").mkdir()
+        self._branch = entry / "refs" / "main"
+        self.move_to("1")
+
+    def move_to(self, commit):
+        """Let the branch be at the commit of that digit."""
+        self._branch.write_text(commit * 40)
 
 
 def curve(run_dir):
@@ -39,10 +62,11 @@ def curve(run_dir):
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
 
 
-@pytest.mark.parametrize("engine", ["Transformers", pytest.param("vLLM", marks=pytest.mark.vllm)])
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine):
-    stopped = tmp_path / "data" / "ns" / "job" / "stopped"
-    ranks = start_training(make_config(tiny_model, max_steps=100_000, engine=engine), 2, uid="stopped")
+@pytest.mark.parametrize(("engine", "source"), [("Transformers", "folder"), pytest.param("vLLM", "hub", marks=pytest.mark.vllm)])
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine, source):
+    stopped, hub = tmp_path / "data" / "ns" / "job" / "stopped", Hub(tiny_model, tmp_path / "hub")
+    model = HUB_NAME if source == "hub" else tiny_model
+    ranks = start_training(make_config(model, max_steps=100_000, engine=engine), 2, uid="stopped", **hub.env)
     metrics = stopped / "metrics.jsonl"
     ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
     ranks.processes[1].send_signal(signal.SIGTERM)
@@ -55,10 +79,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     # A rank that was killed later leaves lines that its checkpoint knows nothing of.
     with metrics.open("a") as file:
         file.write(json.dumps({"step": step, "reward": 9.0}) + "\n")
-    config = make_config(tiny_model, max_steps=step + 2, engine=engine)
-    resumed = start_training(config, 2, uid="stopped")
+    config = make_config(model, max_steps=step + 2, engine=engine)
+    hub.move_to("2")
+    resumed = start_training(config, 2, uid="stopped", **hub.env)
     assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
-    straight = start_training(config, 2, uid="straight")
+    hub.move_to("1")
+    straight = start_training(config, 2, uid="straight", **hub.env)
     assert straight.exit_codes() == [ExitCode.DONE] * 2, straight.logs()
 
     expected = curve(straight_dir := tmp_path / "data" / "ns" / "job" / "straight")

@@ -26,6 +26,7 @@ from grpo_workload.engine import Policy
 from grpo_workload.files import make_readable
 from grpo_workload.lineage import Lineage, checkpoints
 from grpo_workload.manifest import faults, read_manifest, write_manifest
+from grpo_workload.origin import Origin
 from grpo_workload.universal import Conversion
 
 _MODEL = "model"
@@ -44,7 +45,14 @@ class TrainerState:
     num_tokens: int  # of prompts and completions since the start of the run
     world_size: int
     zero_stage: int
-    lora: dict[str, Any] | None = None  # `TrainerConfig.adapted`
+    lora: dict[str, Any] | None = None  # `TrainerConfig.adapters`
+    origin: Origin | None = None  # of the weights that the run began with
+
+    @classmethod
+    def read(cls, path: Path) -> TrainerState:
+        """From the file that `_write_state` wrote."""
+        raw = loads(path.read_text())
+        return cls(**raw | {"origin": raw["origin"] and Origin(**raw["origin"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +173,12 @@ class Checkpoints:
         return found
 
     def _source(self, checkpoint: Path, world_size: int, zero_stage: int, lora: dict[str, Any] | None) -> Source:
-        state = on_main(lambda: TrainerState(**loads((checkpoint / _STATE).read_text())))
+        state = on_main(lambda: TrainerState.read(checkpoint / _STATE))
         if state.lora != lora:
             there = "without lora" if state.lora is None else f"with lora: {dumps(state.lora)}"
             raise ValueError(
-                f"lora: {checkpoint} was saved {there}, and its weights and optimizer's state fit nothing else; use the same lora "
-                "and model, or start a new run without storage.resumeFrom"
+                f"lora: {checkpoint} was saved {there}, and its weights and optimizer's state fit nothing else; use the same lora, "
+                "or start a new run without storage.resumeFrom"
             )
         folder, is_universal = checkpoint / _DEEPSPEED, False
         # Without ZeRO every rank holds all of the optimizer's state, whatever their number.

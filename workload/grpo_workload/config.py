@@ -253,6 +253,6 @@ class TrainerConfig(Section):
     storage: StorageConfig = Field(default_factory=StorageConfig, description="Where checkpoints live, and when they are written.")
 
     @property
-    def adapted(self) -> dict[str, Any] | None:
-        """The section lora as JSON, and the model, without which adapters mean nothing: what a checkpoint of adapters fits."""
-        return None if self.lora is None else dump(self.lora) | {"model": self.model.source}
+    def adapters(self) -> dict[str, Any] | None:
+        """The section lora as JSON: what a checkpoint of adapters fits, beside the model."""
+        return None if self.lora is None else dump(self.lora)

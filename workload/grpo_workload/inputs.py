@@ -17,7 +17,9 @@ class ModelConfig(Section):
     RULES = (one_of("name", "path"),)
 
     name: Text | None = Field(None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct.")
-    revision: Text | None = Field(None, description="Branch, tag or commit of `name`.")
+    revision: Text | None = Field(
+        None, description="Branch, tag or commit of `name`; a run stays at the commit that this was when it began."
+    )
     path: Text | None = Field(None, description="Folder with the model inside the container, for example below a mounted volume.")
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16",

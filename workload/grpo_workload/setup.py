@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from grpo_workload.generation.memory import num_parameters
 from grpo_workload.group import Group
 from grpo_workload.inputs import ModelConfig
 from grpo_workload.journal import Journal, begin_branch
+from grpo_workload.origin import Origin, fingerprint, settle_origin
 from grpo_workload.precision import check_precision, own_support
 from grpo_workload.prefetch import PromptLoader
 from grpo_workload.report import RankReport, Report, RunReport
@@ -80,7 +81,12 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     check_precision(config.model.dtype, gather(own_support(rank, contract.device)))
     pod_uid = os.environ[ENV_POD_UID]
     checkpoints = Checkpoints(data_dir, contract.job.run, keep=config.storage.keep, epoch=contract.epoch, pod_uid=pod_uid)
-    resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapted)
+    resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters)
+    saved = resumed.state.origin if resumed is not None else None
+    origin = on_main(lambda: settle_origin(config, saved))
+    check_folders(config.model, origin)
+    config = origin.pin(config)
+    contract = contract.model_copy(update={"config": config})
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(config.dataset, tokenizer, seed=training.seed)
     rewards = build_rewards(config.rewards, source)
@@ -107,10 +113,10 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     )
     if rank == 0:
         warn_of_small_slices(config, policy)
-    start = TrainerState(step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage)
+    start = TrainerState(step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage, origin=origin)
     if resumed is not None:
         resumed.load(policy)
-        start = resumed.state
+        start = replace(resumed.state, origin=origin)
         logger.info("going on from %s", resumed.checkpoint)
     generator = build_generator(contract, rank, policy, tokenizer)
     if start.weight_version > 0:
@@ -139,6 +145,16 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         monitor=open_monitor(policy.device),
         event_loop=event_loop,
     )
+
+
+def check_folders(model: ModelConfig, origin: Origin) -> None:
+    """ValueError unless every rank finds in model.path what rank 0 does; collective."""
+    found = gather(model.path and fingerprint(Path(model.path)))
+    if others := [rank for rank, one in enumerate(found) if one != origin.fingerprint]:
+        raise ValueError(
+            f"model.path: ranks {', '.join(map(str, others))} find other weights in {model.path} than rank 0; every trainer pod has to "
+            "mount the same volume there, and nothing may write to it meanwhile"
+        )
 
 
 def check_patience(rewards: Sequence[Reward], timeout_seconds: int) -> None:

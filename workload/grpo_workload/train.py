@@ -85,7 +85,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
                 num_tokens=num_tokens,
                 world_size=run.world_size,
                 zero_stage=run.config.parallelism.zero_stage,
-                lora=run.config.adapted,
+                lora=run.config.adapters,
+                origin=run.start.origin,
             )
             run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
             run.journal.begin_part()

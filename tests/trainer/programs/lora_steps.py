@@ -65,7 +65,7 @@ def main(model, folder, beta, plans):
         first = exported(policy)
         metrics = [take_step(policy, step, config.training) for step in (0, 2)]
         result = {"initial": initial, "first": first, "own": parameters(policy), "exported": exported(policy), "metrics": metrics}
-        state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
+        state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = take_step(policy, 3, config.training)
         result["straight"] = straight, parameters(policy)
@@ -76,7 +76,7 @@ def main(model, folder, beta, plans):
             checkpoints.find(None, world_size=world_size, zero_stage=int(stage))
         except ValueError as error:
             result["refusal"] = str(error)
-        source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
+        source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
         torch.manual_seed(7)
         resumed = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         source.load(resumed)

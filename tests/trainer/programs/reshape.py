@@ -61,7 +61,7 @@ def main(model, data, out, epoch, plans):
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, epoch=int(epoch), pod_uid=f"uid-{epoch}")
         try:
-            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapted)
+            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
         except ValueError as error:
             results[run] = str(error)
             continue
@@ -77,7 +77,7 @@ def main(model, data, out, epoch, plans):
         saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
         trainer = TrainerState(
-            step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapted
+            step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
         )
         checkpoints.save(policy, tokenizer, trainer)
         if source is None:
