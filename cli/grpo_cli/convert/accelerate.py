@@ -19,6 +19,7 @@ def _fsdp(names: str) -> str:
 
 ACCELERATE = Table.of(
     "accelerate",
+    "1.15.0",
     differs("num_machines", "pods of the trainer's group: trainer.groups[].replicas", v.positive, fact="nodes"),
     differs("num_processes", "ranks of all nodes: replicas x gpus, which may differ between groups", v.positive, fact="processes"),
     differs("distributed_type", "DeepSpeed ZeRO, whatever it was before: MULTI_GPU is stage 0", fact="distributed_type"),

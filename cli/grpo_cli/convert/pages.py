@@ -26,7 +26,8 @@ def _section(table: Table) -> Iterator[str]:
     taken = [row for row in rows if row.kind in (Kind.SAME, Kind.DIFFERENT)]
     left = [row for row in rows if row.kind is Kind.LEFT]
     idle = [row for row in rows if row.kind is Kind.NOT_NEEDED]
-    yield from ("", f"## {table.format}", "", "| option | field | |", "|---|---|---|")
+    yield from ("", f"## {table.format}", "", f"Defaults are those of release {table.release}; names of older ones are read, too.")
+    yield from ("", "| option | field | |", "|---|---|---|")
     yield from (f"| {names} | {f'`{row.field}`' if row.field else ''} | {_note(row)} |" for names, row in _together(taken))
     yield from ("", "Not taken over, unless the value is one in brackets:", "", "| option | why, and what to do |", "|---|---|")
     yield from (f"| {names}{_harmless(row)} | {_note(row)} |" for names, row in _together(left))

@@ -117,19 +117,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All options of one format, by name."""
+    """All options of one format, by name. Defaults are those of `release`; names of others are read, too."""
 
     format: str
+    release: str
     rows: dict[str, Row]
 
     @classmethod
-    def of(cls, name: str, *parts: Iterable[Row]) -> Table:
+    def of(cls, name: str, release: str, *parts: Iterable[Row]) -> Table:
         """A table of `parts`; a name stands in one of them alone."""
         rows: dict[str, Row] = {}
         for row in (row for part in parts for row in part):
             assert row.name not in rows, f"{name}: two rows for {row.name}"
             rows[row.name] = row
-        return cls(name, rows)
+        return cls(name, release, rows)
 
 
 def same(names: str, to: str, convert: Callable[[Any], Any] = as_is, *, default: Any = UNSET, note: str = "") -> list[Row]:

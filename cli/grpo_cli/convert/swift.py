@@ -67,8 +67,8 @@ OWN: list[Row] = [
     *same("beta", "training.beta", v.number, default=0.04),
     *same("loss_type", "training.lossType", v.loss_type, default="grpo"),
     *same("temperature", "training.temperature", v.number, default=0.9),
-    *same("top_p", "training.topP", v.number, default=0.9),
-    *same("top_k", "training.topK", v.integer, default=50),
+    *same("top_p", "training.topP", v.number),
+    *same("top_k", "training.topK", v.top_k),
     *left("stop_words", "completions end at the tokenizer's end of sequence", "[]"),
     *same("overlong_filter", "training.maskTruncatedCompletions", v.boolean),
     *left("dynamic_sample", "groups of equal rewards are left out of training, and not sampled anew (docs/training.md)", False),
@@ -143,4 +143,4 @@ _own = {row.name for row in OWN}
 _shared = [trl.BATCH, trl.OPTIMIZER, trl.LOSS, trl.GENERATION, trl.SAVING, trl.DATA]
 _inherited = [row for part in _shared for row in part if row.name not in _own and not row.name.startswith("dataset_")]
 
-SWIFT = Table.of("ms-swift", OWN, ROLLOUT, ENVIRONMENT, _inherited)
+SWIFT = Table.of("ms-swift", "4.5.2", OWN, ROLLOUT, ENVIRONMENT, _inherited)

@@ -159,7 +159,7 @@ LOSS: list[Row] = [
 GENERATION: list[Row] = [
     *same("temperature", "training.temperature", v.number),
     *same("top_p", "training.topP", v.number),
-    *same("top_k", "training.topK", v.integer),
+    *same("top_k", "training.topK", v.top_k),
     *left("min_p", "sampling has topP and topK", 0),
     *left("repetition_penalty", "a penalty would part the samples from the policy that is trained: leave it out", 1.0),
     *left("generation_kwargs", "sampling has temperature, topP and topK", "{}"),
@@ -225,4 +225,4 @@ OLDER: list[Row] = [
     *left("dataset_prompt_column", "rows need the column prompt: rename it in a function (dataset.preprocess, docs/datasets.md)", "prompt"),
 ]
 
-TRL = Table.of("trl", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER)
+TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER)

@@ -46,6 +46,11 @@ def integer(value: Any) -> int:
     return int(given)
 
 
+def top_k(value: Any) -> int:
+    """Tokens to sample from: 0 is the whole vocabulary here, and -1 elsewhere."""
+    return max(0, integer(value))
+
+
 def positive(value: Any) -> int:
     """A whole number of at least 1."""
     if (given := integer(value)) < 1:

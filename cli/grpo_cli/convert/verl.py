@@ -24,10 +24,6 @@ def _under(section: str, names: str) -> str:
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
-def _top_k(value: object) -> int:
-    return max(0, v.integer(value))
-
-
 DATA: list[Row] = [
     *differs("data.train_files", "dataset.path, which must be there in the container; " + _COLUMNS, v.names, fact="verl_files"),
     *not_needed(_under("data", "val_files val_batch_size validation_shuffle"), _EVAL),
@@ -130,7 +126,7 @@ ROLLOUT: list[Row] = [
     *same(f"{_ROLLOUT}.n", "training.numGenerations", v.positive),
     *same(f"{_ROLLOUT}.temperature", "training.temperature", v.number),
     *same(f"{_ROLLOUT}.top_p", "training.topP", v.number),
-    *same(f"{_ROLLOUT}.top_k", "training.topK", _top_k),
+    *same(f"{_ROLLOUT}.top_k", "training.topK", v.top_k),
     *same(f"{_ROLLOUT}.tensor_model_parallel_size", "generation.tensorParallel", v.integer, default=2),
     *same(f"{_ROLLOUT}.gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share, default=0.5),
     *same(f"{_ROLLOUT}.max_model_len", "generation.maxModelLen", v.integer),
@@ -207,4 +203,4 @@ REST: list[Row] = [
     *not_needed("CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR", "the operator gives every rank its place"),
 ]
 
-VERL = Table.of("verl", DATA, ACTOR, ROLLOUT, REST)
+VERL = Table.of("verl", "0.7.0", DATA, ACTOR, ROLLOUT, REST)
