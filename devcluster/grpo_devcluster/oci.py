@@ -60,6 +60,7 @@ def write_archive(target: Path, name: str, layer_tar: Path, config: ImageConfig)
             "WorkingDir": config.directory,
         },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created_by": "grpo_devcluster"}],  # one a layer, or buildah refuses a stage built on a stage built on this image
     }
     config_bytes = json.dumps(image).encode()
     vendor = "application/vnd.oci.image"
