@@ -6,7 +6,7 @@ out=$1
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}workload:operator:cli:tests/trainer VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 failed=0
 sync() {
-  timeout 200 python3 benchmarks/weight_sync.py "$@" >>"$out/weight_sync.jsonl" 2>"$out/last.err" || {
+  timeout 240 python3 benchmarks/weight_sync.py "$@" >>"$out/weight_sync.jsonl" 2>"$out/last.err" || {
     echo "FAILED: $*"
     tail -60 "$out/last.err"
     failed=1

@@ -4,6 +4,7 @@
 
 Three ranks and one vLLM server on four GPUs, a random Qwen2 of SIZE billion parameters, adapters on all linear layers. What is timed is the
 call by which each trainer brings its engine up to date, on every rank; extra memory is PyTorch's peak within it less what was there before.
+A line has what happened as `error` where the ranks did not get through. Ours runs on CPUs, too, with --device cpu --size tiny.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
-from models import make_model
-from runs import start_trl_server
+from models import SHAPES, make_model
+from processes import ended_with
+from runs import LOG_CHARS, JobError, append, start_trl_server, versions
 
 RANKS, STEPS, NEW_TOKENS, CONTEXT, CACHE = 3, 5, 32, 512, 2**30
 LORA = {"r": 16, "alpha": 32}
@@ -31,49 +32,50 @@ PORT = 18100
 
 @click.command()
 @click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
-@click.option("--size", default="7", show_default=True)
+@click.option("--size", type=click.Choice(list(SHAPES)), default="7", show_default=True)
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--timeout", default=400, show_default=True, help="Seconds that engine and ranks may take in all.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("lora_sync.jsonl"), show_default=True)
 @click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model, which is made where it is not there yet.")
 @click.option("--rank", type=int, hidden=True)
 @click.option("--folder", type=click.Path(path_type=Path), hidden=True)
-def main(side: str, size: str, output: Path, model: Path | None, rank: int | None, folder: Path | None) -> None:
+def main(side: str, size: str, device: str, timeout: int, output: Path, model: Path | None, rank: int | None, folder: Path | None) -> None:
     """Run one side and append a line."""
+    if side == "trl" and device == "cpu":
+        raise click.UsageError("TRL pushes weights by NCCL, which needs GPUs: only --side ours goes with --device cpu")
     if rank is not None:
         assert folder is not None
         assert model is not None
-        (_ours_rank if side == "ours" else _trl_rank)(folder, model)
-        return
+        sys.exit(_ours_rank(folder, device) if side == "ours" else _trl_rank(folder, model))
+    line: dict[str, Any] = {"side": side, "size": size, "device": device, "ranks": RANKS, "lora": LORA}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
         folder = Path(scratch)
-        model = model or folder / "model"
-        if not model.exists():
-            _make(model, size)
-        engine, settings = (_ours_engine if side == "ours" else _trl_engine)(folder, model)
+        model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096)
+        failure = None
         try:
-            _run_ranks(side, folder, model, settings)
-        finally:
-            engine.terminate()
-        rows = [json.loads(line) for path in sorted(folder.glob("syncs-*.jsonl")) for line in path.read_text().splitlines()]
-    seconds = [row["seconds"] for row in rows if row["rank"] == 0]
-    line: dict[str, Any] = {"side": side, "size": size, "ranks": RANKS, "lora": LORA, "median": round(statistics.median(seconds[1:]), 3)}
-    line |= {"extra_gib": round(max(row["extra_gib"] for row in rows if row["number"]), 2), "syncs": rows}
-    line["versions"] = {name: version(name) for name in ("torch", "transformers", "deepspeed", "trl", "peft", "vllm")}
-    line["command"] = f"python benchmarks/lora_sync.py --side {side} --size {size}"
-    with output.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+            with ended_with():
+                settings = _ours_engine(folder, model, device) if side == "ours" else _trl_engine(folder, model)
+                _run_ranks(["--side", side, "--device", device, "--folder", str(folder), "--model", str(model)], folder, settings, timeout)
+            line |= _summary(folder)
+        except JobError as error:
+            failure = error
+            line |= {"error": error.reason}
+    line |= {"versions": versions("torch", "transformers", "deepspeed", "trl", "peft", "vllm")}
+    line |= {"command": f"python benchmarks/lora_sync.py --side {side} --size {size} --device {device}"}
+    append(output, line)
+    if failure is not None:
+        sys.exit(f"FAILED {side}\n{failure}")
     print(side, line["median"], "s", line["extra_gib"], "GiB", flush=True)  # noqa: T201
 
 
-def _make(model: Path, size: str) -> None:
-    from transformers import Qwen2Config
-
-    make_model(model, size, "cuda", config_class=Qwen2Config, max_length=4096)
-    import torch
-
-    torch.cuda.empty_cache()
+def _summary(folder: Path) -> dict[str, Any]:
+    rows = [json.loads(line) for path in sorted(folder.glob("syncs-*.jsonl")) for line in path.read_text().splitlines()]
+    seconds = [row["seconds"] for row in rows if row["rank"] == 0]
+    extra = round(max(row["extra_gib"] for row in rows if row["number"]), 2)
+    return {"median": round(statistics.median(seconds[1:]), 3), "extra_gib": extra, "syncs": rows}
 
 
-def _run_ranks(side: str, folder: Path, model: Path, settings: dict[str, str]) -> None:
+def _run_ranks(arguments: list[str], folder: Path, settings: dict[str, str], timeout: int) -> None:
     ranks = []
     for rank in range(RANKS):
         environ = os.environ | settings | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
@@ -83,15 +85,17 @@ def _run_ranks(side: str, folder: Path, model: Path, settings: dict[str, str]) -
             "MASTER_PORT": str(PORT + 5),
             "CUDA_VISIBLE_DEVICES": "0,1,2",
         }
-        command = [sys.executable, __file__, "--side", side, "--rank", str(rank), "--folder", str(folder), "--model", str(model)]
         with (folder / f"rank-{rank}.log").open("w") as log:
-            ranks.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+            ranks.append(subprocess.Popen([sys.executable, __file__, *arguments, "--rank", str(rank)], env=environ, stdout=log, stderr=log))
+    deadline = time.monotonic() + timeout
     while (codes := [one.poll() for one in ranks]).count(0) < RANKS:
-        if any(codes):
-            for one in ranks:
-                one.kill()
-            logs = "\n".join(path.read_text()[-2500:] for path in sorted(folder.glob("*.log")))
-            sys.exit(f"{side}: a rank failed\n{logs}")
+        late = time.monotonic() > deadline
+        if late or any(codes):
+            logs = [f"--- {path.name}\n{path.read_text()[-LOG_CHARS:]}" for path in sorted(folder.glob("*.log"))]
+            failed = next((rank for rank, code in enumerate(codes) if code), 0)
+            last = (folder / f"rank-{failed}.log").read_text().rstrip().splitlines()[-1:]
+            what = f"not done after {timeout} s" if late else f"rank {failed} ended with {codes[failed]}"
+            raise JobError(f"{what}; the last line of rank {failed} is: {''.join(last)}", "\n".join(logs))
         time.sleep(0.5)
 
 
@@ -100,18 +104,22 @@ def _metered(sync: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     import torch
 
     path = folder / f"syncs-{os.environ['RANK']}.jsonl"
+    on_gpu = torch.cuda.is_available()
     calls = 0
 
     def call(*args: Any, **options: Any) -> Any:
         nonlocal calls
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = 0
+        if on_gpu:
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         result = sync(*args, **options)
-        torch.cuda.synchronize()
+        if on_gpu:
+            torch.cuda.synchronize()
         row = {"rank": int(os.environ["RANK"]), "number": calls, "seconds": round(time.perf_counter() - start, 4)}
-        row["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+        row["extra_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 3) if on_gpu else 0
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         calls += 1
@@ -120,13 +128,14 @@ def _metered(sync: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return call
 
 
-def _ours_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+def _ours_engine(folder: Path, model: Path, device: str) -> dict[str, str]:
+    """Start it; the variables that ranks find it by."""
     from grpo_cli.local import local_contract
     from grpo_operator.api import parse_spec
     from grpo_operator.topology import Job, plan_topology
 
     spec = {
-        "device": {"type": "cuda"},
+        "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "stopped", "stopped": {}}],
@@ -153,20 +162,20 @@ def _ours_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], di
     (folder / "engine").mkdir()
     environ = os.environ | common | own | {"POD_NAME": engine.pod, "POD_UID": engine.pod}
     with (folder / "engine.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "grpo_workload.engine_process"], env=environ, stdout=log, stderr=log)
-    return process, common | {"GRPO_STATE_DIR": str(folder), "POD_NAME": contract.members[0].pod, "POD_UID": "u"}
+        subprocess.Popen([sys.executable, "-m", "grpo_workload.engine_process"], env=environ, stdout=log, stderr=log)
+    return common | {"GRPO_STATE_DIR": str(folder), "POD_NAME": contract.members[0].pod, "POD_UID": "u"}
 
 
-def _ours_rank(folder: Path, _: Path) -> None:
+def _ours_rank(folder: Path, device: str) -> int:
     from grpo_workload import environment
     from grpo_workload.contract import Device
 
-    environment.prepare(Device.CUDA, os.environ)
+    environment.prepare(Device(device), os.environ)
     from grpo_workload import train
     from grpo_workload.generation.server import ServerGenerator
 
     ServerGenerator.sync_weights = _metered_method(ServerGenerator.sync_weights, folder)  # type: ignore[method-assign]
-    sys.exit(train.main())
+    return train.main()
 
 
 def _metered_method(method: Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -174,12 +183,12 @@ def _metered_method(method: Callable[..., Any], folder: Path) -> Callable[..., A
     return lambda self, *args, **options: metered(self, *args, **options)
 
 
-def _trl_engine(folder: Path, model: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
-    log = folder / "engine.log"
-    return start_trl_server(str(model), port=PORT, context=CONTEXT, cache_bytes=CACHE, device="3", log=log), {}
+def _trl_engine(folder: Path, model: Path) -> dict[str, str]:
+    start_trl_server(str(model), port=PORT, context=CONTEXT, cache_bytes=CACHE, device="3", log=folder / "engine.log")
+    return {}
 
 
-def _trl_rank(folder: Path, model: Path) -> None:
+def _trl_rank(folder: Path, model: Path) -> NoReturn:
     from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer

@@ -14,13 +14,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import memory_peak
 import numpy as np
 import torch
+from runs import versions
 
 NUM_PROMPTS, NUM_GENERATIONS, PROMPT_TOKENS = 8, 8, 256
 LOOK_SECONDS = 0.02
@@ -179,7 +179,7 @@ class Meter:
             "memory_gib_by_step": self._memory.used_gib,
             "allocated_gib_by_step": self._memory.allocated_gib,
             "cached_gib_by_step": self._memory.cached_gib,
-            "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed", "trl")} | vllm_version(),
+            "versions": versions("torch", "transformers", "accelerate", "deepspeed", "trl", "vllm"),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         }
 
@@ -231,13 +231,6 @@ class Memory:
     def _see(self) -> None:
         free, total = torch.cuda.mem_get_info()
         self.used_gib[-1] = max(self.used_gib[-1], round((total - free) / GIB, 2))
-
-
-def vllm_version() -> dict[str, str]:
-    """Of the engine, which is another distribution on CPUs."""
-    import vllm
-
-    return {"vllm": vllm.__version__}
 
 
 def now() -> float:

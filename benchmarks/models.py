@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+
+import click
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
     "tiny": (64, 128, 2, 2, 2),
@@ -14,16 +17,34 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qw
 VOCABULARY = 151_936
 
 
-def make_model(folder: Path, size: str, device: str, *, config_class: Any = None, max_length: int = 2048) -> Path:
-    """Write a random model of `size`, in bfloat16, with the tiny byte tokenizer: a Llama unless `config_class` says otherwise."""
+def make_model(folder: Path, size: str, device: str, *, kind: str = "llama", max_length: int = 2048) -> Path:
+    """Write a random model of `size`, in bfloat16, with the tiny byte tokenizer, unless `folder` is there; `kind` is llama or qwen2.
+
+    In a process of its own, whose end gives the device's memory back.
+    """
+    if not folder.exists():
+        command = [sys.executable, __file__, str(folder), "--size", size, "--device", device, "--kind", kind]
+        subprocess.run([*command, "--max-length", str(max_length)], check=True)
+    return folder
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--size", type=click.Choice(list(SHAPES)), required=True)
+@click.option("--device", required=True)
+@click.option("--kind", type=click.Choice(["llama", "qwen2"]), required=True)
+@click.option("--max-length", type=int, required=True)
+def main(folder: Path, size: str, device: str, kind: str, max_length: int) -> None:
+    """Make the model in this process."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from grpo_workload.tiny import make_tiny_tokenizer
 
     hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
     tokenizer = make_tiny_tokenizer()
-    config = (config_class or LlamaConfig)(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=VOCABULARY if size != "tiny" else 512,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -43,4 +64,7 @@ def make_model(folder: Path, size: str, device: str, *, config_class: Any = None
     torch.set_default_dtype(before)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+
+
+if __name__ == "__main__":
+    main()

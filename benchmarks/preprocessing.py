@@ -14,12 +14,11 @@ import os
 import statistics
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
-from runs import run_job
+from runs import run_job, versions
 
 PROMPTS, GENERATIONS, WARM = 8, 4, 3
 MODULE = """
@@ -72,7 +71,7 @@ def main(row_seconds: float, workers: tuple[int, ...], steps: int) -> None:
                 "waits": waits,
                 "step_times": [step["step_time"] for step in metrics],
                 "cores": os.cpu_count(),
-                "versions": {name: version(name) for name in ("torch", "transformers", "datasets")},
+                "versions": versions("torch", "transformers", "datasets"),
                 "command": " ".join(["python", "benchmarks/preprocessing.py", *sys.argv[1:]]),
             }
             click.echo(json.dumps(result))

@@ -19,12 +19,11 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
-from runs import JobError, run_job, start_trl_server
+from runs import JobError, append, run_job, start_trl_server, versions
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROMPTS, GENERATIONS, NEW_TOKENS, CONTEXT, RATE, STOPPED = 6, 8, 16, 256, 2e-5, 0.15
@@ -73,10 +72,9 @@ def run(side: str, topology: str, seed: int, steps: int, gpus: str, output: Path
         curve = train(Path(scratch), topology, seed, steps, gpus)
     line = {"side": side, "topology": topology, "seed": seed, "accuracy": curve["accuracy"], "reward": curve["reward"]}
     line |= {"final_accuracy": round(statistics.mean(curve["accuracy"][-LAST:]), 4), "learning_rate": RATE}
-    line["versions"] = {name: version(name) for name in ("torch", "transformers", "deepspeed", "trl", "vllm")}
+    line["versions"] = versions("torch", "transformers", "deepspeed", "trl", "vllm")
     line["command"] = " ".join(["python benchmarks/reward_parity.py", *sys.argv[1:-2]])
-    with output.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append(output, line)
     print(side, topology, seed, line["final_accuracy"], flush=True)  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks of whole jobs share: one run by `grpo run`, and the vLLM server that TRL's trainer wants beside it."""
+"""What benchmarks of whole jobs share: one run by `grpo run`, the lines of their results, and the vLLM server of TRL's trainer."""
 
 from __future__ import annotations
 
@@ -6,35 +6,77 @@ import json
 import os
 import subprocess
 import sys
+import time
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import yaml
+from processes import ended_with
 
 LOG_CHARS = 3000  # of each log, where a job fails
+HERE = Path(__file__).parent
 
 
 class JobError(Exception):
-    """A job did not end as it should; the text has the ends of its logs."""
+    """A job did not take its steps. `reason` is a few lines; the text has the ends of its logs, too."""
+
+    def __init__(self, reason: str, logs: str) -> None:
+        super().__init__(f"{logs}\n{reason}")
+        self.reason = reason
 
 
-def run_job(folder: Path, spec: dict[str, Any], steps: int) -> list[dict[str, Any]]:
-    """Run a GRPOJob below `folder` and return the metrics of its `steps` steps. Raises JobError."""
-    manifest = folder / "job.yaml"
+def run_job(folder: Path, spec: dict[str, Any], steps: int, *, seconds: float = 600) -> list[dict[str, Any]]:
+    """The metrics of the first `steps` steps of a GRPOJob, run below `folder` with this folder's modules for its rewards.
+
+    Nobody waits for what comes after: the checkpoint of the last step has 16 bytes for each parameter. No process is left.
+    Raises JobError where the job ends before, or takes longer than `seconds`.
+    """
+    manifest, output = folder / "job.yaml", folder / "grpo.log"
     head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
     manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
     command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    files = folder.glob("run/*/data/*/*/*/metrics.jsonl")
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    if done.returncode or len(rows) != steps:
-        logs = [f"--- {log}\n{log.read_text()[-LOG_CHARS:]}" for log in folder.glob("run/*/pods/*/*.log")]
-        raise JobError("\n".join([*logs, f"the job ended with {done.returncode} after {len(rows)} steps"]))
-    return rows
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))}
+    deadline = time.monotonic() + seconds
+    with ended_with(), output.open("w") as log:
+        job = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        while len(rows := _metrics(folder)) < steps:
+            if time.monotonic() > deadline:
+                raise _error(folder, f"{len(rows)} of {steps} steps after {seconds:.0f} s")
+            try:
+                code = job.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            if len(rows := _metrics(folder)) < steps:
+                raise _error(folder, f"the job ended with {code} after {len(rows)} of {steps} steps")
+    return rows[:steps]
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (line for file in folder.glob("run/*/data/*/*/*/metrics.jsonl") for line in file.read_text().splitlines(keepends=True))
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _error(folder: Path, what: str) -> JobError:
+    told = (folder / "grpo.log").read_text().rstrip()[-LOG_CHARS:]  # its last lines name the pod that failed, and why
+    logs = [f"--- {log}\n{log.read_text()[-LOG_CHARS:]}" for log in folder.glob("run/*/pods/*/*.log")]
+    return JobError(f"{what}; grpo run: {told}", "\n".join(logs))
+
+
+def append(output: Path, line: dict[str, Any]) -> None:
+    """Add a result to a file, which has it when this returns."""
+    with output.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of the distributions that provide these packages: vLLM's is another one on CPUs."""
+    providers = packages_distributions()
+    return {package: version(providers[package][0]) for package in packages}
 
 
 def start_trl_server(model: str, *, port: int, context: int, cache_bytes: int, device: str, log: Path, share: float = 0.9) -> Any:
-    """The process of a server as `trl vllm-serve` starts it, but for the size of the cache, in a session of its own."""
+    """The process of a server as `trl vllm-serve` starts it, but for the size of the cache."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--max-model-len", str(context), "--enforce-eager", "--kv-cache-memory-bytes", str(cache_bytes)]
     command += ["--gpu-memory-utilization", str(share), "--weight-transfer-config", '{"backend": "nccl"}']

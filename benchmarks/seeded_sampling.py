@@ -12,11 +12,11 @@ import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import click
-from weight_sync import make_model
+from models import make_model
+from runs import versions
 
 
 @click.command()
@@ -30,8 +30,8 @@ def main(size: str, sequences: int, tokens: int, rounds: int, device: str) -> No
     from vllm import LLM, SamplingParams, TokensPrompt
 
     with tempfile.TemporaryDirectory() as scratch:
-        make_model(Path(scratch), size, device)
-        llm = LLM(model=scratch, dtype="bfloat16", max_model_len=1024, gpu_memory_utilization=0.4, logprobs_mode="processed_logprobs")
+        model = make_model(Path(scratch) / "model", size, device)
+        llm = LLM(model=str(model), dtype="bfloat16", max_model_len=1024, gpu_memory_utilization=0.4, logprobs_mode="processed_logprobs")
         prompts = [TokensPrompt(prompt_token_ids=[5 + index % 200] * 128) for index in range(sequences // 8)]
 
         def seconds(seeded: bool) -> float:
@@ -54,7 +54,7 @@ def main(size: str, sequences: int, tokens: int, rounds: int, device: str) -> No
         "tokens_per_second": rates,
         "ratio": rates["seeded"] / rates["plain"],
         "seconds": taken,
-        "versions": {name: version(name) for name in ("torch", "vllm", "transformers")},
+        "versions": versions("torch", "vllm", "transformers"),
         "command": " ".join(["python", "benchmarks/seeded_sampling.py", *sys.argv[1:]]),
     }
     print(json.dumps(result))  # noqa: T201

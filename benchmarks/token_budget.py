@@ -12,14 +12,16 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from metered import GIB, PROMPT_TOKENS
+from models import make_model
+from runs import append, versions
 
 LORA = {"r": 16, "alpha": 32}
 WORDS = 256  # tokens are drawn from; what they say does not matter
@@ -46,47 +48,46 @@ def main(
 ) -> None:
     """Find the largest micro-batch and append a line."""
     import torch
-    from models import make_model
-    from transformers import Qwen2Config
 
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     drawn = np.random.default_rng(0).lognormal(6.0, 0.8, 4096).clip(64, 2048).astype(int).tolist()
     completions = [512] * 4096 if lengths == "equal" else drawn
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        model = model or Path(scratch) / "model"
-        if not model.exists():
-            make_model(model, size, device, config_class=Qwen2Config, max_length=4096)
-        if device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.get_device_properties(0).total_memory)
-        micro = _ours(model, device, liger, offload) if side == "ours" else _trl(model, device, liger)
-        micro(completions[:1])  # what is allocated once
-        best = search(micro, completions, 2 if device == "cpu" else 4096)
-    while not _does_fit(micro, completions[:best]):  # the allocator's luck: what fitted once must fit again
-        best -= max(1, best // 50)
-    seconds = timed(micro, completions[:best])
-    tokens = sum(PROMPT_TOKENS + one for one in completions[:best])
-    line: dict[str, Any] = {
-        "side": side,
-        "lengths": lengths,
-        "sequences": best,
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / seconds),
-    }
-    line |= {"size": size, "lora": LORA, "cap_gib": cap, "liger": liger, "offload": offload}
-    line["versions"] = {name: version(name) for name in ("torch", "transformers", "deepspeed", "trl", "peft")}
+    line: dict[str, Any] = {"side": side, "lengths": lengths, "size": size, "lora": LORA, "cap_gib": cap}
+    line |= {"liger": liger, "offload": offload}
+    line["versions"] = versions("torch", "transformers", "deepspeed", "trl", "peft")
     line["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     line["command"] = " ".join(["python benchmarks/token_budget.py", *sys.argv[1:]])
-    if profile:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        model = make_model(model or Path(scratch) / "model", size, device, kind="qwen2", max_length=4096)
+        if device == "cuda":
+            torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.get_device_properties(0).total_memory)
+        try:
+            micro = _ours(model, device, liger, offload) if side == "ours" else _trl(model, device, liger)
+            micro(completions[:1])  # what is allocated once
+            line |= largest_batch(micro, completions, 2 if device == "cpu" else 4096)
+        except Exception as error:  # whatever it is, the line tells
+            line["error"] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    append(output, line)
+    print(json.dumps(line), flush=True)  # noqa: T201
+    if profile and "error" not in line:
         import memory_peak
 
         before = memory_peak.start()
-        micro(completions[:best])
-        print(memory_peak.table(before))  # noqa: T201
-    with output.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(json.dumps(line), flush=True)  # noqa: T201
-    os._exit(0)  # process groups and engines of libraries would wait for one another
+        micro(completions[: line["sequences"]])
+        print(memory_peak.table(before), flush=True)  # noqa: T201
+    os._exit("error" in line)  # process groups and engines of libraries would wait for one another
+
+
+def largest_batch(micro: Micro, completions: list[int], largest: int) -> dict[str, int]:
+    """The largest number of sequences that fits, at most `largest`, its tokens, and those a second in the faster of two runs."""
+    best = search(micro, completions, largest)
+    while len(seconds := attempts(micro, completions[:best], 2)) < 2:  # the allocator's luck: what fitted once must fit again
+        if best == 1:
+            raise RuntimeError("not even one sequence fits again")
+        best -= max(1, best // 50)
+    tokens = sum(PROMPT_TOKENS + one for one in completions[:best])
+    return {"sequences": best, "tokens": tokens, "tokens_per_second": round(tokens / min(seconds))}
 
 
 def search(micro: Micro, completions: list[int], largest: int) -> int:
@@ -94,7 +95,7 @@ def search(micro: Micro, completions: list[int], largest: int) -> int:
     fits, fails = 1, largest + 1
     number = min(64, largest)
     while fails - fits > max(1, 0.05 * fits):
-        if _does_fit(micro, completions[:number]):
+        if attempts(micro, completions[:number], 1):
             fits = number
             number = min(2 * fits, (fits + fails) // 2) if fails > largest else (fits + fails) // 2
         else:
@@ -104,33 +105,25 @@ def search(micro: Micro, completions: list[int], largest: int) -> int:
     return fits
 
 
-def timed(micro: Micro, completions: list[int]) -> float:
-    """Seconds of the fastest of two."""
-    from metered import now
-
-    seconds = []
-    for _ in range(2):
-        start = now()
-        micro(completions)
-        seconds.append(now() - start)
-    return min(seconds)
-
-
-def _does_fit(micro: Micro, completions: list[int]) -> bool:
+def attempts(micro: Micro, completions: list[int], times: int) -> list[float]:
+    """Seconds of a micro-batch, run `times` times, or as often as memory allows. The allocator keeps nothing of what was before."""
     import gc
 
     import torch
+    from metered import now
 
-    try:
-        micro(completions)
-    except torch.OutOfMemoryError:
-        fits = False
-    else:
-        fits = True
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return fits
+    seconds: list[float] = []
+    try:
+        while len(seconds) < times:
+            start = now()
+            micro(completions)
+            seconds.append(now() - start)
+    except torch.OutOfMemoryError:
+        return seconds
+    return seconds
 
 
 def _ours(model: Path, device: str, liger: bool, offload: bool) -> Micro:

@@ -1,9 +1,13 @@
 """Tokens per second of whole steps in every way to share the same GPUs: Colocate with tensor parallel 1, 2, 4, and Server; by `grpo run`.
 
-    python benchmarks/topologies.py --gpus 4 --size 1.5 --shape colocate:1 --shape colocate:2 --shape server:3+1 --output topologies.jsonl
+    python benchmarks/topologies.py --gpus 4 --shape colocate:1 --shape colocate:2 --shape colocate:4 --shape server:3+1 --output out.jsonl
+    python benchmarks/topologies.py --device cpu --size tiny --gpus 3 --shape colocate:1 --shape server:2+1 --output out.jsonl
+    python benchmarks/topologies.py --summary out.jsonl
 
 64 completions a step of at most 512 tokens each, random weights, so that nearly all reach it; ZeRO-2, gradient checkpointing, sleep level
-2. Tokens are those of completions; a step lasts from the end of one to the end of the next. The median leaves the first steps out.
+2. Tokens are those of completions: of a whole step, by the seconds in which the slowest rank generates, and by those of training. A step
+lasts from its prompts to its metrics; the medians leave the first ones out. A line is in the file as soon as its job has ended, with
+what happened as `error` where the job did not take its steps.
 """
 
 from __future__ import annotations
@@ -11,84 +15,168 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from models import make_model
-from runs import JobError, run_job
+from models import SHAPES, make_model
+from runs import JobError, append, run_job, versions
 
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64]}
-WARMUP, PROMPTS, GENERATIONS, NEW_TOKENS = 2, 8, 8, 512
+WARMUP = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a step has to do, and what an engine gets for it."""
+
+    prompts: int
+    generations: int
+    new_tokens: int
+    engine: dict[str, Any]  # of `generation`, whatever the topology
+    share: bool  # whether engines take a share of their device, by topology
+
+
+LOADS = {
+    "cuda": Load(
+        prompts=8, generations=8, new_tokens=512, engine={"engineArgs": {"max_num_seqs": 64, "compilation_config": GRAPHS}}, share=True
+    ),
+    "cpu": Load(
+        prompts=4, generations=4, new_tokens=32, engine={"engineArgs": {"enforce_eager": True}, "kvCacheMemory": "64Mi"}, share=False
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One way to share the GPUs."""
+
+    name: str
+    ranks: int
+    engines: int = 0  # on GPUs of their own
+    tensor_parallel: int = 1
+
+    @classmethod
+    def parse(cls, name: str, gpus: int) -> Shape:
+        """colocate:TENSOR_PARALLEL or server:RANKS+ENGINES, for so many GPUs. UsageError where it is neither, or does not fit."""
+        kind, _, numbers = name.partition(":")
+        parts = [int(part) for part in numbers.split("+") if part.isdigit() and int(part)]
+        if kind == "colocate" and len(parts) == 1 and gpus % parts[0] == 0:
+            return cls(name=name, ranks=gpus, tensor_parallel=parts[0])
+        if kind == "server" and len(parts) == 2 and sum(parts) == gpus:
+            return cls(name=name, ranks=parts[0], engines=parts[1])
+        raise click.UsageError(f"--shape {name}: use colocate:N, where N divides {gpus}, or server:RANKS+ENGINES of {gpus} together")
 
 
 @click.command()
 @click.option("--gpus", default=4, show_default=True)
-@click.option("--size", default="1.5", show_default=True)
-@click.option("--shape", "shapes", multiple=True, required=True, help="colocate:TENSOR_PARALLEL or server:RANKS+ENGINES.")
-@click.option("--steps", default=6, show_default=True)
+@click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True)
+@click.option("--device", type=click.Choice(list(LOADS)), default="cuda", show_default=True)
+@click.option("--shape", "names", multiple=True, help="colocate:TENSOR_PARALLEL or server:RANKS+ENGINES.")
+@click.option("--steps", type=click.IntRange(min=WARMUP + 1), default=6, show_default=True)
+@click.option("--timeout", default=240, show_default=True, help="Seconds that a job may take in all.")
 @click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model, which is made where it is not there yet.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("topologies.jsonl"), show_default=True)
-def main(gpus: int, size: str, shapes: tuple[str, ...], steps: int, model: Path | None, output: Path) -> None:
+@click.option("--summary", type=click.Path(exists=True, path_type=Path), help="Print a file of results as a table, and end.")
+def main(
+    gpus: int,
+    size: str,
+    device: str,
+    names: tuple[str, ...],
+    steps: int,
+    timeout: int,
+    model: Path | None,
+    output: Path,
+    summary: Path | None,
+) -> None:
     """Run jobs one after the other and append a line for each."""
+    if summary is not None:
+        print(as_table([json.loads(line) for line in summary.read_text().splitlines()]))  # noqa: T201
+        return
+    if not names:
+        raise click.UsageError("one of --shape and --summary is needed")
+    shapes = [Shape.parse(name, gpus) for name in names]
+    failed = 0
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        model = model or Path(scratch) / "model"
-        if not model.exists():
-            from transformers import Qwen2Config
-
-            make_model(model, size, "cuda", config_class=Qwen2Config, max_length=4096)
+        model = make_model(model or Path(scratch) / "model", size, device, kind="qwen2", max_length=4096).resolve()
         for shape in shapes:
-            folder = Path(scratch) / shape.replace(":", "-").replace("+", "-")
-            folder.mkdir()
-            try:
-                rows = run_job(folder, _spec(shape, gpus, model, steps), steps)
-            except JobError as error:
-                print(f"FAILED {shape}: {error}", flush=True)  # noqa: T201
-                continue
-            line = {"shape": shape, "gpus": gpus, "size": size, **_summary(rows[WARMUP:])}
-            line["versions"] = {name: version(name) for name in ("torch", "vllm", "deepspeed", "transformers")}
-            line["command"] = f"python benchmarks/topologies.py --gpus {gpus} --size {size} --shape {shape} --steps {steps}"
-            with output.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(shape, gpus, size, line["tokens_per_second"], line["median"], flush=True)  # noqa: T201
+            line: dict[str, Any] = {"shape": shape.name, "gpus": gpus, "size": size, "device": device}
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:  # a job's: its files go before the next one's come
+                try:
+                    line |= summarise(run_job(Path(folder), spec(shape, device, model, steps), steps, seconds=timeout))
+                except JobError as error:
+                    failed += 1
+                    line |= {"error": error.reason}
+                    print(f"FAILED {shape.name}\n{error}", file=sys.stderr, flush=True)  # noqa: T201
+            line["versions"] = versions("torch", "vllm", "deepspeed", "transformers")
+            options = {"gpus": gpus, "size": size, "device": device, "shape": shape.name, "steps": steps}
+            line["command"] = "python benchmarks/topologies.py " + " ".join(f"--{name} {value}" for name, value in options.items())
+            append(output, line)
+            print(as_table([line]), flush=True)  # noqa: T201
+    sys.exit(failed)
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    parts = ("time/generate", "time/gather", "time/train", "time/sync", "step_time")
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """All steps, and the medians of those that count."""
+    phases = [name for name in rows[0] if name.startswith("time/")]
+    kept = (*phases, "step_time", "ranks/generate_seconds/max", "tokens_per_second", "completions/mean_length")
+    steps = [{name: row[name] for name in kept} for row in rows]
+    counted = steps[WARMUP:]
+    tokens = [step["tokens_per_second"] * step["step_time"] for step in counted]
+
+    def speed(seconds: str) -> int:
+        return round(statistics.median(count / step[seconds] for count, step in zip(tokens, counted, strict=True)))
+
     return {
-        "tokens_per_second": round(statistics.median(row["tokens_per_second"] for row in rows)),
-        "median": {name: round(statistics.median(row[name] for row in rows), 3) for name in parts},
-        "steps": [{name: row[name] for name in (*parts, "tokens_per_second", "completions/mean_length")} for row in rows],
+        "tokens_per_second": {"step": speed("step_time"), "generate": speed("ranks/generate_seconds/max"), "train": speed("time/train")},
+        "median": {name: round(statistics.median(step[name] for step in counted), 3) for name in kept},
+        "warmup": WARMUP,
+        "steps": steps,
     }
 
 
-def _spec(shape: str, gpus: int, model: Path, steps: int) -> dict[str, Any]:
-    kind, _, numbers = shape.partition(":")
-    generation: dict[str, Any] = {"maxModelLen": 1024, "engineArgs": {"max_num_seqs": 64, "compilation_config": GRAPHS}}
-    ranks = gpus
-    if kind == "server":
-        ranks, engines = map(int, numbers.split("+"))
-        assert ranks + engines == gpus, shape
-        generation |= {"topology": "Server", "gpuMemoryUtilization": 0.6}
-        generation["server"] = {"groups": [{"name": f"e{number}", "gpus": 1} for number in range(engines)]}
+def as_table(lines: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each result, seconds by phase."""
+    phases = ("time/generate", "time/train", "time/sync", "step_time")
+    table = ["| GPUs | shape | tokens/s | generating | training | generate s | train s | sync s | step s |", "|" + " --- |" * 9]
+    for line in lines:
+        if error := line.get("error"):
+            table.append(f"| {line['gpus']} | {line['shape']} | failed: {error.splitlines()[0]} |" + " |" * 6)
+            continue
+        speeds = line["tokens_per_second"]
+        cells = [line["gpus"], line["shape"], *(f"{speeds[name]:,}" for name in ("step", "generate", "train"))]
+        cells += [f"{line['median'][name]:.2f}" for name in phases]
+        table.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(table)
+
+
+def spec(shape: Shape, device: str, model: Path, steps: int) -> dict[str, Any]:
+    """Of the job that runs a shape."""
+    load = LOADS[device]
+    generation: dict[str, Any] = {"maxModelLen": 1024, **load.engine}
+    if shape.engines:
+        groups = [{"name": f"e{number}", "gpus": 1} for number in range(shape.engines)]
+        generation |= {"topology": "Server", "server": {"groups": groups}} | ({"gpuMemoryUtilization": 0.6} if load.share else {})
     else:
-        generation |= {"topology": "Colocate", "tensorParallel": int(numbers), "gpuMemoryUtilization": 0.3}
+        generation |= {"topology": "Colocate", "tensorParallel": shape.tensor_parallel}
+        generation |= {"gpuMemoryUtilization": 0.3} if load.share else {}
     return {
-        "device": {"type": "cuda"},
+        "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "reward", "function": "metered:reward"}],  # which varies within a group
         "training": {
-            "promptsPerStep": PROMPTS,
-            "numGenerations": GENERATIONS,
+            "promptsPerStep": load.prompts,
+            "numGenerations": load.generations,
             "maxSteps": steps,
-            "maxCompletionLength": NEW_TOKENS,
+            "maxCompletionLength": load.new_tokens,
         },
         "parallelism": {"zeroStage": 2, "gradientCheckpointing": True},
         "generation": generation,
-        "trainer": {"groups": [{"name": "t", "gpus": ranks}]},
+        "trainer": {"groups": [{"name": "t", "gpus": shape.ranks}]},
         "storage": {"checkpointEverySteps": 1000},
         "rendezvous": {"timeoutSeconds": 300},
     }

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from models import make_model
+from processes import ended_with
 from trainer_rows import MICRO_BATCH, Row
 from trainer_table import as_table
 
@@ -63,11 +65,6 @@ def main(
     elif row is not None:
         assert model is not None
         measure(Row.parse(row, changes), model, output.resolve(), steps, size, device, profile)
-    elif model is not None:
-        from models import make_model
-        from transformers import Qwen2Config
-
-        make_model(model, size, device, config_class=Qwen2Config, max_length=4096)
     elif rows is not None:
         sys.exit(drive([Row.parse(name, changes).name for name in rows.split(",")], output, size, device, timeout))
     else:
@@ -79,14 +76,12 @@ def drive(rows: list[str], output: Path, size: str, device: str, timeout: int) -
     failed = 0
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        model = Path(scratch) / "model"
-        # Not in this process, which would hold memory of the device until it ends.
-        subprocess.run([sys.executable, sys.argv[0], "--model", str(model), "--size", size, "--device", device], check=True)
+        model = make_model(Path(scratch) / "model", size, device, kind="qwen2", max_length=4096)
         for row in rows:
             command = [sys.executable, *sys.argv, "--row", row, "--model", str(model)]
             allocator = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if "expandable" in row.split("-") else {}
             log = Path(scratch) / f"{row}.log"
-            with log.open("w") as file:
+            with ended_with(), log.open("w") as file:
                 try:
                     code = subprocess.run(
                         command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout, env=os.environ | allocator, check=False

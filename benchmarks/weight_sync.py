@@ -1,7 +1,8 @@
 """Seconds from an optimizer step to engines that sample with its weights, over NCCL, in a real job run by `grpo run`.
 
 The model is a random Llama of about SIZE billion parameters: its weights do not matter, their bytes do. Prints one JSON line with the
-settings, versions and every sync; `median` leaves out the first, in which NCCL connects.
+settings, versions and every sync, or what happened as `error` where the job did not take its steps; `median` leaves out the first, in
+which NCCL connects.
 
     python benchmarks/weight_sync.py --size 1.5 --topology Server --ranks 1 --engine-gpus 1 --zero-stage 2
 """
@@ -13,13 +14,12 @@ import os
 import statistics
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 from models import SHAPES, make_model
-from runs import JobError, run_job
+from runs import JobError, run_job, versions
 
 
 def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> dict[str, Any]:
@@ -58,29 +58,34 @@ def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: in
 @click.option("--ranks", default=1)
 @click.option("--engine-gpus", default=1)
 @click.option("--zero-stage", default=2)
-@click.option("--steps", default=6)
+@click.option("--steps", type=click.IntRange(min=2), default=6)
+@click.option("--timeout", default=180, help="Seconds that the job may take in all.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda")
-def main(size: str, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, device: str) -> None:
+def main(size: str, topology: str, ranks: int, engine_gpus: int, zero_stage: int, steps: int, timeout: int, device: str) -> None:
     """Run the job and print its sync times."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        folder = Path(scratch)
-        make_model(folder / "model", size, device)
-        try:
-            metrics = run_job(folder, job(folder / "model", topology, ranks, engine_gpus, zero_stage, steps, device), steps)
-        except JobError as error:
-            sys.exit(str(error))
-    syncs = [step["time/sync"] for step in metrics]
-    result = {
+    result: dict[str, Any] = {
         "size": size,
         "topology": topology,
         "ranks": ranks,
         "engine_gpus": engine_gpus,
         "zero_stage": zero_stage,
+        "device": device,
+        "versions": versions("torch", "vllm", "deepspeed", "transformers", "accelerate"),
+        "command": " ".join(["python", "benchmarks/weight_sync.py", *sys.argv[1:]]),
+    }
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        folder = Path(scratch)
+        spec = job(make_model(folder / "model", size, device), topology, ranks, engine_gpus, zero_stage, steps, device)
+        try:
+            metrics = run_job(folder, spec, steps, seconds=timeout)
+        except JobError as error:
+            print(json.dumps(result | {"error": error.reason}))  # noqa: T201
+            sys.exit(str(error))
+    syncs = [step["time/sync"] for step in metrics]
+    result |= {
         "median": statistics.median(syncs[1:]),
         "syncs": syncs,
         "logp_difference_max": [step["sampling/sampling_logp_difference/max"] for step in metrics],
-        "versions": {name: version(name) for name in ("torch", "vllm", "deepspeed", "transformers", "accelerate")},
-        "command": " ".join(["python", "benchmarks/weight_sync.py", *sys.argv[1:]]),
     }
     print(json.dumps(result))  # noqa: T201
 

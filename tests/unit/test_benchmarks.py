@@ -1,0 +1,71 @@
+"""What benchmarks of whole jobs rely on: a job that fails says why and leaves no process, and what is asked for is checked first."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ENVIRON = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *sys.path])}
+# Its child starts a session of its own and ends: what it leaves there has no parent that the benchmark knows of.
+STARTS_AN_ORPHAN = """
+import subprocess, sys, time
+from processes import ended_with
+orphan = 'import subprocess; print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)'
+with ended_with():
+    subprocess.run([sys.executable, "-c", orphan], check=True)
+    {then}
+"""
+RUNS = """
+import sys
+from pathlib import Path
+from runs import JobError, run_job
+try:
+    run_job(Path(sys.argv[1]), {spec}, 1, seconds={seconds})
+except JobError as error:
+    print(error.reason)
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ValueError", "time.sleep(600)"])
+def test_nothing_outlives_a_benchmark(then: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_AN_ORPHAN.format(then=then)],
+        env=ENVIRON,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        orphan = int(benchmark.stdout.readline())
+        if "sleep" in then:
+            benchmark.terminate()
+        benchmark.wait(timeout=60)
+        assert not psutil.pid_exists(orphan)
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds", "reason"),
+    [
+        ({"model": {}}, 60, "the job ended with 2 after 0 of 1 steps; grpo run: Error: .*job.yaml: spec"),
+        ({"model": {}}, 0, "0 of 1 steps after 0 s"),
+    ],
+    ids=["refused", "late"],
+)
+def test_a_job_that_fails_says_why(tmp_path: Path, spec: dict[str, object], seconds: float, reason: str) -> None:
+    code = RUNS.format(spec=spec, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], env=ENVIRON, text=True, capture_output=True, check=True, timeout=120)
+    assert re.search(reason, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("shape", ["colocate:3", "server:4+1"])
+def test_a_shape_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, shape: str) -> None:
+    command = [sys.executable, BENCHMARKS / "topologies.py", "--gpus", "4", "--shape", "colocate:1", "--shape", shape]
+    done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"--shape {shape}: use" in done.stderr
+    assert not list(tmp_path.iterdir())
