@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,22 @@ def test_exit_codes_stand_in_the_page_and_in_every_help() -> None:
         assert f"`grpo {name}" in page, f"docs/cli.md lacks {name}"
     for name in ("submit", "list", "status", "watch", "logs", "suspend", "resume", "diagnose"):
         assert "Exit codes:" in CliRunner().invoke(main, [name, "--help"]).output
+
+
+def test_a_manifest_needs_no_package_that_asks_a_cluster() -> None:
+    """The workload's image has none: there, too, `grpo run` is a way to try a job."""
+
+    def without(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = "import sys; sys.modules['kubernetes'] = None; from grpo_cli.main import main; main(prog_name='grpo')"
+        command = [sys.executable, "-c", code, *arguments]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+    rendered = without("render", str(DOCS.parent / "examples/quickstart.yaml"), "--show", "ranks")
+    assert "ranks" in rendered.stdout, rendered.stderr
+    refused = without("status", "quickstart")
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("status is none of render, run; all others need pip install 'grpo-operator[cli]'\n")
 
 
 def kubeconfig(folder: Path) -> str:
