@@ -60,7 +60,7 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 def _error(folder: Path, what: str) -> JobError:
     told = (folder / "grpo.log").read_text().rstrip()[-LOG_CHARS:]  # its last lines name the pod that failed, and why
     logs = [f"--- {log}\n{log.read_text()[-LOG_CHARS:]}" for log in folder.glob("run/*/pods/*/*.log")]
-    return JobError(f"{what}; grpo run: {told}", "\n".join(logs))
+    return JobError(f"{what}\n{told}", "\n".join(logs))
 
 
 def append(output: Path, line: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def test_nothing_outlives_a_benchmark(then: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "seconds", "reason"),
     [
-        ({"model": {}}, 60, "the job ended with 2 after 0 of 1 steps; grpo run: Error: .*job.yaml: spec"),
+        ({"model": {}}, 60, "the job ended with 2 after 0 of 1 steps\nError: .*job.yaml: spec"),
         ({"model": {}}, 0, "0 of 1 steps after 0 s"),
     ],
     ids=["refused", "late"],
