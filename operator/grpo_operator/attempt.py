@@ -8,7 +8,7 @@ from grpo_operator.names import Condition, Reason
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import Draft
 from grpo_operator.topology import Topology
-from grpo_operator.verdict import Reports, is_done, seconds_between
+from grpo_operator.verdict import EFFECTS, Reports, is_done, seconds_between
 from grpo_workload.contract import Progress
 
 PROGRESS_SECONDS = 10
@@ -38,6 +38,8 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
             pod, old = observed.pods.get(name), known.get(name)
             if pod is not None and pod.epoch == status.epoch:
                 old = _seen(old, pod, group.role, runs=runs)
+            if old is not None and old.uid in observed.gone:
+                old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
             if old is not None:
                 members.append(old)
     return tuple(members)
@@ -48,10 +50,11 @@ def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) 
         return MemberStatus(pod=pod.name, role=role, uid=pod.uid, node=pod.node, outcome=pod.outcome, disruption=pod.disruption)
     if old.uid != pod.uid:
         return old
-    disruption = old.disruption or pod.disruption
-    if disruption is None and pod.deletion_time is not None and runs and not old.replacing:
+    disruption, outcome = old.disruption or pod.disruption, old.outcome or pod.outcome
+    failed = outcome is not None and outcome.exit_code not in EFFECTS  # whoever deletes it then cleans up
+    if disruption is None and pod.deletion_time is not None and runs and not old.replacing and not failed:
         disruption = Disruption(reason=Reason.POD_REPLACED, message="somebody deleted it")
-    return old.model_copy(update={"node": old.node or pod.node, "outcome": old.outcome or pod.outcome, "disruption": disruption})
+    return old.model_copy(update={"node": old.node or pod.node, "outcome": outcome, "disruption": disruption})
 
 
 def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:

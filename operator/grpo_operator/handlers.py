@@ -44,7 +44,7 @@ def registry(options: Options) -> kopf.OperatorRegistry:
     kopf.on.cleanup(registry=handlers)(state.stop)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)
     kopf.on.event("apps", "v1", "statefulsets", registry=handlers)(state.child_changed)
-    kopf.on.event("", "v1", "pods", registry=handlers)(state.child_changed)
+    kopf.on.event("", "v1", "pods", registry=handlers)(state.pod_changed)
     kopf.on.probe(id="seconds_since_last_pass", registry=handlers)(state.age)
     return handlers
 
@@ -84,6 +84,7 @@ class _State:
             read_nodes=self._options.read_nodes,
             network_policies=self._options.network_policies,
         )
+        self._last_words = reconciler.last_words
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, self._instruments)
         self._resync = asyncio.create_task(self._wake_all(), name="resync")
         if self._options.metrics_port is not None:
@@ -115,10 +116,15 @@ class _State:
             self._instruments.jobs.seen(key, WatchedJob.read(namespace, name, status))
         self._queue.wake(key)
 
+    async def pod_changed(self, namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, **_: Any) -> None:
+        if (key := _job_of(namespace, labels)) is not None:
+            if event["type"] == "DELETED":
+                self._last_words.heard(key, event["object"])
+            self._queue.wake(key)
+
     async def child_changed(self, namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
-        if namespace and job and uid:
-            self._queue.wake(Key(namespace, job, uid))
+        if (key := _job_of(namespace, labels)) is not None:
+            self._queue.wake(key)
 
     async def _wake_all(self) -> None:
         """A watch that has to begin anew does not tell what was deleted meanwhile: a pass over such a job finds that it is gone."""
@@ -129,3 +135,8 @@ class _State:
 
     async def age(self, **_: Any) -> float:
         return asyncio.get_running_loop().time() - self._queue.last_pass
+
+
+def _job_of(namespace: str | None, labels: kopf.Labels) -> Key | None:
+    job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
+    return Key(namespace, job, uid) if namespace and job and uid else None

@@ -50,13 +50,17 @@ class Observed:
     """A job's children at one moment."""
 
     pods: Mapping[str, ObservedPod]  # by name
+    gone: Mapping[str, ObservedPod] = field(default_factory=dict)  # by UID: how pods that were deleted just now were at last
     children: tuple[Child, ...] = ()
     foreign: tuple[str, ...] = ()  # children of an earlier job of the same name, still there: kind/name
     lost_nodes: Mapping[str, str] = field(default_factory=dict)  # since when a node is not ready, of those that were looked at
 
 
-def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object]) -> Observed:
-    """Sort what carries the job's label into its own pods and what an earlier job of the same name left behind."""
+def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone: Iterable[Object] = ()) -> Observed:
+    """Sort what carries the job's label into its own pods and what an earlier job of the same name left behind.
+
+    `gone`: how pods of the job that were deleted just now were at last.
+    """
     own: dict[str, ObservedPod] = {}
     children: list[Child] = []
     foreign: list[str] = []
@@ -71,7 +75,8 @@ def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object]) -> Ob
             children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"]))
         else:
             foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
-    return Observed(pods=own, children=tuple(children), foreign=tuple(foreign))
+    last = {pod["metadata"]["uid"]: read_pod(pod) for pod in gone}
+    return Observed(pods=own, gone=last, children=tuple(children), foreign=tuple(foreign))
 
 
 def suspects(observed: Observed, *, was_running: bool) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""One pass over one job: read, plan, one status write, apply, events. Nothing is remembered from pass to pass.
+"""One pass over one job: read, plan, one status write, apply, events. Nothing is remembered from pass to pass but last words of pods.
 
 The status is written before any child is touched, as a compare-and-swap on the job's resourceVersion: of two operators that look at
 a job at the same time, one gets a conflict and plans again from what the other has written.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from grpo_operator.builders import manifests
 from grpo_operator.cluster import CHILD_KINDS, Cluster, ForbiddenError, ForeignError, Object, RefusedError
 from grpo_operator.instruments import Instruments
 from grpo_operator.jobstatus import GRPOJobStatus
+from grpo_operator.lastwords import LastWords
 from grpo_operator.lifecycle import is_between_epochs, may_begin, next_epoch
 from grpo_operator.names import Reason, Role
 from grpo_operator.observe import Observed, lost_since, observe, suspects
@@ -25,11 +27,14 @@ from grpo_operator.plan import Plan, plan, refuse
 from grpo_operator.progress import ProgressSource
 from grpo_operator.status import is_terminal
 from grpo_operator.topology import Job, Topology, plan_topology
-from grpo_operator.verdict import Reports, seems_hung
+from grpo_operator.verdict import Reports, are_unheard_of, seems_hung
 from grpo_workload.contract import Progress
 from grpo_workload.section import dump
 
 log = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 0.5
+"""Between two looks at a job of which a pod is gone, and the watch has not said how; hearing of it wakes the job too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Reconciler:
     ) -> None:
         self._cluster, self._progress, self._clock, self._instruments = cluster, progress, clock, instruments
         self._read_nodes, self._network_policies = read_nodes, network_policies
+        self.last_words: LastWords[Key] = LastWords(time.monotonic)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. Returns the seconds until the next one is due without a wake, None for never.
@@ -68,6 +74,7 @@ class Reconciler:
         raw = await self._cluster.get(names.KIND, key.namespace, key.name)
         if raw is None or raw["metadata"]["uid"] != key.uid:
             self._instruments.gone(key)
+            self.last_words.forget(key)
             return None
         if "deletionTimestamp" in raw["metadata"]:
             return None
@@ -82,12 +89,15 @@ class Reconciler:
             return await self._carry_out(key, raw, status, refuse(status, generation, Reason.INVALID_SPEC, str(error), now), now)
         job = Job(namespace=key.namespace, name=key.name, uid=key.uid, generation=generation, spec=spec)
         topology = plan_topology(job)
-        observed = await self._observe(job, status, now)
+        observed = await self._observe(job, key, status, now)
+        if _runs(job, status) and are_unheard_of(status, observed) and self.last_words.may_come(key):
+            return LAST_WORDS_SECONDS
         if _is_about_to_begin(job, status, observed, now) and (refusal := await self._obstacle(job, topology, next_epoch(status))):
             return await self._carry_out(key, raw, status, refuse(status, generation, *refusal, now), now)
         reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
         decided = plan(job, topology, status, observed, reports, now)
         delay = await self._carry_out(key, raw, status, decided, now)
+        self.last_words.taken_down(key, observed.gone)
         await self._bring_children(job, topology, observed, decided)
         self._instruments.children_applied(key)
         return delay
@@ -140,11 +150,11 @@ class Reconciler:
                 return Reason.CLAIM_NOT_SHARED, f"spec.{field}.claimName: {who}, whose access modes are {found}; use ReadWriteMany"
         return None
 
-    async def _observe(self, job: Job, status: GRPOJobStatus, now: str) -> Observed:
+    async def _observe(self, job: Job, key: Key, status: GRPOJobStatus, now: str) -> Observed:
         selector = f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}"
         pods = await self._cluster.list("Pod", job.namespace, selector)
         others = [child for kind in CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)]
-        observed = observe(job.uid, pods=pods, others=others)
+        observed = observe(job.uid, pods=pods, others=others, gone=self.last_words.of(key))
         lost = {}
         looked_at = suspects(observed, was_running=status.running_time is not None) if self._read_nodes else ()
         for name in sorted(looked_at):
@@ -195,6 +205,11 @@ class Reconciler:
         for child in observed.children:
             if (child.kind, child.name) not in kept:
                 await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+
+
+def _runs(job: Job, status: GRPOJobStatus) -> bool:
+    """Whether an attempt runs of which the operator itself takes no pod away."""
+    return not (is_terminal(status) or is_between_epochs(status) or job.spec.suspend)
 
 
 def _is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:

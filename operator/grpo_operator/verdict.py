@@ -54,6 +54,12 @@ def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolic
     return min(failures, key=lambda f: (f.reason not in taken, f.exit_code in EFFECTS, f.time, f.role == Role.TRAINER), default=None)
 
 
+def are_unheard_of(status: GRPOJobStatus, observed: Observed) -> bool:
+    """Whether pods of the attempt are gone and nobody has said how they ended."""
+    known = {pod.uid for pod in observed.pods.values()} | observed.gone.keys()
+    return any(m.uid not in known and not (m.outcome or m.disruption or m.replacing) for m in status.members)
+
+
 def _verdict(member: MemberStatus, observed: Observed, policy: FailurePolicy, now: str, *, something_ended: bool) -> MemberOutcome | None:
     pod = observed.pods.get(member.pod)
     if is_done(member.outcome):
