@@ -113,17 +113,17 @@ class Cluster:
                 raise
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
-        """Objects of a kind that carry labels; each with its `kind`, which items of a list lack."""
+        """Objects of a kind that carry labels; each with its `apiVersion` and `kind`, which items of a list lack."""
         answer = await self._request("list", kind, self._path(kind, namespace), label_selector=label_selector)
-        return [item | {"kind": kind} for item in answer["items"]]
+        return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
 
-    async def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
-        """Server-side apply under our field manager.
+    async def apply(self, manifest: Object, *, seen: Object | None = None, dry_run: bool = False) -> Object:
+        """Server-side apply under our field manager. `seen`: the object as it was listed a moment ago, so that it need not be read.
 
         Raises ForeignError when the object exists under another controller (or none), RefusedError when it is invalid.
         """
         metadata = manifest["metadata"]
-        live = await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
+        live = seen or await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
         if live is not None:
             _check_owner(manifest, live)
             # What is immutable stays as an earlier release wrote it: a running attempt ends with the contract that it began with.

@@ -43,6 +43,7 @@ class Child:
     kind: str
     name: str
     uid: str
+    raw: Object = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone:
     for child in others:
         metadata = child["metadata"]
         if metadata["labels"].get(names.LABEL_JOB_UID) == uid:
-            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"]))
+            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=child))
         else:
             foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
     last = {pod["metadata"]["uid"]: read_pod(pod) for pod in gone}

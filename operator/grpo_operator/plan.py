@@ -21,6 +21,9 @@ from grpo_operator.topology import Job, Topology
 from grpo_operator.verdict import Reports, find_failure, find_hang, lost, may_be_an_effect, seconds_between
 
 POLL_SECONDS = 2.0
+CALM_SECONDS = 10.0
+"""The same while all pods are ready and none is being taken away: what happens to them wakes the job, and progress is written as often.
+A launcher that has no step to tell of yet is asked more often."""
 RETRY_SECONDS = 10.0
 OVERSTAY_SECONDS = 60
 """A pod that is still there so long after its grace is deleted by force, also where nothing is known of its node."""
@@ -81,7 +84,7 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
         status=new,
         replicas=_replicas(new, topology, observed),
         deletions=_deletions(job, new, observed, now),
-        requeue_after=_requeue(job, new, now),
+        requeue_after=_requeue(job, new, observed, reports, now),
         events=_events(status, new, job),
     )
 
@@ -153,14 +156,22 @@ def _deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str) ->
     return tuple(deletions)
 
 
-def _requeue(job: Job, status: GRPOJobStatus, now: str) -> float | None:
+def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> float | None:
     if is_terminal(status):
         return POLL_SECONDS
     if holds(status, Condition.SUSPENDED):
-        return POLL_SECONDS * 5
+        return CALM_SECONDS
     if status.next_restart_time is not None:
-        return min(POLL_SECONDS, max(0.2, seconds_between(now, status.next_restart_time)))
-    return 1.0 if status.epoch is None else POLL_SECONDS
+        return min(POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time)))
+    if status.epoch is None:
+        return 1.0
+    told = status.progress is not None and status.running_time is not None and status.progress.time >= status.running_time
+    taken = any(member.outcome or member.disruption for member in status.members)
+    calm = holds(status, Condition.RUNNING) and not taken and (told or not reports)
+    most = CALM_SECONDS if calm else POLL_SECONDS
+    if job.spec.active_deadline_seconds is not None:
+        most = min(most, max(0.2, job.spec.active_deadline_seconds - lifecycle.active_seconds(status, now)))
+    return most
 
 
 def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:

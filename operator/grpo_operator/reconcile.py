@@ -192,6 +192,7 @@ class Reconciler:
             return
         avoid = [node.name for node in decided.status.avoid_nodes]
         wanted = manifests(job, topology, decided.status.epoch, avoid, policies=self._network_policies)
+        seen = {(child.kind, child.name): child.raw for child in observed.children}
         for manifest in wanted:
             if decided.replicas != "run":
                 if manifest["kind"] != "StatefulSet":
@@ -199,7 +200,7 @@ class Reconciler:
                 engine = manifest["metadata"]["labels"][names.LABEL_ROLE] == Role.GENERATION
                 if not (engine and decided.replicas == "engines"):
                     manifest["spec"]["replicas"] = 0
-            await self._cluster.apply(manifest)
+            await self._cluster.apply(manifest, seen=seen.get((manifest["kind"], manifest["metadata"]["name"])))
         # Contracts of earlier epochs, groups taken out of the spec while the job was suspended, a policy that is no longer wanted.
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
         for child in observed.children:

@@ -1,6 +1,7 @@
 """The operator against a real API server, controller manager and scheduler; the kubelet's words are put in by the tests."""
 
 import json
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -134,16 +135,32 @@ def test_a_steady_state_writes_nothing(jobs: Jobs, control_plane: ControlPlane) 
         return reads, writes
 
     reads, writes = requests()
+    for number in range(4):
+        jobs("annotate", "pod", "steady-a-0", f"wakes={number}", "--overwrite")
     wait_until(lambda: requests()[0] >= reads + 4, "four more passes", 30, interval=0.5)
     assert requests()[1] == writes
+
+
+def test_a_pass_that_finds_nothing_to_do_lists_and_reads_no_child_one_by_one(jobs: Jobs, control_plane: ControlPlane) -> None:
+    _run(jobs, "listed")
+
+    def requests() -> Counter[tuple[str, str]]:
+        events = [json.loads(line) for line in control_plane.audit_log.read_text().splitlines() if jobs.namespace in line]
+        return Counter((e["verb"], e["objectRef"]["resource"]) for e in events if e["user"].get("username") == USER)
+
+    before = requests()
+    jobs("annotate", "pod", "listed-a-0", "wakes=now")
+    kinds = ("pods", "services", "networkpolicies", "configmaps", "statefulsets")
+    wait_until(lambda: (requests() - before)["list", "statefulsets"] >= 1, "one more pass", 30, interval=0.5)
+    assert set(requests() - before) <= {("get", "grpojobs"), ("create", "events"), *(("list", kind) for kind in kinds)}
 
 
 def test_a_child_removed_or_changed_by_hand_is_mended(jobs: Jobs) -> None:
     _run(jobs, "mended")
     jobs("delete", "service", "mended")
-    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=mended")) == 1, "the Service is back", 20)
     jobs("scale", "statefulset", "mended-b", "--replicas=3")
     wait_until(lambda: _replicas(jobs, "mended")["mended-b"] == 1, "the scale is back", 20)
+    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=mended")) == 1, "the Service is back", 30)
 
 
 def test_nothing_foreign_is_adopted_and_the_job_starts_once_it_is_gone(jobs: Jobs) -> None:

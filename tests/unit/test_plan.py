@@ -10,7 +10,7 @@ from grpo_operator.jobstatus import Disruption, GRPOJobStatus
 from grpo_operator.lifecycle import after
 from grpo_operator.names import Condition
 from grpo_operator.observe import ObservedPod
-from grpo_operator.plan import Deletion, Plan, plan, refuse
+from grpo_operator.plan import CALM_SECONDS, POLL_SECONDS, Deletion, Plan, plan, refuse
 from grpo_operator.status import find, holds, is_terminal
 from grpo_workload.contract import ExitCode, Progress
 
@@ -154,6 +154,27 @@ def test_looking_twice_changes_nothing() -> None:
     again = case.look(*pods, at=18_000)
     assert again.status == once
     assert not again.events
+
+
+def test_a_job_that_nothing_happens_to_is_looked_at_less_often() -> None:
+    case = Case(activeDeadlineSeconds=60)
+    assert case.last.requeue_after == POLL_SECONDS
+    pods = case.run()
+    assert case.last.requeue_after == CALM_SECONDS
+    assert case.look(*pods, at=5, progress=Progress()).requeue_after == POLL_SECONDS, "its first step is awaited"
+    step = Progress(step=1, total_steps=9)
+    assert case.look(*pods, at=9, progress=step).requeue_after == CALM_SECONDS
+    assert case.look(*pods, at=57).requeue_after == 3, "the deadline is near"
+    going = replace(pods[1], deletion_time=after(NOW, 90))
+    assert case.look(pods[0], going, at=20).requeue_after == POLL_SECONDS
+    assert Case().look(pods[0], replace(pods[1], ready=False)).requeue_after == POLL_SECONDS
+
+
+def test_a_wait_between_attempts_is_slept_through_once_no_pod_is_left() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 1000, "maxBackoffSeconds": 1000})
+    pods = case.run()
+    assert case.look(failed(A), pods[1]).requeue_after == POLL_SECONDS
+    assert case.look().requeue_after == CALM_SECONDS
 
 
 def test_a_failure_ends_the_attempt_and_the_next_begins_when_nothing_is_left_and_the_wait_is_over() -> None:
