@@ -1,4 +1,4 @@
-"""What to do about a reason: docs/failures.md in a line each. Pure."""
+"""What to do about a reason: docs/failures.md in a line each; NODE stands for the node of the failure. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ CURES = {
     "Error": "what it said last is in the message; usually spec.image is no workload image of the operator's release",
     "LauncherDied": "usually memory: raise podTemplate.resources.limits.memory",
     "OOMKilled": "raise podTemplate.resources.limits.memory",
-    "Evicted": "nothing, restarts after it are not counted; see the node's pressure if it comes back",
-    "Preempted": "nothing, restarts after it are not counted; a higher priority class would keep the pods",
-    "NodeLost": "look at the node; the next attempt keeps away from it, and the restart is not counted",
+    "Evicted": "nothing, if somebody drains the node; otherwise kubectl describe node NODE tells what it is short of",
+    "Preempted": "kubectl get events --field-selector reason=Preempted names the pod that took its place; a higher "
+    "podTemplate.priorityClassName keeps pods",
+    "NodeLost": "kubectl describe node NODE: is it down, or cut off? Attempts keep away from it for 30 minutes",
     "Stopped": "nothing: the ranks had saved, and the restart is not counted",
     "StoppedEarly": "nothing: there was nothing to save yet",
     "Hung": "see which ranks wait and for what: a reward that hangs, a collective that one rank does not reach; "
@@ -32,6 +33,7 @@ CURES = {
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is gone: kubectl get pods -o wide",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
     "kubectl describe nodes shows what is taken",
+    "NodeNotReady": "see the node: kubectl describe node; with luck it comes back before its pods are given up",
     "ContainerWaiting": "see the cause at the pod: a wrong spec.image, an imagePullSecret, a volume that is not there",
     "WaitingForPeers": "wait for the pods named; beyond some minutes: DNS or a network policy",
 }

@@ -32,10 +32,10 @@ def running_pods(pods: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
     """The pods of the topology that are not ready, by cause, in the order of the ranks."""
-    there = {pod["metadata"]["name"]: read_pod(pod) for pod in pods}
+    there = {pod["metadata"]["name"]: pod for pod in pods}
     causes: dict[str, list[str]] = {}
     for pod in topology.pods:
-        if cause := _cause(there.get(pod)):
+        if cause := _cause(read_pod(there[pod]), there[pod]) if pod in there else "not there yet":
             causes.setdefault(cause, []).append(pod)
     ranks = ranks_of(topology)
     return [
@@ -50,9 +50,7 @@ def leftovers(pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
     return [PodTrouble(pods=names, ranks="", cause="of the last attempt, being ended")] if names else []
 
 
-def _cause(pod: ObservedPod | None) -> str:
-    if pod is None:
-        return "not there yet"
+def _cause(pod: ObservedPod, raw: Mapping[str, Any]) -> str:
     if pod.outcome is not None:
         code = f", exit code {pod.outcome.exit_code}" if pod.outcome.exit_code >= 0 else ""
         return f"ended: {pod.outcome.reason}{code}"
@@ -62,6 +60,8 @@ def _cause(pod: ObservedPod | None) -> str:
         return "being deleted"
     if pod.ready:
         return ""
+    if _is_cut_off(raw):
+        return f"its node {pod.node} does not answer: what the ranks do there is not known"
     if pod.unschedulable is not None:
         return f"no node for it: {pod.unschedulable}"
     if pod.waiting is not None:
@@ -73,3 +73,9 @@ def _cause(pod: ObservedPod | None) -> str:
         if pod.node
         else "waits for the scheduler"
     )
+
+
+def _is_cut_off(pod: Mapping[str, Any]) -> bool:
+    """Whether its containers were ready when its node was last heard of: the cluster then takes back that the pod is."""
+    holds = {c["type"]: c["status"] == "True" for c in pod.get("status", {}).get("conditions") or ()}
+    return holds.get("ContainersReady", False) and not holds.get("Ready", True)

@@ -56,6 +56,8 @@ def screen(view: JobView) -> RenderableType:
         rows.add_row("why", Text(_short_why(view)))
     if view.next_restart:
         rows.add_row("next attempt", view.next_restart)
+    if view.gives_up:
+        rows.add_row("fails", view.gives_up)
     if view.cure:
         rows.add_row("to do", Text(view.cure, style="bold"))
     if view.restarts:

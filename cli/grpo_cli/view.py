@@ -17,6 +17,7 @@ from grpo_cli.training_view import Told, Training, read_training
 from grpo_operator import names
 from grpo_operator.api import parse_spec
 from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus
+from grpo_operator.lifecycle import after
 from grpo_operator.names import Condition
 from grpo_operator.status import holds, is_terminal
 from grpo_operator.topology import Job, Topology, plan_topology
@@ -44,6 +45,7 @@ class JobView:
     restarts_total: int
     restarts: str
     next_restart: str
+    gives_up: str  # when an attempt that has not begun to run fails the job
     groups: Sequence[GroupStatus]
     shapes: Mapping[str, str]  # by group: pods x GPUs
     troubles: Sequence[PodTrouble]
@@ -100,6 +102,7 @@ def make_view(job: Object, pods: Sequence[Object], events: Sequence[Object], tol
         restarts_total=status.restarts.total,
         restarts=_restarts(job, status),
         next_restart=_next_restart(status, now) if restarting else "",
+        gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting") else "",
         groups=status.groups,
         shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups} if topology else {},
         troubles=_troubles(topology, pods, status),
@@ -141,7 +144,9 @@ def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]
 def _cure(reason: str, phase: str, failure: Failure | None) -> str:
     if phase in ("Succeeded", "Running", "Suspended"):
         return ""
-    return CURES.get(failure.reason if phase in ("Failed", "Restarting") and failure else reason, "")
+    if phase in ("Failed", "Restarting") and failure:
+        return CURES.get(failure.reason, "").replace("NODE", failure.node or "NODE")
+    return CURES.get(reason, "")
 
 
 def _restarts(job: Object, status: GRPOJobStatus) -> str:
@@ -156,6 +161,15 @@ def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
     assert status.next_restart_time is not None
     wait = -(words.since(status.next_restart_time, now) or 0.0)
     return f"not before {status.next_restart_time}, in {words.duration(wait)}" if wait > 0 else "when no pod of the last attempt is left"
+
+
+def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
+    if status.epoch_start_time is None or status.running_time is not None:
+        return ""
+    limit = job["spec"].get("startupDeadlineSeconds", 86_400)
+    left = limit - (words.since(status.epoch_start_time, now) or 0.0)
+    at = after(status.epoch_start_time, limit)
+    return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
 
 
 def _by_phase(rank_phases: Mapping[int, str]) -> dict[str, str]:

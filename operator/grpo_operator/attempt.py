@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_operator.jobstatus import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
-from grpo_operator.lifecycle import is_between_epochs
+from grpo_operator.lifecycle import after, is_between_epochs
 from grpo_operator.names import Condition, Reason
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import Draft
@@ -103,18 +103,23 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, f"{len(waiting)} pods wait for the scheduler, first {waiting[0]}")
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
-    running, reason, message = _running(topology, pods, reports.get(topology.members[0].pod))
-    draft.set(Condition.RUNNING, running, reason, message)
+    running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
+    draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status))
     if running:
         draft.clear(Condition.HUNG, Reason.STEPPING, "ranks make steps")
         if draft.status.running_time is None:
             draft.update(running_time=draft.now)
 
 
-def _running(topology: Topology, pods: list[ObservedPod], progress: Progress | None) -> tuple[bool, str, str]:
+def _running(
+    draft: Draft, topology: Topology, pods: list[ObservedPod], observed: Observed, progress: Progress | None
+) -> tuple[bool, str, str]:
     expected, ready = len(topology.pods), sum(pod.ready for pod in pods)
     if ready == expected:
         return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready"
+    silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
+    if silent:
+        return False, Reason.NODE_NOT_READY, _not_ready(silent, observed, draft)
     stuck = next((pod for pod in pods if pod.waiting and not pod.waiting.startswith(("ContainerCreating", "PodInitializing"))), None)
     if stuck is not None:
         return False, Reason.CONTAINER_WAITING, f"pod {stuck.name} on node {stuck.node}: {stuck.waiting}"
@@ -123,4 +128,28 @@ def _running(topology: Topology, pods: list[ObservedPod], progress: Progress | N
     engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
     if engines and ready + len(engines) == expected:
         return False, Reason.WAITING_FOR_ENGINES, f"the ranks wait for {len(engines)} engines to load: {', '.join(engines[:8])}"
-    return False, Reason.STARTING, f"{ready} of {expected} pods are ready"
+    fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
+    more = f"; ready no longer: {', '.join(fallen[:8])}" if fallen else ""
+    return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
+
+
+def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> str:
+    """What a node that may be lost means for the job, and until when it may come back."""
+    node = silent[0].node or ""
+    names = ", ".join(pod.name for pod in silent if pod.node == node)
+    since, limit = observed.lost_nodes[node], draft.job.spec.failure_policy.node_lost_seconds
+    if seconds_between(since, draft.now) <= 0:  # only just, or there is no such node
+        return f"node {node} of {names} is not ready, or gone; its pods are given up, and the job restarts, unless it comes back"
+    given_up = f"its pods are given up, and the job restarts, at {after(since, limit)} (failurePolicy.nodeLostSeconds)"
+    return f"node {node} of {names} has not been ready since {since}; unless it comes back, {given_up}"
+
+
+def _leaving(status: GRPOJobStatus) -> str:
+    """Which pods the cluster takes away while their ranks may still save."""
+    leaving = [m for m in status.members if m.disruption is not None and not m.replacing]
+    if not leaving:
+        return ""
+    first, others = leaving[0], f" and {len(leaving) - 1} more" if len(leaving) > 1 else ""
+    assert first.disruption is not None
+    told = f"pod {first.pod} on node {first.node}{others} is being taken away: {first.disruption.message}"
+    return f"; {told}; when the ranks have ended, all pods are made anew"

@@ -16,6 +16,8 @@ from grpo_operator.status import Draft, find, holds
 from grpo_operator.topology import Topology
 from grpo_operator.verdict import seconds_between
 
+NOT_COUNTED = "a restart that failurePolicy.maxRestarts does not count"
+
 AVOID_SECONDS = 1800
 """How long attempts that begin keep away from a node that was lost."""
 
@@ -91,10 +93,11 @@ def act(draft: Draft, failure: Failure) -> Decision:
         return decision
     wait = backoff_seconds(policy, restarts.counted if decision.counted else 0, draft.job.uid, restarts.total)
     at = after(draft.now, wait)
-    count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else "a restart that is not counted"
+    count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
     draft.update(next_restart_time=at)
-    _avoid(draft, failure)
-    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, f"{describe(failure)}; {count}, not before {at}" + _from_where(draft))
+    where = _avoid(draft, failure)
+    told = f"{describe(failure)}; {count}, not before {at}{where}{_from_where(draft)}"
+    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, told)
     draft.set(Condition.RUNNING, False, Reason.RESTARTING, "all pods are made anew")
     return decision
 
@@ -109,9 +112,10 @@ def reconsider(draft: Draft, failure: Failure | None) -> None:
     if last.counted and not decision.counted:
         restarts = draft.status.restarts
         draft.update(restarts=restarts.model_copy(update={"counted": restarts.counted - 1}))
-    _avoid(draft, failure)
-    count = "a restart that is counted" if decision.counted else "a restart that is not counted"
-    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, f"{describe(failure)}; {count}, not before {draft.status.next_restart_time}")
+    where = _avoid(draft, failure)
+    count = "a restart that is counted" if decision.counted else NOT_COUNTED
+    told = f"{describe(failure)}; {count}, not before {draft.status.next_restart_time}{where}{_from_where(draft)}"
+    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, told)
 
 
 def _replace_engine(draft: Draft, failure: Failure) -> None:
@@ -125,11 +129,14 @@ def _replace_engine(draft: Draft, failure: Failure) -> None:
     draft.update(members=members, groups=groups)
 
 
-def _avoid(draft: Draft, failure: Failure) -> None:
-    if failure.reason == Reason.NODE_LOST and failure.node is not None:
-        others = [node for node in draft.status.avoid_nodes if node.name != failure.node]
-        lost = AvoidedNode(name=failure.node, until=after(draft.now, AVOID_SECONDS))
-        draft.update(avoid_nodes=tuple([*others, lost][-64:]))
+def _avoid(draft: Draft, failure: Failure) -> str:
+    """Keep away from a node that was lost; says so."""
+    if failure.reason != Reason.NODE_LOST or failure.node is None:
+        return ""
+    others = [node for node in draft.status.avoid_nodes if node.name != failure.node]
+    lost = AvoidedNode(name=failure.node, until=after(draft.now, AVOID_SECONDS))
+    draft.update(avoid_nodes=tuple([*others, lost][-64:]))
+    return f", away from {failure.node} if there is another node"
 
 
 def end(draft: Draft, failure: Failure | None, why: str = "") -> None:

@@ -80,6 +80,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_WAITING = "ContainerWaiting"
     STARTING = "Starting"
+    NODE_NOT_READY = "NodeNotReady"
     WAITING_FOR_ENGINES = "WaitingForEngines"
     WAITING_FOR_PEERS = "WaitingForPeers"
     ALL_RANKS_RUNNING = "AllRanksRunning"

@@ -43,7 +43,7 @@ class Child:
     kind: str
     name: str
     uid: str
-    raw: Object = field(repr=False)
+    raw: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone:
     for child in others:
         metadata = child["metadata"]
         if metadata["labels"].get(names.LABEL_JOB_UID) == uid:
-            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=child))
+            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=dict(child)))
         else:
             foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
     last = {pod["metadata"]["uid"]: read_pod(pod) for pod in gone}
@@ -124,22 +124,23 @@ def read_pod(pod: Object) -> ObservedPod:
 
 
 _DISRUPTIONS = {
-    "PreemptionByScheduler": Reason.PREEMPTED,
-    "DeletionByPodGC": Reason.NODE_LOST,
-    "DeletionByTaintManager": Reason.EVICTED,
-    "EvictionByEvictionAPI": Reason.EVICTED,
-    "TerminationByKubelet": Reason.EVICTED,
+    "PreemptionByScheduler": (Reason.PREEMPTED, "the scheduler gave its place to a pod of higher priority"),
+    "DeletionByPodGC": (Reason.NODE_LOST, "its node is gone"),
+    "DeletionByTaintManager": (Reason.EVICTED, "its node got a taint that it does not tolerate"),
+    "EvictionByEvictionAPI": (Reason.EVICTED, "evicted through the API, as by kubectl drain or an autoscaler"),
+    "TerminationByKubelet": (Reason.EVICTED, "ended by its kubelet, for want of something on the node or at the node's shutdown"),
 }
-"""Reasons of the pod condition DisruptionTarget (KEP-3329)."""
+"""Reasons of the pod condition DisruptionTarget (KEP-3329), and what they mean."""
 
 
 def _disruption(status: Object) -> Disruption | None:
     target = _condition(status, "DisruptionTarget")
     if target.get("status") == "True":
-        message = _text(target.get("reason"), target.get("message"))
-        return Disruption(reason=_DISRUPTIONS.get(target.get("reason", ""), Reason.EVICTED), message=message[:4096])
-    if status.get("reason") == "Evicted":  # by the kubelet, for the node's sake or for limits of its own
-        return Disruption(reason=Reason.EVICTED, message=status.get("message", "")[:4096])
+        told = _text(target.get("reason"), target.get("message"))
+        reason, meaning = _DISRUPTIONS.get(target.get("reason", ""), (Reason.EVICTED, "the cluster took it away"))
+        return Disruption(reason=reason, message=f"{meaning} ({told.strip()})"[:4096])
+    if status.get("reason") == "Evicted":  # for the node's sake or for limits of its own
+        return Disruption(reason=Reason.EVICTED, message=f"evicted by its kubelet: {status.get('message', '')}"[:4096])
     return None
 
 

@@ -25,6 +25,9 @@ CALM_SECONDS = 10.0
 """The same while all pods are ready and none is being taken away: what happens to them wakes the job, and progress is written as often.
 A launcher that has no step to tell of yet is asked more often."""
 RETRY_SECONDS = 10.0
+OBSTACLES = (Reason.UNSCHEDULABLE, Reason.CONTAINER_WAITING, Reason.WAITING_FOR_PEERS, Reason.NODE_NOT_READY)
+"""Reasons of conditions that do not hold which people want to hear of."""
+
 OVERSTAY_SECONDS = 60
 """A pod that is still there so long after its grace is deleted by force, also where nothing is known of its node."""
 
@@ -182,11 +185,17 @@ def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ..
     for condition in new.conditions:
         if before.get(condition.type) == (condition.status, condition.reason):
             continue
-        obstacle = condition.reason in (Reason.UNSCHEDULABLE, Reason.CONTAINER_WAITING, Reason.WAITING_FOR_PEERS)
+        obstacle = condition.reason in OBSTACLES
         if condition.status == "True" or obstacle:
             bad = obstacle or condition.type in bad_kinds
             reason = condition.reason if bad else condition.type
             events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message[:1024]))
+    known = {member.uid for member in old.members if member.disruption}
+    runs = new.epoch == old.epoch and not (is_terminal(new) or lifecycle.is_between_epochs(new))
+    for member in new.members if runs else ():
+        if member.disruption is not None and member.uid not in known and not member.replacing:
+            message = f"pod {member.pod} on node {member.node} is being taken away: {member.disruption.message}"
+            events.append(Event(type="Warning", reason=member.disruption.reason, message=message[:1024]))
     failure = new.last_failure
     if failure is not None and failure != old.last_failure and not (is_terminal(new) or holds(new, Condition.RESTARTING)):
         message = f"{lifecycle.describe(failure)}; the engine is made anew, the trainer waits for it"

@@ -82,13 +82,16 @@ def set_condition(
 def summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     """The status with its phase and its printer strings, which follow from the rest."""
     phase, telling = _phase(status)
+    reason = telling.reason if telling else ""
+    if phase == "Restarting" and status.last_failure is not None:
+        reason = status.last_failure.reason  # a column that says Restarting twice says nothing
     progress = status.progress
     summary = Summary(
         step=f"{progress.step}/{progress.total_steps}" if progress and progress.total_steps else "",
         reward=f"{progress.reward:.3f}" if progress and progress.reward is not None else "",
         trainer=_ready(status, Role.TRAINER),
         generation=_ready(status, Role.GENERATION) or topology,
-        reason=telling.reason if telling else "",
+        reason=reason,
         message=telling.message if telling else "",
     )
     return status.model_copy(update={"phase": phase, "summary": summary})

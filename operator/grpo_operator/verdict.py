@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from grpo_operator.jobstatus import Disruption, Failure, GRPOJobStatus, MemberOutcome, MemberStatus
+from grpo_operator.jobstatus import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.names import Reason, Role
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.survivalspec import FailurePolicy
@@ -43,7 +43,7 @@ def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolic
                     role=member.role,
                     pod=member.pod,
                     node=member.node,
-                    exit_code=verdict.exit_code,
+                    exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
                     reason=verdict.reason,
                     message=verdict.message,
                     time=verdict.finished_at or now,
@@ -66,28 +66,22 @@ def _verdict(member: MemberStatus, observed: Observed, policy: FailurePolicy, no
         return member.outcome
     same = pod is not None and pod.uid == member.uid
     if same and pod is not None and (since := lost(pod, observed, policy, now)):
-        message = f"node {pod.node} of pod {pod.name} has not been ready since {since}"
+        given_up = f"its pods are given up after {policy.node_lost_seconds} s of that (failurePolicy.nodeLostSeconds)"
+        message = f"node {pod.node} has not been ready since {since}; {given_up}"
         return MemberOutcome(exit_code=-1, reason=Reason.NODE_LOST, message=message, finished_at=now)
     # Until something has ended, the pod that is taken away may still save a checkpoint with the others.
     if member.disruption is not None and (something_ended or not same):
-        return _taken(member, member.disruption, now)
+        return MemberOutcome(exit_code=-1, reason=member.disruption.reason, message=member.disruption.message, finished_at=now)
     return member.outcome or _unrecorded(member, pod, now)
-
-
-def _taken(member: MemberStatus, disruption: Disruption, now: str) -> MemberOutcome:
-    message = f"pod {member.pod} on node {member.node} was taken away: {disruption.message}"
-    return MemberOutcome(exit_code=-1, reason=disruption.reason, message=message, finished_at=now)
 
 
 def _unrecorded(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
     """A pod whose outcome can no longer be learned."""
     if pod is None or pod.uid != member.uid:
-        message = (
-            f"pod {member.pod} on node {member.node} was deleted, and its {'ranks' if member.role == Role.TRAINER else 'engines'} with it"
-        )
+        message = f"the pod was deleted, and its {'ranks' if member.role == Role.TRAINER else 'engines'} with it"
         return MemberOutcome(exit_code=-1, reason=Reason.POD_REPLACED, message=message, finished_at=now)
     if pod.restarts > 0:
-        message = f"the container of pod {member.pod} was restarted and left no result"
+        message = "the container was restarted and left no result"
         return MemberOutcome(exit_code=-1, reason=Reason.OUTCOME_LOST, message=message, finished_at=now)
     return None
 

@@ -131,6 +131,34 @@ def test_a_container_that_waits_says_what_for() -> None:
     assert "math-a-0 (ranks 0-1): ErrImagePull: no such tag" in text(view(job("Starting", waits), pod("math-a-0", **status)))
 
 
+def test_a_pod_whose_node_is_silent_is_not_said_to_start() -> None:
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    lost = condition("Running", "False", "NodeNotReady", "node n1 of math-a-0 has not been ready since then")
+    shown = text(view(job("Starting", lost, runningTime=START), pod("math-a-0", conditions=conditions, podIP="10.0.0.1")))
+    assert "math-a-0 (ranks 0-1): its node n1 does not answer" in shown
+    assert "kubectl describe node" in shown
+    assert "fails" not in shown
+
+
+def test_a_job_that_waits_for_room_says_how_long_it_will() -> None:
+    waits = condition("Scheduled", "False", "Unschedulable", "no room")
+    shown = text(view(job("Pending", waits, epochStartTime=START, spec_={"startupDeadlineSeconds": 7200})))
+    assert re.search(r"fails +at 2026-01-01T02:00:00Z, in 1h00m, if not all pods are ready by then", shown)
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "NodeLost"])
+def test_a_disruption_names_the_node_to_look_at_and_what_comes_next(reason: str) -> None:
+    said = "evicted through the API"
+    message = f"trainer pod math-b-0 on node n2: {said}; a restart that failurePolicy.maxRestarts does not count, not before then"
+    restarting = condition("Restarting", "True", reason, message)
+    failure = {"pod": "math-b-0", "role": "trainer", "node": "n2", "reason": reason, "message": said, "time": START}
+    shown = text(view(job("Restarting", restarting, lastFailure=failure, restarts={"total": 1, "counted": 0})))
+    assert f"team/math  Restarting ({reason})" in shown
+    assert f"why             {reason} of math-b-0, see below; a restart that failurePolicy.maxRestarts does not count" in shown
+    assert "kubectl describe node n2" in shown
+    assert f"last failure  {reason} pod math-b-0 on node n2  attempt 0" in shown
+
+
 def test_a_failed_job_shows_the_end_of_the_log_and_a_cure_but_no_eta() -> None:
     said = "trainer pod math-b-0 on node n2, exit code 70: rank 2: ValueError: bad batch (more in status.lastFailure); maxRestarts is 0"
     failed = condition("Failed", "True", "RankFailed", said)

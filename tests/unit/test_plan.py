@@ -244,9 +244,16 @@ def test_eviction_is_named_and_not_counted_although_the_ranks_only_say_that_they
     case = Case()
     case.run()
     evicted = replace(pod(B, uid=f"{B}-0"), disruption=Disruption(reason="Evicted", message="EvictionByEvictionAPI: drain"))
-    case.look(pod(A, uid=f"{A}-0", ready=True), evicted)
+    noticed = case.look(pod(A, uid=f"{A}-0", ready=True), evicted)
     assert case.status.phase != "Restarting", "it still saves a checkpoint"
-    case.look(failed(A, ExitCode.STOPPED, "Stopped"), evicted)
+    assert f"pod {B} on node node is being taken away: EvictionByEvictionAPI: drain" in case.status.summary.message
+    assert [(e.type, e.reason) for e in noticed.events] == [("Warning", "Evicted")]
+    assert not case.look(pod(A, uid=f"{A}-0", ready=True), evicted).events
+    stopped = case.look(failed(A, ExitCode.STOPPED, "Stopped"), evicted)
+    assert [e.reason for e in stopped.events] == ["Restarting"]
+    assert (case.status.phase, case.status.summary.reason) == ("Restarting", "Evicted")
+    assert "a restart that failurePolicy.maxRestarts does not count, not before" in case.status.summary.message
+    assert case.status.last_failure.exit_code is None
     assert (case.status.last_failure.pod, case.status.last_failure.reason) == (B, "Evicted")
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
 
@@ -275,8 +282,16 @@ def test_the_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefe
     pods = case.run()
     silent = replace(pods[1], ready=False)
     since = {"node": after(NOW, 10)}
-    assert case.look(pods[0], silent, at=60, lost_nodes=since).status.phase != "Restarting"
+    waits = case.look(pods[0], silent, at=60, lost_nodes=since)
+    assert case.status.phase != "Restarting"
+    assert case.status.summary.reason == "NodeNotReady"
+    message = case.status.summary.message
+    assert f"node node of {B} has not been ready since {since['node']}" in message
+    assert f"its pods are given up, and the job restarts, at {after(NOW, 70)} (failurePolicy.nodeLostSeconds)" in message
+    assert [e.reason for e in waits.events] == ["NodeNotReady"]
+    assert case.look(pods[0], silent, at=61, lost_nodes=since).status == waits.status, "nothing new is nothing to write"
     case.look(pods[0], silent, at=70, lost_nodes=since)
+    assert "away from node if there is another node" in case.message(Condition.RESTARTING)
     failure = case.status.last_failure
     assert failure.reason == "NodeLost"
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
@@ -312,6 +327,22 @@ def test_a_pod_that_overstays_its_grace_is_deleted_by_force_whatever_is_known_of
     stuck = replace(pods[1], deletion_time=after(NOW, 300))
     assert not case.look(stuck, at=360).deletions
     assert case.look(stuck, at=361).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)
+
+
+def test_a_node_that_is_no_longer_there_is_told_once() -> None:
+    case = Case()
+    pods = case.run()
+    silent = replace(pods[1], ready=False)
+    first = case.look(pods[0], silent, at=60, lost_nodes={"node": after(NOW, 60)})
+    assert f"node node of {B} is not ready, or gone" in case.message(Condition.RUNNING)
+    assert case.look(pods[0], silent, at=62, lost_nodes={"node": after(NOW, 62)}).status == first.status
+
+
+def test_pods_that_were_ready_and_are_not_are_named() -> None:
+    case = Case()
+    pods = case.run()
+    case.look(pods[0], replace(pods[1], ready=False), at=5)
+    assert case.message(Condition.RUNNING) == f"1 of 2 pods are ready; ready no longer: {B}"
 
 
 def test_a_hang_is_told_with_what_every_rank_is_at_and_silence_is_not_one() -> None:
