@@ -138,8 +138,8 @@ def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> s
     node = silent[0].node or ""
     names = ", ".join(pod.name for pod in silent if pod.node == node)
     since, limit = observed.lost_nodes[node], draft.job.spec.failure_policy.node_lost_seconds
-    if seconds_between(since, draft.now) <= 0:  # only just, or there is no such node
-        return f"node {node} of {names} is not ready, or gone; its pods are given up, and the job restarts, unless it comes back"
+    if node in observed.absent_nodes:
+        return f"node {node} of {names} is no longer there; the job restarts when the cluster has deleted them, in a minute or two"
     given_up = f"its pods are given up, and the job restarts, at {after(since, limit)} (failurePolicy.nodeLostSeconds)"
     return f"node {node} of {names} has not been ready since {since}; unless it comes back, {given_up}"
 

@@ -55,6 +55,7 @@ class Observed:
     children: tuple[Child, ...] = ()
     foreign: tuple[str, ...] = ()  # children of an earlier job of the same name, still there: kind/name
     lost_nodes: Mapping[str, str] = field(default_factory=dict)  # since when a node is not ready, of those that were looked at
+    absent_nodes: frozenset[str] = frozenset()  # of them, those that are no longer there
 
 
 def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone: Iterable[Object] = ()) -> Observed:

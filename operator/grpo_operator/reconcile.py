@@ -155,16 +155,18 @@ class Reconciler:
         pods = await self._cluster.list("Pod", job.namespace, selector)
         others = [child for kind in CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)]
         observed = observe(job.uid, pods=pods, others=others, gone=self.last_words.of(key))
-        lost = {}
+        lost, absent = {}, set()
         looked_at = suspects(observed, was_running=status.running_time is not None) if self._read_nodes else ()
         for name in sorted(looked_at):
             try:
-                since = lost_since(await self._cluster.node(name), now)
+                node = await self._cluster.node(name)
             except ForbiddenError:  # roles without nodes: pods that overstay their grace tell as much, later
                 break
-            if since is not None:
+            if node is None:
+                absent.add(name)
+            if (since := lost_since(node, now)) is not None:
                 lost[name] = since
-        return replace(observed, lost_nodes=lost)
+        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent))
 
     async def _ask(self, topology: Topology, job: Job, observed: Observed) -> Reports:
         """Rank 0's launcher, and all others when it says that nothing moves."""

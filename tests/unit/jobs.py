@@ -52,9 +52,11 @@ def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
     return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
 
 
-def observed(*pods: ObservedPod, foreign: tuple[str, ...] = (), lost_nodes: dict[str, str] | None = None) -> Observed:
+def observed(
+    *pods: ObservedPod, foreign: tuple[str, ...] = (), lost_nodes: dict[str, str] | None = None, absent_nodes: frozenset[str] = frozenset()
+) -> Observed:
     """Those pods."""
-    return Observed(pods={each.name: each for each in pods}, foreign=foreign, lost_nodes=lost_nodes or {})
+    return Observed(pods={each.name: each for each in pods}, foreign=foreign, lost_nodes=lost_nodes or {}, absent_nodes=absent_nodes)
 
 
 def world(**changes: Any) -> tuple[Job, Topology]:

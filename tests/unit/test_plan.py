@@ -333,9 +333,10 @@ def test_a_node_that_is_no_longer_there_is_told_once() -> None:
     case = Case()
     pods = case.run()
     silent = replace(pods[1], ready=False)
-    first = case.look(pods[0], silent, at=60, lost_nodes={"node": after(NOW, 60)})
-    assert f"node node of {B} is not ready, or gone" in case.message(Condition.RUNNING)
-    assert case.look(pods[0], silent, at=62, lost_nodes={"node": after(NOW, 62)}).status == first.status
+    first = case.look(pods[0], silent, at=60, lost_nodes={"node": after(NOW, 60)}, absent_nodes=frozenset({"node"}))
+    assert f"node node of {B} is no longer there" in case.message(Condition.RUNNING)
+    later = case.look(pods[0], silent, at=62, lost_nodes={"node": after(NOW, 62)}, absent_nodes=frozenset({"node"}))
+    assert later.status == first.status
 
 
 def test_pods_that_were_ready_and_are_not_are_named() -> None:
