@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +34,7 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "devcluster")]
 
-from operator_fixture import Jobs, Operator, Release, _free_port, install_chart, make_job, outcome  # noqa: E402
+from operator_fixture import Jobs, Operator, Release, free_port, install_chart, make_job, outcome  # noqa: E402
 
 from grpo_devcluster import binaries, kube  # noqa: E402
 from grpo_devcluster.controlplane import ControlPlane  # noqa: E402
@@ -50,12 +51,29 @@ class Observer:
 
     def __init__(self, plane: ControlPlane, release: Release, operator: Operator) -> None:
         api = config.new_client_from_config(str(plane.kubeconfig))
-        self._custom, self._audit, self._user, self._operator = client.CustomObjectsApi(api), plane.audit_log, release.user, operator
+        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        self._audit, self._user, self._operator = plane.audit_log, release.user, operator
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """Status by job, but for the bad one."""
         found = self._custom.list_namespaced_custom_object("training.grpo.dev", "v1alpha1", NAMESPACE, "grpojobs", resource_version="0")
         return {job["metadata"]["name"]: job.get("status", {}) for job in found["items"] if job["metadata"]["name"] != "bad"}
+
+    def all_run(self, count: int) -> bool:
+        """Whether all jobs do. A fake node that misses its lease on a busy machine never says again that its pods are ready: this does."""
+        if [status.get("phase") for status in self.statuses().values()] == ["Running"] * count:
+            return True
+        for pod in self._core.list_namespaced_pod(NAMESPACE, resource_version="0").items:
+            holds = {c.type: c.status for c in pod.status.conditions or ()}
+            if holds.get("ContainersReady") == "True" and holds.get("Ready") == "False":
+                ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+                self._core.patch_namespaced_pod_status(pod.metadata.name, NAMESPACE, ready)
+        return False
+
+    def running_since(self, epoch: int = 0) -> dict[str, float]:
+        """Since when jobs run in an attempt, in Unix time; whole seconds, as their status has it."""
+        told = {name: status for name, status in self.statuses().items() if status.get("epoch") == epoch and "runningTime" in status}
+        return {name: datetime.fromisoformat(status["runningTime"]).timestamp() for name, status in told.items()}
 
     def requests(self) -> list[dict[str, Any]]:
         """The operator's requests so far, as in the audit log; no watches, which last."""
@@ -125,7 +143,7 @@ def main(count: int, failures: int, quiet_seconds: int, bad: bool) -> None:
             return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
 
         release = install_chart(plane, kubectl)
-        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=_free_port())
+        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=free_port())
         operator.start()
         kubectl("create", "namespace", NAMESPACE)
         try:
@@ -135,6 +153,7 @@ def main(count: int, failures: int, quiet_seconds: int, bad: bool) -> None:
     result |= {
         "versions": {name: version(name) for name in ("kopf", "kubernetes")},
         "cpus": os.cpu_count(),
+        "load average": round(os.getloadavg()[1], 1),
         "command": " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
     }
     print(json.dumps(result))  # noqa: T201
@@ -151,8 +170,8 @@ def measure(jobs: Jobs, observer: Observer, count: int, failures: int, quiet_sec
     begin = time.time()
     jobs("create", "-f", "-", stdin=yaml.safe_dump_all(manifests))
     created_in = time.time() - begin
-    wait_until(lambda: [s.get("phase") for s in observer.statuses().values()] == ["Running"] * count, "all run", 600, interval=1)
-    all_run = time.time() - begin
+    wait_until(lambda: observer.all_run(count), "all run", 600, interval=5)
+    all_run = max(observer.running_since().values()) - begin
     created = observer.created()
     first = observer.requests()
     use["all run"] = observer.use()
@@ -163,18 +182,16 @@ def measure(jobs: Jobs, observer: Observer, count: int, failures: int, quiet_sec
     use["quiet"] = observer.use()
     steady = counted(observer.requests(), quiet, quiet + quiet_seconds)
     failed: dict[str, float] = {}
-    for name in names[:failures]:
-        failed[name] = time.time()
+
+    def fail(name: str) -> None:
         jobs.finish_pod(f"{name}-b-0", 70, outcome(70, "RankFailed", "killed"))
-    again: dict[str, float] = {}
+        failed[name] = time.time()
 
-    def all_again() -> bool:
-        for name, status in observer.statuses().items():
-            if name in failed and status.get("epoch") == 1 and status["phase"] == "Running":
-                again.setdefault(name, time.time())
-        return len(again) == failures
-
-    wait_until(all_again, "those that failed run again", 600, interval=0.2)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fail, names[:failures]))
+    # Asked seldom: who looks takes the processor from whom is looked at.
+    wait_until(lambda: observer.all_run(count) and observer.running_since(1).keys() == failed.keys(), "all run again", 600, interval=5)
+    again = observer.running_since(1)
     use["restarted"] = observer.use()
     restarts = [again[name] - failed[name] for name in failed]
     to_children = applied(first, created)

@@ -76,7 +76,7 @@ def wait_for_crd(kubectl: Any) -> None:
     wait_until(established, "the CRD is established", 30, interval=0.2)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """For several operators on one machine. Not 0, which kopf takes for 80."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,7 +97,7 @@ class Operator:
     ) -> None:
         self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
         self._arguments, self._program = arguments, program
-        self.port = _free_port()  # of /healthz
+        self.port = free_port()  # of /healthz
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
