@@ -30,7 +30,7 @@ def since(moment: str | None, now: datetime) -> float | None:
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """Values as bars between their least and greatest; more than `width` values are averaged to that many; unknown ones are blank."""
     cuts = [round(len(values) * column / min(width, len(values))) for column in range(min(width, len(values)) + 1)] if values else [0]
-    means = [_mean(values[first:last]) for first, last in pairwise(cuts)]
+    means = [_scaled_mean(values[first:last]) for first, last in pairwise(cuts)]
     known = [mean for mean in means if mean is not None]
     if not known:
         return ""
@@ -42,9 +42,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(" " if mean is None else bar(mean) for mean in means)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _scaled_mean(values: Iterable[float | None]) -> float | None:
+    """A quarter of the mean, so that differences of two are finite, too."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    return sum(value / len(known) / 4 for value in known) if known else None
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -23,6 +23,7 @@ def test_sparkline_rises_and_leaves_gaps() -> None:
     assert sparkline([0.0, 0.5, None, 1.0], 10) == "▁▅ █"
     assert sparkline([3.0, 3.0], 10) == "▁▁"
     assert sparkline([], 10) == sparkline([None], 10) == ""
+    assert sparkline([-1.7e308, 1e306, 1.7e308, 1.7e308], 4) == "▁▅██"
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True), max_size=200), st.integers(1, 60))
