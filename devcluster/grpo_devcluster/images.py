@@ -19,6 +19,7 @@ OPERATOR = "grpo.local/operator:dev"
 # The name that manifests use without saying so: the nodes hold a stand-in under it, so manifests stay what they are elsewhere.
 WORKLOAD = DEFAULT_IMAGE
 USER = 65532
+ARCHIVES_KEPT = 5  # of each image
 
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_DROPS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
@@ -122,7 +123,16 @@ def _build_operator(base: Path) -> Path:
         _run([*buildah, "push", "--quiet", OPERATOR, f"oci-archive:{unfinished}:{OPERATOR}"])
         _run([*buildah, "rm", "--all"])
         unfinished.rename(target)
+    forget_old(target)
     return target
+
+
+def forget_old(newest: Path) -> None:
+    """Delete the archives of an image that many later ones were built after; other checkouts may still use some."""
+    name = newest.name.rpartition("-")[0]
+    archives = sorted(newest.parent.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in archives[ARCHIVES_KEPT:]:
+        path.unlink()
 
 
 def _host_trust(scratch: Path) -> list[str]:

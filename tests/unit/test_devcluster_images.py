@@ -1,11 +1,12 @@
 import hashlib
 import json
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from grpo_devcluster import oci, paths, policies
+from grpo_devcluster import images, oci, paths, policies
 from grpo_devcluster.oci import Entry, ImageConfig
 
 
@@ -70,3 +71,13 @@ def test_manifest_names_no_path_of_this_machine() -> None:
     text = (paths.MANIFESTS / "host-mounts.yaml").read_text()
     assert str(paths.REPO) not in text
     assert str(Path.home()) not in text
+
+
+def test_old_archives_of_an_image_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    names = [f"operator-{age:016}.tar" for age in range(8)]
+    for age, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    (tmp_path / "base-1.tar").touch()
+    images.forget_old(tmp_path / names[0])
+    assert {path.name for path in tmp_path.iterdir()} == {*names[: images.ARCHIVES_KEPT], "base-1.tar"}
