@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_operator.jobstatus import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
-from grpo_operator.lifecycle import after, is_between_epochs
+from grpo_operator.lifecycle import after, describe_leaving, is_left_alone, leaving
 from grpo_operator.names import Condition, Reason
 from grpo_operator.observe import Observed, ObservedPod
 from grpo_operator.status import Draft
@@ -17,8 +17,7 @@ PROGRESS_SECONDS = 10
 
 def record(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     """Take down what can be seen now and not later."""
-    # While the operator itself takes no pod away, a deletion is somebody else's.
-    runs = not draft.job.spec.suspend and not is_between_epochs(draft.status)
+    runs = is_left_alone(draft.job, draft.status)
     draft.update(members=_members(topology, draft.status, observed, runs=runs))
     _read_progress(draft, topology, observed, reports)
     _observe_groups(draft, topology, observed)
@@ -146,10 +145,7 @@ def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> s
 
 def _leaving(status: GRPOJobStatus) -> str:
     """Which pods the cluster takes away while their ranks may still save."""
-    leaving = [m for m in status.members if m.disruption is not None and not m.replacing]
-    if not leaving:
+    if not (members := leaving(status)):
         return ""
-    first, others = leaving[0], f" and {len(leaving) - 1} more" if len(leaving) > 1 else ""
-    assert first.disruption is not None
-    told = f"pod {first.pod} on node {first.node}{others} is being taken away: {first.disruption.message}"
-    return f"; {told}; when the ranks have ended, all pods are made anew"
+    others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+    return f"; {describe_leaving(members[0], others)}; when the ranks have ended, all pods are made anew"

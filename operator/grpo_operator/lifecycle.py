@@ -9,11 +9,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from grpo_operator.failurepolicy import Decision, backoff_seconds, decide
-from grpo_operator.jobstatus import AvoidedNode, Failure, GRPOJobStatus, Restarts
+from grpo_operator.jobstatus import AvoidedNode, Failure, GRPOJobStatus, MemberStatus, Restarts
 from grpo_operator.names import Condition, Reason, Role
 from grpo_operator.observe import Observed
-from grpo_operator.status import Draft, find, holds
-from grpo_operator.topology import Topology
+from grpo_operator.status import Draft, find, holds, is_terminal
+from grpo_operator.topology import Job, Topology
 from grpo_operator.verdict import seconds_between
 
 NOT_COUNTED = "a restart that failurePolicy.maxRestarts does not count"
@@ -55,6 +55,22 @@ def begin_epoch(draft: Draft) -> None:
 def is_between_epochs(status: GRPOJobStatus) -> bool:
     """Whether no attempt runs: one has ended, or none has begun, and the next has not."""
     return status.epoch is None or holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED)
+
+
+def is_left_alone(job: Job, status: GRPOJobStatus) -> bool:
+    """Whether an attempt runs of which the operator itself takes no pod away: what is deleted then, somebody else has deleted."""
+    return not (is_terminal(status) or is_between_epochs(status) or job.spec.suspend)
+
+
+def leaving(status: GRPOJobStatus) -> list[MemberStatus]:
+    """The pods that the cluster takes away, or has taken; engines that the operator makes anew are none of them."""
+    return [member for member in status.members if member.disruption is not None and not member.replacing]
+
+
+def describe_leaving(member: MemberStatus, others: str = "") -> str:
+    """One of `leaving`, for people; `others` stand beside it."""
+    assert member.disruption is not None
+    return f"pod {member.pod} on node {member.node}{others} is being taken away: {member.disruption.message}"
 
 
 def may_begin(status: GRPOJobStatus, observed: Observed, now: str) -> bool:

@@ -192,10 +192,9 @@ def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ..
             events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message[:1024]))
     known = {member.uid for member in old.members if member.disruption}
     runs = new.epoch == old.epoch and not (is_terminal(new) or lifecycle.is_between_epochs(new))
-    for member in new.members if runs else ():
-        if member.disruption is not None and member.uid not in known and not member.replacing:
-            message = f"pod {member.pod} on node {member.node} is being taken away: {member.disruption.message}"
-            events.append(Event(type="Warning", reason=member.disruption.reason, message=message[:1024]))
+    for member in lifecycle.leaving(new) if runs else ():
+        if member.disruption is not None and member.uid not in known:
+            events.append(Event(type="Warning", reason=member.disruption.reason, message=lifecycle.describe_leaving(member)[:1024]))
     failure = new.last_failure
     if failure is not None and failure != old.last_failure and not (is_terminal(new) or holds(new, Condition.RESTARTING)):
         message = f"{lifecycle.describe(failure)}; the engine is made anew, the trainer waits for it"

@@ -20,7 +20,7 @@ from grpo_operator.cluster import CHILD_KINDS, Cluster, ForbiddenError, ForeignE
 from grpo_operator.instruments import Instruments
 from grpo_operator.jobstatus import GRPOJobStatus
 from grpo_operator.lastwords import LastWords
-from grpo_operator.lifecycle import is_between_epochs, may_begin, next_epoch
+from grpo_operator.lifecycle import is_between_epochs, is_left_alone, may_begin, next_epoch
 from grpo_operator.names import Reason, Role
 from grpo_operator.observe import Observed, lost_since, observe, suspects
 from grpo_operator.plan import Plan, plan, refuse
@@ -90,7 +90,7 @@ class Reconciler:
         job = Job(namespace=key.namespace, name=key.name, uid=key.uid, generation=generation, spec=spec)
         topology = plan_topology(job)
         observed = await self._observe(job, key, status, now)
-        if _runs(job, status) and are_unheard_of(status, observed) and self.last_words.may_come(key):
+        if is_left_alone(job, status) and are_unheard_of(status, observed) and self.last_words.may_come(key):
             return LAST_WORDS_SECONDS
         if _is_about_to_begin(job, status, observed, now) and (refusal := await self._obstacle(job, topology, next_epoch(status))):
             return await self._carry_out(key, raw, status, refuse(status, generation, *refusal, now), now)
@@ -208,11 +208,6 @@ class Reconciler:
         for child in observed.children:
             if (child.kind, child.name) not in kept:
                 await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
-
-
-def _runs(job: Job, status: GRPOJobStatus) -> bool:
-    """Whether an attempt runs of which the operator itself takes no pod away."""
-    return not (is_terminal(status) or is_between_epochs(status) or job.spec.suspend)
 
 
 def _is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
