@@ -15,11 +15,12 @@ from grpo_cli.events_view import Happening, newest
 from grpo_cli.pods_view import PodTrouble, leftovers, troubles
 from grpo_cli.training_view import Told, Training, read_training
 from grpo_operator import names
-from grpo_operator.api import parse_spec
+from grpo_operator.api import GRPOJobSpec, parse_spec
 from grpo_operator.jobstatus import Failure, GroupStatus, GRPOJobStatus
 from grpo_operator.lifecycle import after
 from grpo_operator.names import Condition
 from grpo_operator.status import holds, is_terminal
+from grpo_operator.survivalspec import FailurePolicy
 from grpo_operator.topology import Job, Topology, plan_topology
 
 Object = Mapping[str, Any]
@@ -152,7 +153,7 @@ def _cure(reason: str, phase: str, failure: Failure | None) -> str:
 def _restarts(job: Object, status: GRPOJobStatus) -> str:
     if not status.restarts.total:
         return ""
-    most = job["spec"].get("failurePolicy", {}).get("maxRestarts", 3)
+    most = job["spec"].get("failurePolicy", {}).get("maxRestarts", FailurePolicy.model_fields["max_restarts"].default)
     free = status.restarts.total - status.restarts.counted
     return f"{status.restarts.counted} of at most {most}" + (f", and {free} that {'does' if free == 1 else 'do'} not count" if free else "")
 
@@ -166,7 +167,7 @@ def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
 def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
     if status.epoch_start_time is None or status.running_time is not None:
         return ""
-    limit = job["spec"].get("startupDeadlineSeconds", 86_400)
+    limit = job["spec"].get("startupDeadlineSeconds", GRPOJobSpec.model_fields["startup_deadline_seconds"].default)
     left = limit - (words.since(status.epoch_start_time, now) or 0.0)
     at = after(status.epoch_start_time, limit)
     return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
