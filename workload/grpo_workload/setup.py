@@ -84,7 +84,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     resumed = checkpoints.find(config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters)
     saved = resumed.state.origin if resumed is not None else None
     origin = on_main(lambda: settle_origin(config, saved))
-    check_folders(config.model, origin)
+    check_folders(config.model, origin, rank)
     config = origin.pin(config)
     contract = contract.model_copy(update={"config": config})
     tokenizer = load_tokenizer(config.model)
@@ -147,9 +147,9 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     )
 
 
-def check_folders(model: ModelConfig, origin: Origin) -> None:
-    """ValueError unless every rank finds in model.path what rank 0 does; collective."""
-    found = gather(model.path and fingerprint(Path(model.path)))
+def check_folders(model: ModelConfig, origin: Origin, rank: int) -> None:
+    """ValueError unless every rank finds in model.path what rank 0 did, as `origin` tells; collective."""
+    found = gather(origin.fingerprint if model.path is None or rank == 0 else fingerprint(Path(model.path)))
     if others := [rank for rank, one in enumerate(found) if one != origin.fingerprint]:
         raise ValueError(
             f"model.path: ranks {', '.join(map(str, others))} find other weights in {model.path} than rank 0; every trainer pod has to "
