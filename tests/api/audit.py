@@ -11,12 +11,19 @@ Grant = tuple[str, str, str]
 """Group, resource (with its subresource), verb."""
 
 
-def _requests(log: Path, user: str) -> Iterator[dict[str, Any]]:
-    for line in log.read_text().splitlines():
-        if user in line:
-            event = json.loads(line)
-            if event["user"].get("username") == user and "objectRef" in event:
-                yield event
+def events(log: Path, word: str) -> Iterator[dict[str, Any]]:
+    """Whatever of the log has a word in it."""
+    with log.open() as lines:
+        for line in lines:
+            if word in line and line.endswith("\n"):  # the last one may be half written
+                yield json.loads(line)
+
+
+def requests(log: Path, user: str) -> Iterator[dict[str, Any]]:
+    """What the user asked about objects."""
+    for event in events(log, user):
+        if event["user"].get("username") == user and "objectRef" in event:
+            yield event
 
 
 def _grant(event: dict[str, Any]) -> Grant:
@@ -28,7 +35,7 @@ def _grant(event: dict[str, Any]) -> Grant:
 def used(log: Path, user: str) -> set[Grant]:
     """Every right that the user made use of. A server-side apply that made an object is a patch and needs `create` too."""
     found = set()
-    for event in _requests(log, user):
+    for event in requests(log, user):
         group, resource, verb = _grant(event)
         code = event["responseStatus"]["code"]
         if code == 403:
@@ -41,7 +48,7 @@ def used(log: Path, user: str) -> set[Grant]:
 
 def denials(log: Path, user: str) -> list[str]:
     """What the user was refused for want of a right; refusals of an object as such (policies, quotas, namespaces at their end) are none."""
-    refused = [event for event in _requests(log, user) if event["responseStatus"]["code"] == 403]
+    refused = [event for event in requests(log, user) if event["responseStatus"]["code"] == 403]
     return [
         event["responseStatus"].get("message", "") for event in refused if " cannot " in event["responseStatus"].get("message", " cannot ")
     ]
@@ -49,7 +56,7 @@ def denials(log: Path, user: str) -> list[str]:
 
 def namespaces(log: Path, user: str) -> set[str]:
     """Namespaces that the user's requests were about; an empty one for requests about the whole cluster."""
-    return {event["objectRef"].get("namespace", "") for event in _requests(log, user)}
+    return {event["objectRef"].get("namespace", "") for event in requests(log, user)}
 
 
 def granted(roles: list[dict[str, Any]]) -> set[Grant]:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import audit
 import pytest
 from click.testing import CliRunner
 from operator_fixture import ROOT, USER, Jobs, Operator, make_job, outcome, wait_for_crd
@@ -125,10 +126,9 @@ def test_a_steady_state_writes_nothing(jobs: Jobs, control_plane: ControlPlane) 
     def requests() -> tuple[int, int]:
         """Reads of the job and writes of anything, by the operator, in this namespace."""
         reads = writes = 0
-        for line in control_plane.audit_log.read_text().splitlines():
-            event = json.loads(line)
-            about = event.get("objectRef", {})
-            if event["user"].get("username") != USER or about.get("namespace") != jobs.namespace:
+        for event in audit.requests(control_plane.audit_log, USER):
+            about = event["objectRef"]
+            if about.get("namespace") != jobs.namespace:
                 continue
             reads += event["verb"] == "get" and about["resource"] == "grpojobs"
             writes += event["verb"] not in ("get", "list", "watch")
@@ -145,8 +145,8 @@ def test_a_pass_that_finds_nothing_to_do_lists_and_reads_no_child_one_by_one(job
     _run(jobs, "listed")
 
     def requests() -> Counter[tuple[str, str]]:
-        events = [json.loads(line) for line in control_plane.audit_log.read_text().splitlines() if jobs.namespace in line]
-        return Counter((e["verb"], e["objectRef"]["resource"]) for e in events if e["user"].get("username") == USER)
+        events = audit.requests(control_plane.audit_log, USER)
+        return Counter((e["verb"], e["objectRef"]["resource"]) for e in events if e["objectRef"].get("namespace") == jobs.namespace)
 
     before = requests()
     jobs("annotate", "pod", "listed-a-0", "wakes=now")
