@@ -16,10 +16,8 @@ import contextlib
 import json
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,11 @@ import click
 from kubernetes import client, config, watch
 from urllib3.exceptions import ProtocolError
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "devcluster")]
+from fake_nodes import NAMESPACE, fake_nodes  # isort: skip  # it makes the next ones importable
+from operator_fixture import make_job, outcome
+from runs import versions
 
-from operator_fixture import Jobs, Operator, install_chart, make_job, outcome  # noqa: E402
-
-from grpo_devcluster import binaries, kube  # noqa: E402
-from grpo_devcluster.controlplane import ControlPlane  # noqa: E402
-from grpo_devcluster.progress import wait_until  # noqa: E402
+from grpo_devcluster.progress import wait_until
 
 SELECTOR = "training.grpo.dev/job=bench"
 
@@ -95,32 +90,20 @@ def round_of(tape: Tape, start: float, epoch: int, replicas: int) -> dict[str, f
 @click.option("--replicas", default=4, help="Pods of the first group; the second has one.")
 def main(kills: int, replicas: int) -> None:
     """Measure and print."""
-    binaries.build("controlplane")
-    with tempfile.TemporaryDirectory() as scratch, ControlPlane(Path(scratch) / "plane", kwok_nodes=8) as plane:
-
-        def kubectl(*args: str, stdin: str | None = None) -> str:
-            return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
-
-        release = install_chart(plane, kubectl)
-        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments)
-        operator.start()
-        kubectl("create", "namespace", "bench")
-        jobs = Jobs(kubectl, "bench")
+    with fake_nodes(8) as nodes:
+        jobs = nodes.jobs
         groups = [{"name": "a", "replicas": replicas, "gpus": 2}, {"name": "b", "gpus": 1}]
         policy = {"backoffSeconds": 0, "maxRestarts": kills}
         jobs.apply(make_job("bench", trainer={"groups": groups}, training={"promptsPerStep": 64}, failurePolicy=policy))
         jobs.wait_for("bench", "Running", "True")
-        tape = Tape(plane.kubeconfig, "bench")
+        tape = Tape(nodes.plane.kubeconfig, NAMESPACE)
         rounds = []
-        try:
-            for number in range(1, kills + 1):
-                wait_until(lambda: jobs.get("grpo", "bench")["status"]["phase"] == "Running", "running", 60)
-                start = time.monotonic()
-                jobs.finish_pod("bench-b-0", 70, outcome(70, "RankFailed", "killed"))
-                wait_until(lambda start=start, number=number: round_of(tape, start, number, replicas) is not None, f"round {number}", 60)  # type: ignore[misc]
-                rounds.append(round_of(tape, start, number, replicas))
-        finally:
-            operator.kill()
+        for number in range(1, kills + 1):
+            wait_until(lambda: jobs.get("grpo", "bench")["status"]["phase"] == "Running", "running", 60)
+            start = time.monotonic()
+            jobs.finish_pod("bench-b-0", 70, outcome(70, "RankFailed", "killed"))
+            wait_until(lambda start=start, number=number: round_of(tape, start, number, replicas) is not None, f"round {number}", 60)  # type: ignore[misc]
+            rounds.append(round_of(tape, start, number, replicas))
     moments = {name: [one[name] for one in rounds if one] for name in ("intent", "gone", "scaled", "made", "own")}
     summary = {
         name: {"p50": round(statistics.median(values), 3), "p95": round(statistics.quantiles(values, n=20)[-1], 3)}
@@ -131,7 +114,7 @@ def main(kills: int, replicas: int) -> None:
         "pods": replicas + 1,
         "seconds": summary,
         "raw": {name: [round(value, 4) for value in values] for name, values in moments.items()},
-        "versions": {name: version(name) for name in ("kopf", "kubernetes")},
+        "versions": versions("kopf", "kubernetes"),
         "command": " ".join(["python", "benchmarks/recovery.py", *sys.argv[1:]]),
     }
     print(json.dumps(result))  # noqa: T201

@@ -2,9 +2,9 @@
 
 A real API server, controller manager and scheduler with fake nodes (KWOK), and the operator as a process of its own with its metrics on.
 Jobs of 2 + 1 pods of one GPU each, created in one go; one more, whose claim does not exist, is refused again and again beside them. When
-all run and a while is over, the exit of a rank is put into the status of a pod of some of them, as a kubelet would. Moments are taken from
-watches, requests from the API server's audit log, memory and CPU from the operator's own /metrics. Fake pods answer nobody, so launchers
-are not asked for progress. Prints one JSON line.
+all run and a while is over, the exit of a rank is put into the status of a pod of some of them, as a kubelet would. Requests and when they
+were answered are the API server's audit log's, since when jobs run is their status', memory and CPU are told by the operator's own
+/metrics. Fake pods answer nobody, so launchers are not asked for progress. Prints one JSON line.
 
     python benchmarks/scale.py --jobs 250 --failures 50
 """
@@ -15,15 +15,11 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import click
@@ -31,16 +27,13 @@ import yaml
 from kubernetes import client, config
 from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "devcluster")]
+from fake_nodes import NAMESPACE, FakeNodes, fake_nodes  # isort: skip  # it makes the next ones importable
+import audit
+from operator_fixture import Jobs, make_job, outcome
+from runs import versions
 
-from operator_fixture import Jobs, Operator, Release, free_port, install_chart, make_job, outcome  # noqa: E402
+from grpo_devcluster.progress import wait_until
 
-from grpo_devcluster import binaries, kube  # noqa: E402
-from grpo_devcluster.controlplane import ControlPlane  # noqa: E402
-from grpo_devcluster.progress import wait_until  # noqa: E402
-
-NAMESPACE = "bench"
 GROUPS = [{"name": "a", "replicas": 2, "gpus": 1}, {"name": "b", "gpus": 1}]
 WRITES = ("create", "update", "patch", "delete")
 CHILDREN = 5  # Service, NetworkPolicy, ConfigMap, 2 StatefulSets
@@ -49,10 +42,10 @@ CHILDREN = 5  # Service, NetworkPolicy, ConfigMap, 2 StatefulSets
 class Observer:
     """What the API server and the operator say."""
 
-    def __init__(self, plane: ControlPlane, release: Release, operator: Operator) -> None:
-        api = config.new_client_from_config(str(plane.kubeconfig))
+    def __init__(self, nodes: FakeNodes) -> None:
+        api = config.new_client_from_config(str(nodes.plane.kubeconfig))
         self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
-        self._audit, self._user, self._operator = plane.audit_log, release.user, operator
+        self._audit, self._user, self._operator = nodes.plane.audit_log, nodes.release.user, nodes.operator
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """Status by job, but for the bad one."""
@@ -77,18 +70,12 @@ class Observer:
 
     def requests(self) -> list[dict[str, Any]]:
         """The operator's requests so far, as in the audit log; no watches, which last."""
-        return [e for e in self._audited(self._user) if e["verb"] != "watch" and e["user"]["username"] == self._user]
+        return [e for e in audit.events(self._audit, self._user) if e["verb"] != "watch" and e["user"]["username"] == self._user]
 
     def created(self) -> dict[str, float]:
         """When each job was created, in Unix time."""
-        posts = [e for e in self._audited('"grpojobs"') if (e["verb"], e["responseStatus"]["code"]) == ("create", 201)]
+        posts = [e for e in audit.events(self._audit, '"grpojobs"') if (e["verb"], e["responseStatus"]["code"]) == ("create", 201)]
         return {e["objectRef"]["name"]: seconds(e) for e in posts if e["objectRef"]["name"] != "bad"}
-
-    def _audited(self, word: str) -> Iterator[dict[str, Any]]:
-        with self._audit.open() as log:
-            for line in log:
-                if word in line and line.endswith("\n"):  # the last one may be half written
-                    yield json.loads(line)
 
     def use(self) -> dict[str, float]:
         """The operator's memory (MiB) and CPU (seconds) so far."""
@@ -136,22 +123,10 @@ def counted(requests: list[dict[str, Any]], since: float, until: float) -> dict[
 @click.option("--bad/--no-bad", default=True, help="With one job more, that is refused again and again.")
 def main(count: int, failures: int, quiet_seconds: int, bad: bool) -> None:
     """Measure and print."""
-    binaries.build("controlplane")
-    with tempfile.TemporaryDirectory() as scratch, ControlPlane(Path(scratch) / "plane", kwok_nodes=count * 3 // 8 + 8) as plane:
-
-        def kubectl(*args: str, stdin: str | None = None) -> str:
-            return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
-
-        release = install_chart(plane, kubectl)
-        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=free_port())
-        operator.start()
-        kubectl("create", "namespace", NAMESPACE)
-        try:
-            result = measure(Jobs(kubectl, NAMESPACE), Observer(plane, release, operator), count, failures, quiet_seconds, bad=bad)
-        finally:
-            operator.kill()
+    with fake_nodes(count * 3 // 8 + 8) as nodes:
+        result = measure(nodes.jobs, Observer(nodes), count, failures, quiet_seconds, bad=bad)
     result |= {
-        "versions": {name: version(name) for name in ("kopf", "kubernetes")},
+        "versions": versions("kopf", "kubernetes"),
         "cpus": os.cpu_count(),
         "load average": round(os.getloadavg()[1], 1),
         "command": " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
