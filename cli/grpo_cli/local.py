@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_operator.topology import Job, Topology, make_contract
 from grpo_workload import contract as c
 from grpo_workload.contract import Contract, Engine, Member, Outcome
+
+PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to connections (net.ipv4.ip_local_port_range)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,7 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     """
     contract = make_contract(job, topology, 0)
     first = dict(zip(topology.pods, itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0), strict=False))
-    ports = iter(_free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
+    ports = iter(free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
     here = "127.0.0.1"
     visible = [int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip().isdigit()]
 
@@ -121,12 +127,14 @@ def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
     return Outcome(epoch=0, exit_code=c.ExitCode.RANK_FAILED, reason="LauncherDied", message=text)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, and that the kernel gives to no connection until a pod listens, seconds later."""
+    with ExitStack() as stack:
+        ports: list[int] = []
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(ports) == count:
+                break
+            with contextlib.suppress(OSError):  # somebody does
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports

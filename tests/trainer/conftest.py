@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from grpo_cli.local import free_ports
 from grpo_workload.tiny import make_tiny_model
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -37,9 +37,7 @@ class Ranks:
 
     def __init__(self, command: list[str], world_size: int, folder: Path, env: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         self._logs = [folder / f"rank-{rank}.log" for rank in range(world_size)]
         self.processes = []
         for rank, log in enumerate(self._logs):

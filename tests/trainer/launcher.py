@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from grpo_cli.local import free_ports
 from grpo_workload.contract import Outcome
 
 T = TypeVar("T")
@@ -49,15 +48,6 @@ from grpo_workload.launch import leave, main
 from grpo_workload.peers import Timing
 leave(main([sys.executable, sys.argv[1]], Timing(**json.loads(sys.argv[2]))))
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def eventually(look: Callable[[], T], what: str, seconds: float = DEADLINE) -> T:

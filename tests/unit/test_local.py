@@ -1,9 +1,13 @@
 """`grpo run` puts a cluster's pods side by side on one machine: nothing may be given out twice."""
 
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 from jobs import spec
 
-from grpo_cli.local import local_contract
+from grpo_cli.local import free_ports, local_contract
 from grpo_operator.api import parse_spec
 from grpo_operator.topology import Job, plan_topology
 
@@ -33,3 +37,14 @@ def test_pods_keep_to_the_devices_that_are_visible(monkeypatch: pytest.MonkeyPat
     )
     contract = local_contract(job, plan_topology(job))
     assert [place.devices for place in (*contract.members, *contract.engines)] == [(2,), (3,)]
+
+
+def test_ports_are_none_that_a_connection_may_take_before_a_pod_listens() -> None:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert max(ports) < low
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert not set(ports) & set(free_ports(50))
