@@ -21,7 +21,7 @@ STEPS = 8
 PROGRAMS = Path(__file__).parents[1] / "trainer" / "programs"
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
     spec = {
         "device": {"type": "cuda"},
