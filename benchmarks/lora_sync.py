@@ -1,9 +1,10 @@
 """Pushing LoRA's full weights out of ZeRO-3 to an engine, ours beside TRL's: seconds, and GPU memory that a rank needs for it on top.
 
-    python benchmarks/lora_sync.py --side ours --output lora_sync.jsonl
+    python benchmarks/lora_sync.py --side ours --push adapters --output lora_sync.jsonl
 
 Three ranks and one vLLM server on four GPUs, a random Qwen2 of SIZE billion parameters, adapters on all linear layers. What is timed is the
 call by which each trainer brings its engine up to date, on every rank; extra memory is PyTorch's peak within it less what was there before.
+Ours pushes full weights (merged), as TRL does, or adapters alone, which vLLM then puts into its buffers at the next request.
 A line has what happened as `error` where the ranks did not get through. Ours runs on CPUs, too, with --device cpu --size tiny.
 """
 
@@ -32,6 +33,7 @@ PORT = 18100
 
 @click.command()
 @click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
+@click.option("--push", type=click.Choice(["merged", "adapters"]), default="merged", show_default=True, help="What ours sends.")
 @click.option("--size", type=click.Choice(list(SHAPES)), default="7", show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--timeout", default=400, show_default=True, help="Seconds that engine and ranks may take in all.")
@@ -39,7 +41,9 @@ PORT = 18100
 @click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model, which is made where it is not there yet.")
 @click.option("--rank", type=int, hidden=True)
 @click.option("--folder", type=click.Path(path_type=Path), hidden=True)
-def main(side: str, size: str, device: str, timeout: int, output: Path, model: Path | None, rank: int | None, folder: Path | None) -> None:
+def main(
+    side: str, push: str, size: str, device: str, timeout: int, output: Path, model: Path | None, rank: int | None, folder: Path | None
+) -> None:
     """Run one side and append a line."""
     if side == "trl" and device == "cpu":
         raise click.UsageError("TRL pushes weights by NCCL, which needs GPUs: only --side ours goes with --device cpu")
@@ -47,25 +51,25 @@ def main(side: str, size: str, device: str, timeout: int, output: Path, model: P
         assert folder is not None
         assert model is not None
         sys.exit(_ours_rank(folder, device) if side == "ours" else _trl_rank(folder, model))
-    line: dict[str, Any] = {"side": side, "size": size, "device": device, "ranks": RANKS, "lora": LORA}
+    line: dict[str, Any] = {"side": side, "size": size, "device": device, "ranks": RANKS, "lora": LORA | {"push": push}}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
         folder = Path(scratch)
         model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096)
         failure = None
         try:
             with ended_with():
-                settings = _ours_engine(folder, model, device) if side == "ours" else _trl_engine(folder, model)
+                settings = _ours_engine(folder, model, device, push) if side == "ours" else _trl_engine(folder, model)
                 _run_ranks(["--side", side, "--device", device, "--folder", str(folder), "--model", str(model)], folder, settings, timeout)
             line |= _summary(folder)
         except JobError as error:
             failure = error
             line |= {"error": error.reason}
     line |= {"versions": versions("torch", "transformers", "deepspeed", "trl", "peft", "vllm")}
-    line |= {"command": f"python benchmarks/lora_sync.py --side {side} --size {size} --device {device}"}
+    line |= {"command": f"python benchmarks/lora_sync.py --side {side} --push {push} --size {size} --device {device}"}
     append(output, line)
     if failure is not None:
         sys.exit(f"FAILED {side}\n{failure}")
-    print(side, line["median"], "s", line["extra_gib"], "GiB", flush=True)  # noqa: T201
+    print(side, push, line["median"], "s", line["extra_gib"], "GiB", flush=True)  # noqa: T201
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -128,7 +132,7 @@ def _metered(sync: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return call
 
 
-def _ours_engine(folder: Path, model: Path, device: str) -> dict[str, str]:
+def _ours_engine(folder: Path, model: Path, device: str, push: str) -> dict[str, str]:
     """Start it; the variables that ranks find it by."""
     from grpo_cli.local import local_contract
     from grpo_operator.api import parse_spec
@@ -139,7 +143,7 @@ def _ours_engine(folder: Path, model: Path, device: str) -> dict[str, str]:
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "stopped", "stopped": {}}],
-        "lora": LORA,
+        "lora": LORA | {"push": push},
         "training": {"promptsPerStep": RANKS, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": NEW_TOKENS},
         "parallelism": {"zeroStage": 3, "gradientCheckpointing": True},
         "generation": {

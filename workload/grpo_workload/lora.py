@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,15 @@ class Adapters:
                 self._peft = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"lora: peft refuses these settings: {error}") from error
-        self._model = model
+        self._model, self._config = model, config
 
     def trained(self) -> list[nn.Parameter]:
         """What the optimizer updates."""
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
-    def weights(self) -> list[Weight]:
-        """The weights that the model without adapters has, under its names."""
-        return merged(self._model)
+    def pushed(self) -> list[Weight]:
+        """What engines get: the weights that the model without adapters has, under its names, or adapters."""
+        return factors(self._model) if self._config.push == "adapters" else merged(self._model)
 
     def saved(self) -> list[Weight]:
         """What is trained, under the names that `save` takes."""
@@ -150,6 +151,17 @@ def merged(model: nn.Module) -> list[Weight]:
     return weights
 
 
+def factors(model: nn.Module) -> list[Weight]:
+    """The adapters of a model under peft's names for files; what B A is scaled by is in B already."""
+    weights = []
+    for path, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            a_RI, b_OR = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            weights.append(plain(f"base_model.model.{path}.lora_A.weight", a_RI))
+            weights.append(Weight(f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(_scaled, b_OR, layer.scaling[ADAPTER])))
+    return weights
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
     """A weight and what its adapter adds to it."""
@@ -179,6 +191,10 @@ def output_layers(model: Any) -> list[nn.Module]:
     """The layers that make logits: the model's own, and its copy that is trained where there is one."""
     head = model.get_output_embeddings()
     return [head.original_module, *head.modules_to_save.values()] if isinstance(head, ModulesToSaveWrapper) else [head]
+
+
+def _scaled(parameter: nn.Parameter, scale: float) -> Tensor:
+    return parameter.data * scale
 
 
 def _last(path: str) -> str:

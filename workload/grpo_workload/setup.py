@@ -119,7 +119,8 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         start = replace(resumed.state, origin=origin)
         logger.info("going on from %s", resumed.checkpoint)
     generator = build_generator(contract, rank, policy, tokenizer)
-    if start.weight_version > 0:
+    # What engines have loaded is version 0, but for adapters: those that vLLM has none for are refused here.
+    if start.weight_version > 0 or config.pushes_adapters:
         generator.sync_weights(policy.weights(), start.weight_version)
     run_dir = data_dir / contract.job.run
     branch, known = on_main(lambda: begin_branch(run_dir, epoch=contract.epoch, step=start.step))

@@ -97,7 +97,7 @@ OWN: list[Row] = [
     *differs("vllm_enforce_eager", "an argument of vLLM's own", v.boolean, to="generation.engineArgs.enforce_eager"),
     *differs("vllm_max_num_seqs", "an argument of vLLM's own", v.integer, to="generation.engineArgs.max_num_seqs"),
     *differs("vllm_enable_prefix_caching", "an argument of vLLM's own", v.boolean, to="generation.engineArgs.enable_prefix_caching"),
-    *not_needed("vllm_enable_lora vllm_max_lora_rank", "engines get full weights, also with LoRA (docs/lora.md)"),
+    *not_needed("vllm_enable_lora vllm_max_lora_rank", "engines of their own get adapters alone with lora.push: adapters (docs/lora.md)"),
     *left("vllm_limit_mm_per_prompt", _IMAGES),
     *left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: tensorParallel", 1),
     *left("freeze_vit freeze_aligner freeze_llm", _IMAGES, True, False),

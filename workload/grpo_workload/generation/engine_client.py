@@ -63,12 +63,12 @@ class EngineClient:
         await self._call("GET", "/health", deadline=ANSWER_SECONDS)
 
     async def identify(self) -> str:
-        """The name of this process of the engine: `engine_command` gives each start another one. EngineError when its size is wrong."""
+        """What requests to this process go by: `engine_command` gives each start another name. EngineError when its size is wrong."""
         size = (await self._repeat("GET", "/get_world_size"))["world_size"]
         if size != self.engine.world_size:
             raise EngineError(self.engine, f"has {size} workers, and the contract says {self.engine.world_size}")
         models = await self._repeat("GET", "/v1/models")
-        return str(models["data"][0]["id"])
+        return str(models["data"][-1]["id"])  # its adapter, which is listed after the model, where it has one
 
     async def weight_version(self) -> str:
         """The version that the last `finish_update` gave; only where `vllm_api.tells_weight_version`."""

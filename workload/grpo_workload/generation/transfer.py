@@ -5,8 +5,7 @@ this rank broadcasts at the same time, so that both are always under way togethe
 Meanwhile the next bucket is gathered: two of them are held at most.
 
 A group that has lost a member is given up, and another one, of the next generation, is built with the engine's new process. With gloo,
-the workers of the other engines fail when a member dies. With NCCL they may be stuck in the old group's broadcast for good: such an engine
-does not answer the questions that go to its workers, and is named when their deadline has passed. That ends the trainer.
+the workers of the other engines fail when a member dies; with NCCL when this side has left the group, which they notice by its store.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class WeightSender:
     def _open(self, generation: int) -> Channel:
         if self._backend == "nccl":
             return NcclChannel(self._group)
-        from grpo_workload.generation.transfer_gloo import GlooGroup, open_store
+        from grpo_workload.generation.gloo_group import GlooGroup, open_store
 
         if self._store is None:
             self._store = open_store(self._group.host, self._group.port, listens=True)

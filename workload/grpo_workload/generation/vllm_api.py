@@ -83,6 +83,16 @@ def nccl_leave(communicator: Any) -> None:
     communicator.group = None  # its store listens on the port
 
 
+def nccl_abort(communicator: Any) -> None:
+    """End what waits in the group, from another thread; what is called on it afterwards does nothing."""
+    import torch
+
+    communicator.disabled = True  # first: the thread that waited may go on to the next call
+    with torch.cuda.device(communicator.device):
+        communicator.nccl.ncclCommAbort(communicator.comm)
+    communicator.available = False
+
+
 def nccl_send(vllm: Version, communicator: Any, bucket: Bucket) -> None:
     """Broadcast a bucket, packed, to the workers that `update_info` was posted to; returns when it has been sent."""
     import torch
@@ -97,6 +107,14 @@ def nccl_send(vllm: Version, communicator: Any, bucket: Bucket) -> None:
         arguments = NCCLTrainerSendWeightsArgs(group=communicator, packed=True)
         NCCLWeightTransferEngine.trainer_send_weights(iterator=iter(bucket), trainer_args=arguments)
     torch.cuda.synchronize()  # the producer of older releases leaves its last broadcasts running
+
+
+def adapter_renames(model: Any) -> Any:
+    """How a model of vLLM's renames what adapters of the original are called; None where it does not."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return None
+    return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()
 
 
 def repack_output_layer(model: Any) -> None:

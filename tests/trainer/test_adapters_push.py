@@ -1,0 +1,100 @@
+"""An engine that gets adapters alone: one real vLLM server of two workers, fed by this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engines import PROMPTS, Engines, make_contract
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.config import LoraConfig
+from grpo_workload.exports import export
+from grpo_workload.generation import transfer
+from grpo_workload.generation.engine_client import EngineError
+from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.lora import Adapters
+from grpo_workload.types import Prompt
+
+pytestmark = pytest.mark.vllm
+
+LORA = LoraConfig(r=4, alpha=6, push="adapters")  # a scale that is no power of two, a rank that vLLM has no room of its own for
+PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids), seed=index) for index, ids in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Any) -> Adapters:
+    return Adapters(model, LORA, seed=0)
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_model: Path, model: Any, adapters: Adapters, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    contract = make_contract(tiny_model, [(2, 1)])
+    contract = contract.model_copy(update={"config": contract.config.model_copy(update={"lora": LORA})})
+    pods = Engines(tmp_path_factory.mktemp("engines"), contract)
+    for engine in pods.contract.engines:
+        pods.start(engine)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1)
+    ready = ServerGenerator(contract, 0, lambda: export(adapters.pushed(), is_partitioned=False))
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+    pods.close()
+
+
+def change(adapters: Adapters, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapters.trained():
+            parameter.normal_(std=0.2, generator=random)
+
+
+def push(generator: ServerGenerator, adapters: Adapters, version: int) -> None:
+    generator.sync_weights(export(adapters.pushed(), is_partitioned=False), version)
+
+
+def largest_difference(model: Any, generator: ServerGenerator) -> float:
+    """Of log-probabilities of sampled tokens, between the engine and the model with its adapters."""
+    differences = []
+    for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 2), strict=True):
+        for one in group:
+            with torch.no_grad():
+                scores = model(input_ids=torch.tensor([[*prompt.token_ids, *one.token_ids]])).logits[0].log_softmax(dim=-1)
+            own = scores[len(prompt.token_ids) - 1 : -1].gather(1, torch.tensor(one.token_ids).unsqueeze(1)).squeeze(1)
+            differences.append((own - torch.tensor(one.logprobs)).abs().max())
+    return float(torch.stack(differences).max())
+
+
+def test_each_push_replaces_the_adapters(
+    generator: ServerGenerator, model: Any, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert largest_difference(model, generator) < 1e-4, "the empty adapter changes the model"
+    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**11)  # an update of several buckets
+    for version in (1, 2):
+        change(adapters, version)
+        assert largest_difference(model, generator) > 1e-2
+        push(generator, adapters, version)
+        assert largest_difference(model, generator) < 1e-4
+
+
+def test_an_update_that_was_abandoned_leaves_the_adapters_as_they_are(generator: ServerGenerator, model: Any, adapters: Adapters) -> None:
+    (client,) = generator._link.clients
+    push(generator, adapters, 3)
+    generator._link.run(client.abandon_update())
+    generator._link.run(client._call("POST", "/update_weight_version", json={"new_version": "3"}))
+    assert largest_difference(model, generator) < 1e-4
+
+
+def test_modules_that_vllm_has_no_adapters_for_are_named(generator: ServerGenerator, model: Any, adapters: Adapters) -> None:
+    weights = [(name.replace("q_proj", "x_proj"), tensor) for name, tensor in export(adapters.pushed(), is_partitioned=False)]
+    with pytest.raises(EngineError, match=r"vLLM has no adapters for x_proj of this model, only for .*q_proj.* push merged would work"):
+        generator.sync_weights(weights, 5)
