@@ -7,9 +7,9 @@ import torch
 CHAINS = {
     "a": ("float32", 1, 2, 3),
     "b": ("float32", 3, 1, 1),
-    "c": ("bfloat16", 2, 3, 2),
+    "away": ("bfloat16", 2, 3, 2),
     "none": ("float32", 0, 0, 0),
-    "lora": ("float32", 2, 3, 1),
+    "away-lora": ("float32", 2, 3, 1),
 }
 WORLD_SIZES = (3, 2, 4)
 

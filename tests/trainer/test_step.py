@@ -28,3 +28,32 @@ def test_optimizers_for_half_precision_count_the_steps_that_were_taken(run_progr
     assert {stage: result["steps"] for stage, result in torch.load(tmp_path / "half.pt").items()} == {
         stage: {2.0} for stage in ("0", "0b", "1b", "2b", "3b")
     }
+
+
+# By ZeRO stage, type of the weights and of AdamW's states: under each of DeepSpeed's optimizers, and without any.
+AWAY = ("0:float32:float32", "0:bfloat16:float32", "1:bfloat16:float32", "2:float32:float32", "2:bfloat16:bfloat16", "3:bfloat16:float32")
+
+
+def test_states_that_are_away_between_steps_change_no_bit(run_program, tiny_model, tmp_path):
+    run_program("states_away.py", 2, tiny_model, tmp_path / "data", tmp_path / "away.pt", *AWAY)
+    results = torch.load(tmp_path / "away.pt")
+    assert tuple(results) == AWAY
+    for plan, result in results.items():
+        for ours, expected in zip(result["away"], result["plain"], strict=True):
+            assert same(ours, expected), plan
+        between, back, counted = result["sizes"]
+        assert (between, back) == (0, counted), plan
+        assert counted > 0
+        assert same(result["loaded"], result["away"][0][2]), f"{plan}: what was saved from the host"
+        assert same(result["resumed"], result["away"][1]), f"{plan}: going on from the checkpoint"
+
+
+def same(ours, expected):
+    """Whether both are equal, their tensors bit for bit."""
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(ours, expected)
+    if isinstance(expected, dict):
+        return ours.keys() == expected.keys() and all(same(ours[key], value) for key, value in expected.items())
+    if isinstance(expected, list | tuple):
+        return len(ours) == len(expected) and all(same(one, other) for one, other in zip(ours, expected, strict=True))
+    return ours == expected

@@ -59,6 +59,33 @@ def test_an_offloaded_optimizer_takes_nothing_and_a_reference_model_as_much_as_t
     assert (need.weights, need.optimizer, need.gradients) == (2 * 2 * 250, 0, 0)
 
 
+# Bytes a parameter that are on the host between steps, counted likewise.
+AWAY = [
+    ({"dtype": "bfloat16"}, {"zeroStage": 0}, 12),
+    ({"dtype": "bfloat16"}, {"zeroStage": 1}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 2}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 3}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 0}, 8),
+    ({"dtype": "float32"}, {"zeroStage": 1}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 2}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 3}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 0, "optimizerDtype": "bfloat16"}, 4),
+    ({"dtype": "bfloat16"}, {"zeroStage": 1, "optimizerDtype": "bfloat16"}, 3),
+    ({"dtype": "bfloat16"}, {"zeroStage": 2, "optimizerDtype": "bfloat16"}, 3),
+    ({"dtype": "bfloat16"}, {"zeroStage": 3, "optimizerDtype": "bfloat16"}, 3),
+]
+
+
+@pytest.mark.parametrize(("model", "parallelism", "away"), AWAY)
+def test_states_that_are_away_while_the_engine_generates_are_there_for_the_step(model: Any, parallelism: Any, away: int) -> None:
+    size = {"num_parameters": 1000, "world_size": 2}
+    stay = training_footprint(config(**model, parallelism=parallelism), **size)
+    leave = training_footprint(config(**model, parallelism=parallelism | {"offloadOptimizer": "generating"}), **size)
+    assert (stay.away, leave.away) == (0, 1000 * away)
+    assert leave.states == stay.states - 1000 * away
+    assert (leave.weights, leave.most) == (stay.weights, stay.most)
+
+
 def check(settings: TrainerConfig, *, billions: float = 7, world_size: int = 8, gib: int = 80) -> None:
     check_room(settings, total=gib * GIB, num_parameters=int(billions * 1e9), world_size=world_size)
 
@@ -86,6 +113,16 @@ def test_a_share_that_fits_is_accepted() -> None:
         (config(gpuMemoryUtilization=0.1), "0.71 would work"),
         (config(kvCacheMemory="60Gi"), "generation.kvCacheMemory: 60Gi and the weights are 73.0 GiB for vLLM"),
         (config(kvCacheMemory="60Gi"), "would work"),
+        # Without the 9.8 GiB, 66.9 GiB are left; an engine that never sleeps has them beside it in the optimizer's step.
+        (config(gpuMemoryUtilization=0.9, parallelism={"offloadOptimizer": "generating"}), "0.83 would work"),
+        (
+            config(gpuMemoryUtilization=0.9, parallelism={"offloadOptimizer": "generating"}),
+            "9.8 GiB for optimizer states (9.8 GiB of them in the host's memory while vLLM generates) and 3.3 GiB for gradients",
+        ),
+        (
+            config(gpuMemoryUtilization=0.7, colocate={"sleepLevel": 0}, parallelism={"offloadOptimizer": "generating"}),
+            "0.67 would work",
+        ),
     ],
 )
 def test_a_share_that_leaves_too_little_is_refused_with_one_that_works(settings: TrainerConfig, told: str) -> None:
@@ -99,6 +136,16 @@ def test_where_training_alone_is_too_large_no_share_is_suggested() -> None:
     ):
         check(config(parallelism={"zeroStage": 0}), world_size=1)
     check(config(parallelism={"zeroStage": 3, "offloadOptimizer": "cpu"}), world_size=1)
+    # States that come back for the step do not fit it, however long they are away.
+    with pytest.raises(ValueError, match=r"No value would work; .* generating, where training alone fits"):
+        check(config(parallelism={"offloadOptimizer": "generating"}), world_size=1)
+
+
+def test_a_cache_that_needs_the_room_of_the_states_is_accepted_where_they_leave_it() -> None:
+    cache = {"kvCacheMemory": "48Gi"}  # 80 GiB, less 13 for the engine's weights, 13 for the trainer's, 9.8 for states
+    with pytest.raises(ValueError, match="45203Mi would work"):
+        check(config(**cache))
+    check(config(**cache, parallelism={"offloadOptimizer": "generating"}))
 
 
 @given(
@@ -109,14 +156,15 @@ def test_where_training_alone_is_too_large_no_share_is_suggested() -> None:
     st.sampled_from([0, 1, 2, 3]),
     st.sampled_from([0, 1, 2]),
     st.sampled_from([1, 2, 8]),
+    st.sampled_from(["none", "generating"]),
 )
 def test_what_a_refusal_suggests_is_accepted(
-    share: float, by_share: bool, billions: float, world_size: int, stage: int, level: int, tensor_parallel: int
+    share: float, by_share: bool, billions: float, world_size: int, stage: int, level: int, tensor_parallel: int, offload: str
 ) -> None:
     def settings(value: Any) -> TrainerConfig:
         size = {"gpuMemoryUtilization": float(value)} if by_share else {"kvCacheMemory": value}
         common = {"tensorParallel": tensor_parallel, "colocate": {"sleepLevel": level}}
-        return config(parallelism={"zeroStage": stage}, **common, **size)
+        return config(parallelism={"zeroStage": stage, "offloadOptimizer": offload}, **common, **size)
 
     try:
         check(settings(share if by_share else f"{int(share * 80)}Gi"), billions=billions, world_size=world_size)

@@ -109,6 +109,15 @@ REFUSED = [
         "float16 needs device.type cuda: next to no CPU computes in it; bfloat16 would work",
     ),
     ({"model": {"name": "m", "dtype": "float16"}, "parallelism": {"zeroStage": 0}}, "float16 needs parallelism.zeroStage 1, 2 or 3"),
+    (
+        _server((1, 1, None)) | {"parallelism": {"offloadOptimizer": "generating"}},
+        "offloadOptimizer generating needs generation.topology Colocate: other engines have GPUs of their own; none or cpu would work",
+    ),
+    ({"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}}, "offloadOptimizer cpu and coalesceGradReduction need zeroStage"),
+    (
+        {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "bfloat16"}},
+        "optimizerDtype bfloat16 works with offloadOptimizer none or generating: DeepSpeed's AdamW for CPUs keeps float32",
+    ),
     (_trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}}, "training.promptsPerStep must be at least the number of ranks"),
     (_trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}}, "32 would work"),
     (

@@ -66,7 +66,8 @@ class Source:
 
     def load(self, policy: Policy) -> None:
         """Put `policy`, made with `load_universal=is_universal`, into the saved state; collective."""
-        folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained)
+        with policy.with_states():
+            folder, _ = policy.engine.load_checkpoint(str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained)
         assert folder is not None, f"DeepSpeed found nothing in {self.folder}"
         policy.go_to(self.state.step)
 

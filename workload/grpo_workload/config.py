@@ -127,9 +127,9 @@ class ParallelismConfig(Section):
 
     RULES = (
         Rule(
-            "self.zeroStage > 0 || (self.offloadOptimizer == 'none' && !self.coalesceGradReduction)",
+            "self.zeroStage > 0 || (self.offloadOptimizer != 'cpu' && !self.coalesceGradReduction)",
             "offloadOptimizer cpu and coalesceGradReduction need zeroStage 1, 2 or 3",
-            lambda p: p.zero_stage > 0 or (p.offload_optimizer == "none" and not p.coalesce_grad_reduction),
+            lambda p: p.zero_stage > 0 or (p.offload_optimizer != "cpu" and not p.coalesce_grad_reduction),
         ),
         Rule(
             "self.gradientCheckpointing || !self.offloadActivations",
@@ -137,14 +137,21 @@ class ParallelismConfig(Section):
             lambda p: p.gradient_checkpointing or not p.offload_activations,
         ),
         Rule(
-            "self.optimizerDtype == 'float32' || self.offloadOptimizer == 'none'",
-            "optimizerDtype bfloat16 works with offloadOptimizer none alone: DeepSpeed's AdamW for CPUs keeps float32",
-            lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer == "none",
+            "self.optimizerDtype == 'float32' || self.offloadOptimizer != 'cpu'",
+            "optimizerDtype bfloat16 works with offloadOptimizer none or generating: DeepSpeed's AdamW for CPUs keeps float32",
+            lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer != "cpu",
         ),
     )
 
     zero_stage: Literal[0, 1, 2, 3] = Field(2, description="ZeRO stage: what is partitioned over the ranks.")
-    offload_optimizer: Literal["none", "cpu"] = Field("none", description="Where optimizer states live.")
+    offload_optimizer: Literal["none", "cpu", "generating"] = Field(
+        "none",
+        description=(
+            "Where optimizer states live. none: on the GPU. cpu: in the host's memory, and updated there. generating: on the GPU for the "
+            "optimizer's step, and in the host's memory for the rest of it, so that completions are generated and trained on in the room "
+            "that they leave (topology Colocate alone)."
+        ),
+    )
     optimizer_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description=(
@@ -266,6 +273,12 @@ class TrainerConfig(Section):
             "lora.push adapters needs generation.topology Server or NodeLocal: an engine inside the trainer gives its weights up when it "
             "sleeps; push merged would work",
             lambda c: not c.pushes_adapters or c.generation.topology is not Topology.COLOCATE,
+        ),
+        Rule(
+            "self.parallelism.offloadOptimizer != 'generating' || self.generation.topology == 'Colocate'",
+            "parallelism.offloadOptimizer generating needs generation.topology Colocate: other engines have GPUs of their own; none or cpu "
+            "would work",
+            lambda c: c.parallelism.offload_optimizer != "generating" or c.generation.topology is Topology.COLOCATE,
         ),
     )
 

@@ -5,8 +5,6 @@ Shapes: B sequences, T completion tokens, K completion tokens of all sequences.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,13 +21,14 @@ from grpo_workload import mismatch
 from grpo_workload.activations import Activations
 from grpo_workload.batching import MicroBatch
 from grpo_workload.collectives import join
-from grpo_workload.config import ParallelismConfig, TrainerConfig
+from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.exports import export, full
 from grpo_workload.launch_config import clips_itself, deepspeed_config, mixed_precision
 from grpo_workload.logprobs import Scorer
 from grpo_workload.loss import LossScale, grpo_loss
 from grpo_workload.model import load_model
+from grpo_workload.optimizer import OptimizerStates, forget_steps, uses_deepspeed_adam
 from grpo_workload.tally import Tally
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Policy:
         """
         self._config, self._kind = config, device
         self.is_partitioned = config.parallelism.zero_stage == 3
-        ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": _uses_deepspeed_adam(config.parallelism, device)}
+        ds_config = deepspeed_config(config) | {"zero_force_ds_cpu_optimizer": uses_deepspeed_adam(config.parallelism, device)}
         ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
@@ -84,7 +83,8 @@ class Policy:
         self.engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
         # One rank has nobody to average with, but would copy its gradients into a buffer of a gigabyte for it.
         self.engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
-        _forget_steps(self.engine.optimizer)
+        forget_steps(self.engine)
+        self._states = OptimizerStates(self.engine) if config.parallelism.offload_optimizer == "generating" else None
         _restore_buffers(self.module, buffers, self.device)
         self._activations = Activations(self.device) if config.parallelism.offload_activations else None
         self._reference = self._load_reference(ds_config, buffers) if config.training.beta > 0 else None
@@ -105,6 +105,7 @@ class Policy:
         Returns:
             Metrics of the whole step under TRL's names: loss, grad_norm before clipping, learning_rate, means over tokens trained on. In
             float16 also loss_scale, which the gradients were multiplied by, and skipped: 1 when they overflowed and the weights stay.
+            With states that are offloaded while others generate, time/offload: the seconds that this rank took to move them.
         """
         self.engine.train()
         tally = Tally()
@@ -155,13 +156,20 @@ class Policy:
     def _finish_step(self) -> dict[str, float]:
         grad_norm = self._clip() if clips_itself(self._config) else None
         scale = self.engine.optimizer.loss_scale if self.engine.fp16_enabled() else None
-        self.engine.step()
+        with self.with_states():
+            self.engine.step()
         # Also after a step that was skipped: the rate goes by the number of the step, as `go_to` has it.
         self.schedule.step()
         metrics = {"grad_norm": float(self.engine.get_global_grad_norm() if grad_norm is None else grad_norm)}
         if scale is not None:
             metrics |= {"loss_scale": float(scale), "skipped": float(not self.engine.was_step_applied())}
+        if self._states is not None:
+            metrics["time/offload"] = self._states.seconds
         return metrics
+
+    def with_states(self) -> AbstractContextManager[None]:
+        """Within it, optimizer states are where the optimizer updates them."""
+        return self._states.on_device() if self._states else nullcontext()
 
     def _clip(self) -> float:
         """Scale gradients down to maxGradNorm, where they are longer together; their length before."""
@@ -229,11 +237,6 @@ def score(model: Any, scorer: Scorer, batch: MicroBatch, temperature: float) -> 
     return batch.rows(scored_K2[:, 0]), batch.rows(scored_K2[:, 1].detach())
 
 
-def _uses_deepspeed_adam(parallelism: ParallelismConfig, device: Device) -> bool:
-    """Whether accelerate is to replace AdamW by DeepSpeed's for CPUs: it is faster there, but is compiled when it is first used."""
-    return parallelism.offload_optimizer == "cpu" and device == Device.CUDA and shutil.which(os.environ.get("CXX", "c++")) is not None
-
-
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
     join(device, timeout_seconds)
     return Accelerator(
@@ -241,13 +244,6 @@ def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Devic
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
         step_scheduler_with_optimizer=False,
     )
-
-
-def _forget_steps(optimizer: Any) -> None:
-    """DeepSpeed's optimizers for half precision take a step with gradients of 0 to allocate AdamW's moments; one of them lets it count."""
-    for state in getattr(optimizer, "optimizer", optimizer).state.values():
-        if "step" in state:
-            state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
 
 
 def _restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:

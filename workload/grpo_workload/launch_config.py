@@ -39,7 +39,7 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
         "allgather_bucket_size": REDUCE_ELEMENTS,
         "overlap_comm": parallelism.zero_stage == 3,
         "contiguous_gradients": True,
-        "offload_optimizer": {"device": parallelism.offload_optimizer},
+        "offload_optimizer": {"device": "cpu" if parallelism.offload_optimizer == "cpu" else "none"},
         "offload_param": {"device": "none"},
         "stage3_gather_16bit_weights_on_model_save": False,
     }

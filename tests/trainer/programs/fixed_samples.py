@@ -28,11 +28,6 @@ def samples(step):
             yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage)
 
 
-def adam(policy):
-    """The AdamW inside of whatever DeepSpeed has put around it."""
-    return getattr(policy.engine.optimizer, "optimizer", policy.engine.optimizer)
-
-
 def take_step(policy, step, training):
     """One optimizer step on this rank's share of the samples of `step`; its metrics."""
     every = list(samples(step))

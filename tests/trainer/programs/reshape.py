@@ -1,8 +1,9 @@
 """Steps of several runs, each gone on from where other ranks or stages have left it: reshape.py MODEL DATA OUT EPOCH PLAN...
 
-A PLAN is RUN:DTYPE:STAGE; the run "lora" trains adapters. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2
-and 3 for comparison; one with a checkpoint takes the next step and saves. OUT gets, by run: masters, moments and Adam's step as they were
-loaded and as they were saved, and metrics of the steps.
+A PLAN is RUN:DTYPE:STAGE; runs named "...lora" train adapters, and optimizer states of those named "away..." are on the device in steps
+alone. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2 and 3 for comparison; one with a checkpoint takes the
+next step and saves. OUT gets, by run: masters, moments and Adam's step as they were loaded and as they were saved, and metrics of the
+steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -19,18 +20,19 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from accelerate.state import AcceleratorState
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from fixed_samples import PAD, adam, take_step
+from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
 from grpo_workload.checkpoint import Checkpoints, TrainerState
 from grpo_workload.collectives import join
 from grpo_workload.config import TrainerConfig
 from grpo_workload.engine import Policy
+from grpo_workload.optimizer import adam
 
 
 def optimizer_state(policy):
     """Masters and moments by parameter, whole, and the step; without ZeRO, as torch's AdamW holds them."""
-    states, whole = adam(policy).state, {}
+    states, whole = adam(policy.engine).state, {}
     for name, parameter in policy.module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -43,20 +45,26 @@ def optimizer_state(policy):
     return {name: [tensor.clone() for tensor in tensors] for name, tensors in whole.items()}, steps
 
 
+def take(policy, step, config):
+    """The metrics of a step, without seconds."""
+    return {name: value for name, value in take_step(policy, step, config.training).items() if not name.startswith("time/")}
+
+
 def main(model, data, out, epoch, plans):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join(Device.CPU, 300)
     results = {}
     for plan in plans:
         run, dtype, stage = plan.split(":")
+        offload = "generating" if run.startswith("away") else "none"
         config = TrainerConfig.model_validate(
             {
                 "model": {"path": model, "dtype": dtype},
                 "dataset": {"path": "unused"},
                 "rewards": [{"name": "unused", "stopped": {}}],
                 "training": {"learningRate": 1e-3, "warmupSteps": 3, "perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none"},
-                "parallelism": {"zeroStage": int(stage)},
-                **({"lora": {"modulesToSave": ["norm"]}} if run == "lora" else {}),
+                "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload},
+                **({"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {}),
             }
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, epoch=int(epoch), pod_uid=f"uid-{epoch}")
@@ -71,17 +79,19 @@ def main(model, data, out, epoch, plans):
         if source is not None:
             source.load(policy)
             start = source.state.step
-        state = optimizer_state(policy) if source is not None else None
-        metrics = [take_step(policy, step, config.training) for step in ([0, 1] if source is None else [start])]
+        with policy.with_states():
+            state = optimizer_state(policy) if source is not None else None
+        metrics = [take(policy, step, config) for step in ([0, 1] if source is None else [start])]
         step = start + len(metrics)
-        saved = optimizer_state(policy)
+        with policy.with_states():
+            saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
         trainer = TrainerState(
             step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
         )
         checkpoints.save(policy, tokenizer, trainer)
         if source is None:
-            metrics += [take_step(policy, step, config.training) for step in (2, 3)]
+            metrics += [take(policy, step, config) for step in (2, 3)]
         results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}
         AcceleratorState._reset_state(reset_partial_state=True)
         join(Device.CPU, 300)

@@ -15,10 +15,11 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, adam, take_step
+from fixed_samples import PAD, take_step
 
 from grpo_workload.config import TrainerConfig
 from grpo_workload.engine import Policy
+from grpo_workload.optimizer import adam
 
 
 def main(model, out, micro_batch_size, beta, stages):
@@ -42,7 +43,7 @@ def main(model, out, micro_batch_size, beta, stages):
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         metrics = [take_step(policy, step, config.training) for step in range(2)]
-        steps = {float(state["step"]) for state in adam(policy).state.values() if "step" in state}
+        steps = {float(state["step"]) for state in adam(policy.engine).state.values() if "step" in state}
         results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}, "steps": steps}
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":

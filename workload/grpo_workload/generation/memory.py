@@ -21,11 +21,17 @@ class Footprint:
     weights: int  # in the training type, with those of the reference model
     optimizer: int  # float32 copies of the weights and AdamW's two moments, and gradients that DeepSpeed never frees
     gradients: int  # from the backward pass to the optimizer's step
+    away: int = 0  # of the optimizer's: in the host's memory but for its step
 
     @property
     def states(self) -> int:
         """What is there all the time, also while the engine generates."""
-        return self.weights + self.optimizer
+        return self.weights + self.optimizer - self.away
+
+    @property
+    def most(self) -> int:
+        """What is there at the optimizer's step."""
+        return self.weights + self.optimizer + self.gradients
 
 
 def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size: int, num_adapted: int | None = None) -> Footprint:
@@ -37,7 +43,7 @@ def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size
     Not counted, since they depend on lengths, layers and libraries: activations, logits, buckets that are reduced or gathered (0.1 to 0.5
     GB), CUDA's and NCCL's own memory, and fragments. So what is refused cannot work, and what is accepted may still be tight.
     """
-    stage, is_offloaded = config.parallelism.zero_stage, config.parallelism.offload_optimizer == "cpu"
+    stage, offload = config.parallelism.zero_stage, config.parallelism.offload_optimizer
     size, dtype = BYTES[config.model.dtype], config.model.dtype
     if num_adapted is None:
         present = num_parameters * (2 if config.training.beta > 0 else 1)
@@ -45,38 +51,40 @@ def training_footprint(config: TrainerConfig, *, num_parameters: int, world_size
         present, num_parameters = num_parameters + num_adapted, num_adapted
     weights = size * (math.ceil(present / world_size) if stage == 3 else present)
     share = math.ceil(num_parameters / world_size)
-    if config.parallelism.optimizer_dtype == "bfloat16":
-        return _half_states(stage, weights=weights, share=share, num_parameters=num_parameters)
-    if stage == 0:
-        master = 0 if dtype == "float32" else 4
-        return Footprint(weights=weights, optimizer=(master + 8) * num_parameters, gradients=size * num_parameters)
-    if is_offloaded:
+    if offload == "cpu":
         return Footprint(weights=weights, optimizer=0, gradients=0)
-    if stage == 1 and dtype == "bfloat16":  # its optimizer keeps all gradients in float32, beside those of the backward pass
-        return Footprint(weights=weights, optimizer=12 * share + 4 * num_parameters, gradients=size * num_parameters)
-    if stage == 3:  # keeps its share of the gradients
-        return Footprint(weights=weights, optimizer=16 * share, gradients=0)
-    return Footprint(weights=weights, optimizer=12 * share, gradients=4 * share)
+    if config.parallelism.optimizer_dtype == "bfloat16":
+        states, kept, gradients = _half_states(stage, share=share, num_parameters=num_parameters)
+    elif stage == 0:
+        states, kept, gradients = (8 if dtype == "float32" else 12) * num_parameters, 0, size * num_parameters
+    elif stage == 1 and dtype == "bfloat16":  # its optimizer keeps all gradients in float32, beside those of the backward pass
+        states, kept, gradients = 12 * share, 4 * num_parameters, size * num_parameters
+    elif stage == 3:  # keeps its share of the gradients
+        states, kept, gradients = 12 * share, 4 * share, 0
+    else:
+        states, kept, gradients = 12 * share, 0, 4 * share
+    return Footprint(weights=weights, optimizer=states + kept, gradients=gradients, away=states if offload == "generating" else 0)
 
 
-def _half_states(stage: int, *, weights: int, share: int, num_parameters: int) -> Footprint:
-    """With optimizer states in bfloat16: from stage 1 on there is a copy of the weights that are updated."""
+def _half_states(stage: int, *, share: int, num_parameters: int) -> tuple[int, int, int]:
+    """States in bfloat16, gradients that are kept, and others; from stage 1 on there is a copy of the weights that are updated."""
     match stage:
         case 0:
-            return Footprint(weights=weights, optimizer=4 * num_parameters, gradients=2 * num_parameters)
+            return 4 * num_parameters, 0, 2 * num_parameters
         case 1:
-            return Footprint(weights=weights, optimizer=6 * share, gradients=2 * num_parameters)
+            return 6 * share, 0, 2 * num_parameters
         case 2:
-            return Footprint(weights=weights, optimizer=6 * share, gradients=2 * share)
-        case _:  # keeps its share of the gradients
-            return Footprint(weights=weights, optimizer=8 * share, gradients=0)
+            return 6 * share, 0, 2 * share
+        case _:
+            return 6 * share, 2 * share, 0
 
 
 def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_size: int, num_adapted: int | None = None) -> None:
     """Refuse a share of the GPU, or a cache, that leaves training or the engine's own weights too little.
 
-    Training's states stay on the GPU while the engine is awake. An engine that sleeps while it trains (levels 1 and 2) is counted as
-    nothing then, so that gradients may use its memory; one that does not sleep keeps all of it.
+    Training's states stay on the GPU while the engine is awake, but for those that parallelism.offloadOptimizer generating takes away. An
+    engine that sleeps while it trains (levels 1 and 2) is counted as nothing then, so that gradients, and states that come back for the
+    optimizer's step, may use its memory; one that does not sleep keeps all of it.
 
     Args:
         config: the job's; topology Colocate.
@@ -90,8 +98,7 @@ def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_
     """
     generation = config.generation
     training = training_footprint(config, num_parameters=num_parameters, world_size=world_size, num_adapted=num_adapted)
-    trains = training.states + training.gradients
-    room = total - (trains if generation.sleep_level == 0 else training.states) if trains <= total else 0
+    room = total - (training.most if generation.sleep_level == 0 else training.states) if training.most <= total else 0
     weights = math.ceil(BYTES[config.model.dtype] * num_parameters / generation.tensor_parallel)
     cache = generation.kv_cache_bytes
     engine = int(generation.gpu_share * total) if cache is None else weights + cache
@@ -103,7 +110,7 @@ def check_room(config: TrainerConfig, *, total: int, num_parameters: int, world_
         asked = f"generation.kvCacheMemory: {generation.kv_cache_memory} and the weights are {_gib(engine)} for vLLM"
     raise ValueError(
         f"{asked}, whose weights take {_gib(weights)}; training takes {_gib(training.weights)} for weights, {_gib(training.optimizer)} for "
-        f"optimizer states and {_gib(training.gradients)} for gradients; the GPU has {_gib(total)}. "
+        f"optimizer states{_meanwhile(training)} and {_gib(training.gradients)} for gradients; the GPU has {_gib(total)}. "
         f"{_remedy(room=room, weights=weights, total=total, by_share=cache is None)}"
     )
 
@@ -120,9 +127,13 @@ def _remedy(*, room: int, weights: int, total: int, by_share: bool) -> str:
     if not by_share and cache > 0:
         return f"{cache}Mi would work"
     return (
-        "No value would work; parallelism.zeroStage 3, parallelism.offloadOptimizer cpu, a higher generation.tensorParallel, or more ranks "
-        "would make room"
+        "No value would work; parallelism.zeroStage 3, parallelism.offloadOptimizer cpu (or generating, where training alone fits), a "
+        "higher generation.tensorParallel, or more ranks would make room"
     )
+
+
+def _meanwhile(training: Footprint) -> str:
+    return f" ({_gib(training.away)} of them in the host's memory while vLLM generates)" if training.away else ""
 
 
 def _gib(size: int) -> str:

@@ -1,0 +1,112 @@
+"""Three steps with optimizer states on the device and away from it, a checkpoint before the third, and the third again from there.
+
+states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. OUT gets, by plan: metrics, weights and
+states with them on the device; the same with them away, straight on and from the checkpoint; and their bytes on the device between steps
+and when they are back, beside those that were reckoned.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+from grpo_workload import environment
+from grpo_workload.contract import Device
+
+environment.prepare(Device.CPU, os.environ)
+
+import torch
+from accelerate.state import AcceleratorState
+from fixed_samples import PAD, take_step
+from transformers import AutoTokenizer
+
+from grpo_workload.checkpoint import Checkpoints, TrainerState
+from grpo_workload.config import TrainerConfig
+from grpo_workload.engine import Policy
+from grpo_workload.generation.memory import num_parameters, training_footprint
+from grpo_workload.optimizer import adam
+
+
+def make_config(model, plan, offload):
+    stage, dtype, optimizer_dtype = plan.split(":")
+    config = {
+        "model": {"path": model, "dtype": dtype},
+        "dataset": {"path": "unused"},
+        "rewards": [{"name": "unused", "stopped": {}}],
+        "training": {"perDeviceTrainBatchSize": 4, "learningRate": 1e-3, "importanceSamplingCorrection": "none"},
+        "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload, "optimizerDtype": optimizer_dtype},
+    }
+    return TrainerConfig.model_validate(config)
+
+
+def make_policy(config):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD)
+
+
+def states(policy):
+    """Copies of masters and moments, wherever they are."""
+    return [
+        tensor.detach().clone()
+        for master, state in adam(policy.engine).state.items()
+        for tensor in (master, *state.values())
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+
+def bytes_of(tensors):
+    """Of the memory behind them."""
+    return sum({storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}.values())
+
+
+def weights(policy):
+    return {name: weight.clone() for name, weight in policy.weights()}
+
+
+def take_steps(policy, config, steps):
+    """Their metrics, without seconds; weights and states after them."""
+    metrics = [take_step(policy, step, config.training) for step in steps]
+    return [{name: value for name, value in step.items() if name != "time/offload"} for step in metrics], weights(policy), states(policy)
+
+
+def sizes(policy, config):
+    """Bytes of states on the device between steps, after they have come back, and as the arithmetic has it."""
+    on_device = [away.on_device for away in policy._states._away]
+    between = bytes_of(on_device)
+    with policy.with_states():
+        back = bytes_of(on_device)
+    own = num_parameters(policy.module.parameters())
+    return between, back, training_footprint(config, num_parameters=own, world_size=2).away
+
+
+def run(model, data, plan, tokenizer):
+    stage = int(plan[0])
+    plain = make_policy(config := make_config(model, plan, "none"))
+    result = {"plain": [take_steps(plain, config, steps) for steps in ((0, 2), (3,))]}
+
+    policy = make_policy(config := make_config(model, plan, "generating"))
+    result["away"] = [take_steps(policy, config, (0, 2))]
+    result["sizes"] = sizes(policy, config)
+    checkpoints = Checkpoints(Path(data), plan, keep=1, epoch=0, pod_uid="uid")
+    state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=2, zero_stage=stage)
+    checkpoints.save(policy, tokenizer, state)
+    result["away"].append(take_steps(policy, config, (3,)))
+
+    resumed = make_policy(config)
+    checkpoints.find(None, world_size=2, zero_stage=stage).load(resumed)
+    result["loaded"] = states(resumed)
+    result["resumed"] = take_steps(resumed, config, (3,))
+    return result
+
+
+def main(model, data, out, plans):
+    gc.freeze()  # DeepSpeed collects garbage whenever it makes an optimizer for bfloat16, among all that was imported
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    results = {plan: run(model, data, plan, tokenizer) for plan in plans}
+    if os.environ["RANK"] == "0":
+        torch.save(results, out)
+
+
+main(*sys.argv[1:4], sys.argv[4:])
