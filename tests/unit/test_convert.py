@@ -191,6 +191,21 @@ def test_ranks_without_a_prompt_are_told() -> None:
     assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
 
 
+def test_states_that_are_offloaded_while_the_engine_generates_are_so_here() -> None:
+    def converted(file: str, old: str, new: str) -> Conversion:
+        text = (INPUTS / file).read_text()
+        assert old in text
+        return _text(file, text.replace(old, new))
+
+    for offloads, expected in (("False", None), ("True", "generating")):
+        verl = converted("verl.sh", "actor.fsdp_config.optimizer_offload=False", f"actor.fsdp_config.optimizer_offload={offloads}")
+        assert verl.spec["parallelism"].get("offloadOptimizer") == expected
+    assert converted("swift-colocate.sh", "zero3_offload", "zero3").spec["parallelism"]["offloadOptimizer"] == "generating"
+    server = converted("swift-server.sh", "--vllm_mode server", "--vllm_mode server --offload_optimizer true")
+    assert "offloadOptimizer" not in server.spec["parallelism"]
+    assert any(finding.note.startswith("engines have GPUs of their own") for finding in server.left)
+
+
 def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
     conversion = _convert("verl.sh")
     spec = conversion.spec

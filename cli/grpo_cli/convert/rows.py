@@ -60,6 +60,7 @@ FIELD_OF_FACT = {
     "distributed_type": "parallelism.zeroStage",
     "zero_stage": "parallelism.zeroStage",
     "offload": "parallelism.offloadOptimizer",
+    "offload_generating": "parallelism.offloadOptimizer",
     "use_vllm": "generation.engine",
     "vllm_mode": "generation.topology",
     "vllm_device": "generation.topology",

@@ -124,8 +124,13 @@ def _topology(draft: Draft) -> None:
         draft.set("generation.topology", "Colocate")
         if "sleep" in facts:
             draft.set("generation.colocate.sleepLevel", 2 if facts["sleep"] else 0)
+        if facts.get("offload_generating"):
+            draft.fields.setdefault("parallelism.offloadOptimizer", "generating")
         return
     draft.drop("generation.colocate")
+    if facts.get("offload_generating"):
+        note = "engines have GPUs of their own: states may stay on the trainer's, or live in memory with cpu"
+        draft.tell(Kind.LEFT, "offload_optimizer", True, note, "parallelism.offloadOptimizer")
 
 
 def _batch(draft: Draft, ranks: int) -> None:

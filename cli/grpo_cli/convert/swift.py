@@ -12,7 +12,7 @@ _IMAGES = "text models alone are trained"
 _LENGTHS = "prompts are not cut: maxModelLen holds the longest prompt and its completion"
 _INSIDE = "settings of ms-swift's inside"
 _TEMPLATE = "the tokenizer's own chat template is used"
-_IN_TURNS = "with Colocate, engine and trainer take turns (colocate.sleepLevel); states of the trainer stay"
+_IN_TURNS = "with Colocate, engine and trainer take turns (colocate.sleepLevel); weights of the trainer stay"
 
 OWN: list[Row] = [
     *left("rlhf_type", "a job trains with GRPO", "grpo"),
@@ -89,7 +89,7 @@ OWN: list[Row] = [
     *left("async_generate", "sampling waits for the newest weights: every batch is on policy", False),
     *same("sleep_level", "generation.colocate.sleepLevel", v.integer, default=0),
     *left("offload_model", _IN_TURNS, False),
-    *differs("offload_optimizer", "parallelism.offloadOptimizer: cpu keeps states in memory all the time", v.boolean, fact="offload"),
+    *differs("offload_optimizer", "parallelism.offloadOptimizer: generating", v.boolean, fact="offload_generating"),
     *not_needed("move_model_batches enable_flattened_weight_sync", "weights are pushed in buckets"),
     *not_needed("vllm_server_group_port", trl._ADDRESS),
     *left("num_infer_workers", "use generation.nodeLocal: enginesPerNode is what this was"),

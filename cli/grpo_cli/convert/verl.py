@@ -111,7 +111,7 @@ ACTOR: list[Row] = [
     *same(_under(_ACTOR, "optim.lr_scheduler_type optim.warmup_style"), "training.lrSchedulerType", v.scheduler, default="constant"),
     *same(f"{_ACTOR}.optim.weight_decay", "training.weightDecay", v.number, default=0.01),
     *left(_under(_ACTOR, "optim.min_lr_ratio optim.num_cycles"), "schedules have no settings of their own", 0, 0.5),
-    *differs(f"{_ACTOR}.fsdp_config.optimizer_offload", "parallelism.offloadOptimizer: cpu", v.boolean, fact="offload"),
+    *differs(f"{_ACTOR}.fsdp_config.optimizer_offload", "parallelism.offloadOptimizer: generating", v.boolean, fact="offload_generating"),
     *left(f"{_ACTOR}.fsdp_config.param_offload", "weights stay on the GPUs, partitioned: zeroStage 3", False),
     *not_needed(f"{_ACTOR}.fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
     *left(f"{_ACTOR}.ulysses_sequence_parallel_size", "a sequence is on one rank", 1),
