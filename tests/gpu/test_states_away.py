@@ -1,0 +1,156 @@
+"""Optimizer states leave the GPU between steps and come back for them, bit for bit: what that frees, and how long it takes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from launcher import free_ports
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from grpo_workload import environment
+from grpo_workload.config import TrainerConfig
+from grpo_workload.contract import Device
+from grpo_workload.generation.memory import num_parameters
+from grpo_workload.tiny import make_tiny_tokenizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+PROGRAMS = Path(__file__).parents[1] / "trainer" / "programs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    """One rank of NCCL."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+    environment.prepare(Device.CUDA, os.environ)
+    sys.path.append(str(PROGRAMS))
+    yield
+    sys.path.remove(str(PROGRAMS))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 0.2 billion parameters in bfloat16."""
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer = make_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any, TrainerConfig]:
+    from accelerate.state import AcceleratorState
+    from fixed_samples import PAD
+
+    from grpo_workload.engine import Policy
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "bfloat16"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {"learningRate": 1e-3, "importanceSamplingCorrection": "none"},
+            "parallelism": {"zeroStage": stage, "offloadOptimizer": offload, "optimizerDtype": dtype},
+        }
+    )
+    return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=PAD), config
+
+
+def in_use() -> tuple[int, int]:
+    """Bytes of the GPU in tensors of this process, and in use by anybody."""
+    for _ in range(4):  # what keeps an engine of before goes in several rounds
+        gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_allocated(), total - free
+
+
+def bytes_that_leave(policy: Any) -> tuple[int, int]:
+    """What less is in tensors, and in use by anybody, when states go away again after they were brought back; prints both."""
+    before = in_use()
+    with policy.with_states():
+        with_states = in_use()
+    after = in_use()
+    assert after[0] == before[0], "the second time frees what the first did"
+    gone, seconds = with_states[0] - after[0], policy._states.seconds
+    print(  # noqa: T201
+        f"ZeRO-{policy._config.parallelism.zero_stage}: {gone / 2**30:.3f} GiB leave; in use with them {with_states[1] / 2**30:.2f} GiB, "
+        f"without {after[1] / 2**30:.2f}; there and back in {seconds:.3f} s, {2 * gone / seconds / 1e9:.1f} GB/s"
+    )
+    return gone, with_states[1] - after[1]
+
+
+def take(policy: Any, step: int, config: TrainerConfig) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """A step's metrics without seconds, and the weights after it."""
+    from fixed_samples import take_step
+
+    metrics: dict[str, float] = take_step(policy, step, config.training)
+    metrics.pop("time/offload", None)
+    return metrics, {name: weight.cpu() for name, weight in policy.weights()}
+
+
+def same(ours: tuple[Any, dict[str, torch.Tensor]], expected: tuple[Any, dict[str, torch.Tensor]]) -> bool:
+    return ours[0] == expected[0] and all(torch.equal(ours[1][name], weight) for name, weight in expected[1].items())
+
+
+@pytest.mark.parametrize(("stage", "dtype", "size"), [(0, "float32", 12), (1, "float32", 12), (2, "bfloat16", 6), (3, "float32", 12)])
+def test_states_leave_the_gpu_between_steps_and_no_bit_changes(model: Path, stage: int, dtype: str, size: int) -> None:
+    policy, config = make_policy(model, stage, dtype, "none")
+    expected = [take(policy, step, config) for step in (0, 2, 3)]
+    policy, config = make_policy(model, stage, dtype, "generating")
+    steps = [take(policy, step, config) for step in (0, 2)]
+    in_tensors, at_all = bytes_that_leave(policy)
+    steps.append(take(policy, 3, config))
+    assert all(map(same, steps, expected))
+    states = size * num_parameters(policy.module.parameters())
+    assert in_tensors == pytest.approx(states, rel=0.01)
+    assert at_all > 0.8 * states, "other processes are to have it"
+
+
+def test_a_checkpoint_is_saved_from_the_host_and_leaves_the_gpu_once_loaded(model: Path, tmp_path: Path) -> None:
+    from grpo_workload.checkpoint import Checkpoints, TrainerState
+
+    policy, config = make_policy(model, 2, "float32", "generating")
+    take(policy, 0, config)
+    checkpoints = Checkpoints(tmp_path, "run", keep=1, epoch=0, pod_uid="uid")
+    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
+    torch.cuda.reset_peak_memory_stats()
+    resting = torch.cuda.memory_allocated()
+    checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
+    states = 12 * num_parameters(policy.module.parameters())
+    assert torch.cuda.max_memory_allocated() - resting < 0.5 * states, "states were on the GPU while they were saved"
+    expected = take(policy, 2, config)
+
+    resumed, config = make_policy(model, 2, "float32", "generating")
+    source = checkpoints.find(None, world_size=1, zero_stage=2)
+    assert source is not None
+    source.load(resumed)
+    assert bytes_that_leave(resumed)[0] == pytest.approx(states, rel=0.01)
+    assert same(take(resumed, 2, config), expected)
