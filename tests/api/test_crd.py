@@ -20,6 +20,13 @@ pytestmark = pytest.mark.api
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         ({"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}}, "model.dtype float16 needs device.type cuda"),
+        (
+            {
+                "parallelism": {"offloadOptimizer": "generating"},
+                "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}},
+            },
+            "parallelism.offloadOptimizer generating needs generation.topology Colocate",
+        ),
         ({"lora": {"targetModules": ["all-linear", "lm_head"]}}, "targetModules must be all-linear alone or names of modules"),
         ({"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}}, "a module is either in targetModules or in modulesToSave"),
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),

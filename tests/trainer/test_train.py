@@ -66,7 +66,8 @@ def curve(run_dir):
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine, source):
     stopped, hub = tmp_path / "data" / "ns" / "job" / "stopped", Hub(tiny_model, tmp_path / "hub")
     model = HUB_NAME if source == "hub" else tiny_model
-    ranks = start_training(make_config(model, max_steps=100_000, engine=engine), 2, uid="stopped", **hub.env)
+    offload = {"parallelism": {"offloadOptimizer": "generating" if source == "folder" else "none"}}
+    ranks = start_training(make_config(model, max_steps=100_000, engine=engine) | offload, 2, uid="stopped", **hub.env)
     metrics = stopped / "metrics.jsonl"
     ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
     ranks.processes[1].send_signal(signal.SIGTERM)
@@ -79,7 +80,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
     # A rank that was killed later leaves lines that its checkpoint knows nothing of.
     with metrics.open("a") as file:
         file.write(json.dumps({"step": step, "reward": 9.0}) + "\n")
-    config = make_config(model, max_steps=step + 2, engine=engine)
+    config = make_config(model, max_steps=step + 2, engine=engine) | offload
     hub.move_to("2")
     resumed = start_training(config, 2, uid="stopped", **hub.env)
     assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
@@ -109,6 +110,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(start_training, tiny_m
         assert 0 <= whole["padding_fraction"] == pytest.approx((fed - trained) / fed)
     totals = [sum(rank["sample_tokens"] for line in ranks[: at + 1] for rank in line["ranks"]) for at in range(step + 2)]
     assert totals == [line["num_tokens"] for line in curve(stopped)]
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert 0 < last.get("time/offload", 0) < last["time/train"] if source == "folder" else "time/offload" not in last
     completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
     assert {line["step"] for line in completions} == set(range(step + 2))
 
