@@ -6,6 +6,8 @@ ROOT = Path("/sys/fs/cgroup")
 PARENT = "grpo-devcluster"
 # The cgroup v2 hierarchy of a hybrid host has no controllers: the kubelet leaves it alone, runc uses it.
 _UNIFIED = "unified"
+# To the scheduler all pods together are one, and each process of the machine another: beside a few busy ones, pods would starve.
+_WEIGHTS = {"cpu.shares": 4 * 1024, "cpu.weight": 4 * 100}
 
 
 def cgroup_root(node: str) -> str:
@@ -39,6 +41,9 @@ def create(node: str) -> None:
                 if not _is_v2() and (child / name).exists() and not (child / name).read_text().strip():
                     (child / name).write_text((parent / name).read_text())
             parent = child
+        for name, weight in _WEIGHTS.items():
+            if (file := hierarchy / PARENT / name).exists():
+                file.write_text(str(weight))
 
 
 def processes(node: str | None = None) -> list[int]:
