@@ -1,5 +1,5 @@
 import asyncio
-import time
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ def verifier():
         ("6", "8 - 2 = 2 * 3", 0.0),
         ("8 - 2", "8 - 2", 1.0),
         ("what", "12", None),
+        ("12", "$9^{9^{9^{9}}}$", 0.0),
     ],
 )
 def test_verdicts(verifier, gold, answer, verdict):
@@ -39,11 +40,11 @@ def test_verdicts(verifier, gold, answer, verdict):
 
 
 def test_an_answer_that_hangs_counts_as_wrong_and_the_next_is_compared():
-    verifier = Verifier(timeout=0.5)
+    verifier = Verifier(timeout=2)
     verifier("1", "1")
-    start = time.monotonic()
-    assert verifier("12", "$9^{9^{9^{9}}}$") == 0.0
-    assert time.monotonic() - start < 2.5  # math-verify's own limit would take three seconds
+    verifier._process.send_signal(signal.SIGSTOP)  # as in one long operation, which no limit of math-verify's own ends
+    assert verifier("12", "12") == 0.0
+    assert verifier._process is None
     assert verifier("12", "12") == 1.0
     verifier.close()
 
