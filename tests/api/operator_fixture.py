@@ -73,7 +73,7 @@ def wait_for_crd(kubectl: Any) -> None:
         conditions = crd.get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
-    wait_until(established, "the CRD is established", 30, interval=0.2)
+    wait_until(established, "the CRD is established", 60, interval=0.2)
 
 
 def free_port() -> int:
@@ -159,7 +159,7 @@ class Jobs:
         conditions = self.get("grpojob", name).get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
 
-    def wait_for(self, name: str, kind: str, status: str, reason: str | None = None, timeout: float = 30) -> dict[str, Any]:
+    def wait_for(self, name: str, kind: str, status: str, reason: str | None = None, timeout: float = 60) -> dict[str, Any]:
         """Wait for a condition; returns it."""
 
         def holds() -> bool:

@@ -98,7 +98,7 @@ class Prometheus:
         found = self.api("query", query=expression)["result"]
         return [(sample["metric"], float(sample["value"][1])) for sample in found]
 
-    def wait_for(self, expression: str, until: Callable[[Vector], bool] = bool, timeout: float = 30) -> Vector:
+    def wait_for(self, expression: str, until: Callable[[Vector], bool] = bool, timeout: float = 60) -> Vector:
         """An instant vector, once it is as asked: by default, not empty. A scrape is late, or fails, on a busy machine."""
         found: Vector = []
 
@@ -121,7 +121,7 @@ class Prometheus:
             return len(targets) == count and all(target["health"] == "up" for target in targets)
 
         try:
-            wait_until(are_up, f"{count} targets up", 30)
+            wait_until(are_up, f"{count} targets up", 60)
         except TimeoutError as error:
             told = [(target["scrapeUrl"], target["lastError"]) for target in self.api("targets")["activeTargets"]]
             raise TimeoutError(f"{error}: {told}") from None

@@ -78,4 +78,4 @@ def test_audit_log_names_the_writer(control_plane: ControlPlane, kubectl: Kubect
             e["user"]["username"] == "admin" and e["verb"] == "create" and e["objectRef"].get("namespace") == namespace for e in events
         )
 
-    wait_until(written_by_admin, "the write in the audit log", timeout=10)
+    wait_until(written_by_admin, "the write in the audit log", timeout=30)

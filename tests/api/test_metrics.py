@@ -94,7 +94,7 @@ def prometheus(
             own_jobs.wait_for(name, "Running", "True")
             own_jobs.finish_pod(f"{name}-b-0", 70, outcome(70, "RankFailed", "rank 2: no luck"))
         own_jobs.wait_for("failed", "Failed", "True")
-        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["epoch"] == 1, "the second attempt", 40)
+        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["epoch"] == 1, "the second attempt", 80)
         yield server
     finally:
         server.close()
@@ -149,7 +149,7 @@ def test_metrics_are_labelled_by_who_knows(prometheus: Prometheus, own_jobs: Job
     assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {"namespace": "ns", "grpojob": "job", "pod": "pod-0"}
     assert not prometheus.query('{exported_namespace!=""}')
 
-    found = prometheus.wait_for("grpo_rank_gpu_utilization_ratio", lambda vector: len(vector) == 3, timeout=60)
+    found = prometheus.wait_for("grpo_rank_gpu_utilization_ratio", lambda vector: len(vector) == 3, timeout=120)
     use = sorted((labels["pod"], labels["rank"], value) for labels, value in found)
     assert use == [("pod-0", "0", 0.75), ("pod-0", "1", 0.75), ("pod-1", "2", 0.75)]
     restarts = prometheus.wait_for(f'grpo_operator_restarts_total{{namespace="{own_jobs.namespace}"}}')

@@ -62,7 +62,7 @@ def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
     jobs.finish_pod("done-a-0", 0, outcome(0, progress=progress))
     told = jobs.wait_for("done", "Complete", "True", "TrainingDone")
     assert "checkpoint ns/done/uid/checkpoints/step-5" in told["message"]
-    wait_until(lambda: _replicas(jobs, "done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 5)
+    wait_until(lambda: _replicas(jobs, "done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 30)
     status = jobs.get("grpo", "done")["status"]
     assert status["phase"] == "Succeeded"
     assert status["summary"]["step"] == "5/5"
@@ -80,7 +80,7 @@ def test_the_pod_that_failed_first_is_named_and_not_the_one_that_lost_it(jobs: J
     assert "no luck" in told["message"]
     failure = jobs.get("grpo", "broken")["status"]["lastFailure"]
     assert (failure["pod"], failure["exitCode"]) == ("broken-b-0", 70)
-    wait_until(lambda: set(_replicas(jobs, "broken").values()) == {0}, "StatefulSets at 0", 5)
+    wait_until(lambda: set(_replicas(jobs, "broken").values()) == {0}, "StatefulSets at 0", 30)
 
 
 def test_a_replaced_pod_ends_the_attempt(jobs: Jobs) -> None:
@@ -103,7 +103,7 @@ def test_a_job_deleted_while_the_operator_is_down_leaves_nothing(jobs: Jobs, ope
     _run(jobs, "gone")
     assert not jobs.get("grpo", "gone")["metadata"].get("finalizers")
     with operator.down():
-        jobs("delete", "grpo", "gone", "--timeout=10s")
+        jobs("delete", "grpo", "gone", "--timeout=60s")
         left = "statefulset,service,configmap,pod"
         wait_until(lambda: not jobs.list(left, "training.grpo.dev/job=gone"), "children collected", 30)
 

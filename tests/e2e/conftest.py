@@ -58,7 +58,7 @@ def namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
-    kubectl("wait", "pod", "--all", "-n", name, "--for=delete", "--timeout=120s")
+    kubectl("wait", "pod", "--all", "-n", name, "--for=delete", "--timeout=240s")
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class JobOnCluster:
         """Apply claim and job; the model and `files` are put behind the claim before a pod can look. Returns the claim's folder."""
         claim, job = yaml.safe_load_all(_manifests(**spec))
         self("apply", "-f", "-", stdin=yaml.safe_dump(claim))
-        self("wait", "pvc/runs", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+        self("wait", "pvc/runs", "--for=jsonpath={.status.phase}=Bound", "--timeout=120s")
         data = storage.claim_path(self.kubeconfig, self.namespace, "runs")
         make_tiny_model(data / "model")
         for name, text in files.items():

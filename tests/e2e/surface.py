@@ -38,7 +38,7 @@ def check_surface(job: JobOnCluster) -> None:
     assert "rank 0  " in shown
 
     job("exec", "tiny-a-0", "--", "python", "-c", PRINT)
-    wait_until(lambda: SECRET in grpo("logs", "--tail", "50"), "the token in the log", 10)
+    wait_until(lambda: SECRET in grpo("logs", "--tail", "50"), "the token in the log", 60)
     logs = grpo("logs").splitlines()
     assert {line.partition(" | ")[0] for line in logs} == {"tiny-a-0", "tiny-b-0"}
     assert any("step 2: reward" in line for line in logs)

@@ -51,7 +51,7 @@ class Survivor:
     def status(self) -> dict[str, Any]:
         return dict(self.job.get().get("status", {}))
 
-    def steps(self, above: int, timeout: float = 180) -> None:
+    def steps(self, above: int, timeout: float = 360) -> None:
         """Wait until training stands above a step."""
 
         def moved() -> bool:
@@ -72,8 +72,8 @@ class Survivor:
         before = self.status()
         began = time.monotonic()
         yield
-        wait_until(lambda: self.status()["epoch"] > before["epoch"], f"another attempt after: {fault}", 120, interval=0.2)
-        wait_until(lambda: self.status()["phase"] == "Running", f"running after: {fault}", 180, interval=0.5)
+        wait_until(lambda: self.status()["epoch"] > before["epoch"], f"another attempt after: {fault}", 240, interval=0.2)
+        wait_until(lambda: self.status()["phase"] == "Running", f"running after: {fault}", 360, interval=0.5)
         self.recoveries[fault] = time.monotonic() - began
         status = self.status()
         assert status["epoch"] == before["epoch"] + 1, json.dumps(status, indent=1)
@@ -105,11 +105,11 @@ def _apply(job: JobOnCluster, **spec: Any) -> Path:
         }
         | spec,
     )
-    job.wait_for("Running", 120)
+    job.wait_for("Running", 300)
     return data
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_job_survives_what_happens_to_processes_pods_children_and_the_operator(survivor: Survivor, devcluster: Cluster) -> None:
     job = survivor.job
     data = _apply(job)
@@ -137,36 +137,36 @@ def test_a_job_survives_what_happens_to_processes_pods_children_and_the_operator
 
     with survivor.recovers("the operator's pod killed in the middle of a restart", "RankFailed"):
         survivor.kill("tiny-a-0", "grpo_workload.train")
-        job.wait_for("Restarting", 60)
+        job.wait_for("Restarting", 120)
         job.kubectl("delete", "pod", "-n", "grpo-system", "-l", "app.kubernetes.io/name=grpo-operator", "--force", "--grace-period=0")
 
     before = survivor.status()
     job("delete", "service,configmap,networkpolicy", "-l", SELECTOR)
     wait_until(
-        lambda: len(job("get", "service,configmap,networkpolicy", "-l", SELECTOR, "-o", "name").split()) == 3, "children are back", 30
+        lambda: len(job("get", "service,configmap,networkpolicy", "-l", SELECTOR, "-o", "name").split()) == 3, "children are back", 60
     )
     (apiserver,) = [daemon for daemon in devcluster.daemons() if "apiserver" in daemon.name]
     apiserver.stop(grace=0)
     away = time.monotonic()
     wait_until(lambda: time.monotonic() - away > 20, "20 s without an API server", 30)
     apiserver.start()
-    wait_until(lambda: _answers(job), "the API server is back", 60)
+    wait_until(lambda: _answers(job), "the API server is back", 120)
     survivor.steps(before["progress"]["step"])
     assert survivor.status()["epoch"] == before["epoch"], "neither ends an attempt"
 
     (data / "slow").unlink()
-    status = job.wait_for("Complete", 240)
+    status = job.wait_for("Complete", 600)
     assert status["progress"]["step"] == STEPS
     assert [line["step"] for line in job.metrics(data)] == list(range(STEPS))
     run = data / job.namespace / "tiny" / job.get()["metadata"]["uid"]
     assert [groups[0].step for groups in read_lineage(run)] == list(range(STEPS)), "every step once and in order"
     assert status["restarts"]["total"] == 6
-    wait_until(lambda: job.replicas() == [0, 0], "StatefulSets at 0", 10)
-    wait_until(lambda: not job("get", "pods", "-o", "name"), "no pod is left", 90)
+    wait_until(lambda: job.replicas() == [0, 0], "StatefulSets at 0", 60)
+    wait_until(lambda: not job("get", "pods", "-o", "name"), "no pod is left", 180)
     assert len(job("get", "configmap", "-l", SELECTOR, "-o", "name").split()) == 1
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_attempt(survivor: Survivor) -> None:
     """Rank 0's pod, on a node that lives: it reaches the storage and nobody else."""
     job = survivor.job
@@ -176,7 +176,7 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     with survivor.recovers("the network of a pod cut", "PeerLost"):
         _cut_network(job.get_pod("tiny-a-0")["metadata"]["uid"])
     (data / "slow").unlink()
-    status = job.wait_for("Complete", 240)
+    status = job.wait_for("Complete", 600)
     assert status["restarts"]["total"] == 1
     assert "has not answered for" in status["lastFailure"]["message"], status["lastFailure"]
     lineage = [groups[0].step for groups in read_lineage(data / job.namespace / "tiny" / job.get()["metadata"]["uid"])]
@@ -184,14 +184,14 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     assert status["progress"]["step"] == STEPS > before["progress"]["step"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor: Survivor) -> None:
     job = survivor.job
     data = _apply(job, storage={"claimName": "runs", "checkpointEverySteps": 1000})
     survivor.steps(3)
     check_surface(job)
     job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    wait_until(lambda: job.conditions().get("Suspended", {}).get("reason") == "Suspended", "all pods saved and ended", 120, interval=0.5)
+    wait_until(lambda: job.conditions().get("Suspended", {}).get("reason") == "Suspended", "all pods saved and ended", 240, interval=0.5)
     assert not job("get", "pods", "-o", "name")
     run = data / job.namespace / "tiny" / job.get()["metadata"]["uid"]
     (saved,) = (run / "checkpoints").glob("step-*")
@@ -201,7 +201,7 @@ def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor
     (data / "slow").unlink()
     shape = {"suspend": False, "trainer": {"groups": [{"name": "b", "replicas": 1, "gpus": 1}]}}
     job("patch", "grpojob", "tiny", "--type=merge", "-p", json.dumps({"spec": shape}))
-    status = job.wait_for("Complete", 240)
+    status = job.wait_for("Complete", 600)
     assert (status["epoch"], status["restarts"]["total"]) == (1, 0)
     assert [member["pod"] for member in status["members"]] == ["tiny-b-0"]
     assert [line["step"] for line in job.metrics(data)] == list(range(STEPS))
@@ -223,7 +223,7 @@ def _cut_network(pod_uid: str) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_engine_that_dies_comes_back_and_the_trainer_never_restarts(survivor: Survivor) -> None:
     job = survivor.job
     engines = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
@@ -238,14 +238,14 @@ def test_an_engine_that_dies_comes_back_and_the_trainer_never_restarts(survivor:
         podTemplate={"env": [{"name": "PYTHONPATH", "value": "/data"}], "terminationGracePeriodSeconds": 30},
         failurePolicy={"onGenerationFailure": "RestartGeneration"},
     )
-    job.wait_for("Running", 300)
+    job.wait_for("Running", 600)
     survivor.steps(2)
     trainer = job.get_pod("tiny-a-0")["metadata"]["uid"]
     dead = job.get_pod("tiny-gen-1")["metadata"]["uid"]
     began = time.monotonic()
     survivor.kill("tiny-gen-1", "vllm.entrypoints")
-    wait_until(lambda: job.get_pod("tiny-gen-1").get("metadata", {}).get("uid") not in (None, dead), "another pod of the engine", 120)
-    wait_until(lambda: survivor.status()["phase"] == "Running", "the engine is ready again", 240)
+    wait_until(lambda: job.get_pod("tiny-gen-1").get("metadata", {}).get("uid") not in (None, dead), "another pod of the engine", 240)
+    wait_until(lambda: survivor.status()["phase"] == "Running", "the engine is ready again", 480)
     survivor.recoveries["an engine killed"] = time.monotonic() - began
     status = survivor.status()
     survivor.steps(status["progress"]["step"] + 5)
@@ -268,7 +268,7 @@ def _answers(job: JobOnCluster) -> bool:
     return True
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_ranks_of_a_lost_node_are_fenced_and_the_job_goes_on_elsewhere(survivor: Survivor, devcluster: Cluster) -> None:
     """The node's pods live on unseen, and write to the same storage: the claim ends them."""
     job = survivor.job

@@ -18,7 +18,7 @@ Kubectl = Callable[..., str]
 # Runs in the pod, on the mounted interpreter: finds all peers by name, then its API server by service address.
 MEET = """
 import os, socket, time
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 120
 server = socket.create_server(("", 29500))
 for peer in [f"meet-{i}.meet" for i in range(3)]:
     while True:
@@ -90,9 +90,9 @@ def test_nodes_are_ready_with_their_gpus(kubectl: Kubectl) -> None:
 def test_pods_of_one_set_meet_across_nodes_and_share_a_claim(cluster: Path, kubectl: Kubectl, namespace: str) -> None:
     apply(kubectl, namespace, *meeting())
     pods = [f"meet-{i}" for i in range(3)]
-    kubectl("wait", "pod", "-n", namespace, "-l", "app=meet", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "pod", "-n", namespace, "-l", "app=meet", "--for=condition=Ready", "--timeout=120s")
     for pod in pods:
-        wait_until(lambda pod=pod: "met" in kubectl("logs", "-n", namespace, pod), f"{pod} met its peers", timeout=60)
+        wait_until(lambda pod=pod: "met" in kubectl("logs", "-n", namespace, pod), f"{pod} met its peers", timeout=120)
 
     nodes = kubectl("get", "pods", "-n", namespace, "-o", "jsonpath={.items[*].spec.nodeName}").split()
     assert sorted(nodes) == ["node-a", "node-a", "node-b"]
@@ -108,7 +108,7 @@ def test_an_exit_code_and_its_message_are_reported(kubectl: Kubectl, namespace: 
         namespace,
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ends", "labels": {policies.JOB_LABEL: "ends"}}, "spec": spec},
     )
-    kubectl("wait", "pod/ends", "-n", namespace, "--for=jsonpath={.status.phase}=Failed", "--timeout=60s")
+    kubectl("wait", "pod/ends", "-n", namespace, "--for=jsonpath={.status.phase}=Failed", "--timeout=120s")
     status = json.loads(kubectl("get", "pod", "ends", "-n", namespace, "-o", "json"))["status"]["containerStatuses"][0]
     ended = status["state"]["terminated"]
     assert (ended["exitCode"], ended["message"].strip()) == (1, "it ended")
@@ -138,8 +138,8 @@ def test_a_mount_of_the_pods_own_is_not_mounted_over(kubectl: Kubectl) -> None:
 
 def test_a_killed_node_is_noticed_and_comes_back(devcluster: Cluster, kubectl: Kubectl) -> None:
     devcluster.node("b").stop()
-    kubectl("wait", "node/node-b", "--for=condition=Ready=Unknown", "--timeout=60s")
+    kubectl("wait", "node/node-b", "--for=condition=Ready=Unknown", "--timeout=120s")
 
     devcluster.start_node("b")
-    kubectl("wait", "node/node-b", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "node/node-b", "--for=condition=Ready", "--timeout=120s")
     assert kubectl("get", "node", "node-b", "-o", "jsonpath={.status.allocatable.nvidia\\.com/gpu}") == "1"

@@ -11,7 +11,7 @@ from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.progress import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 WHERE = ("--namespace", "grpo-system")
 
@@ -25,22 +25,22 @@ def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job: JobO
         return str(job.kubectl("get", "pods", *WHERE, "-l", selector, "-o", "jsonpath={.items[*].metadata.uid}"))
 
     job.apply(suspend=True)
-    job("wait", "grpojob/tiny", "--for=condition=Suspended", "--timeout=30s")
+    job("wait", "grpojob/tiny", "--for=condition=Suspended", "--timeout=120s")
     uid = job.get()["metadata"]["uid"]
     annotations = json.loads(helm("get", "values", "grpo-operator", "-o", "json"))["podAnnotations"]
-    helm("uninstall", "grpo-operator", "--wait", "--timeout", "1m")
+    helm("uninstall", "grpo-operator", "--wait", "--timeout", "3m")
     assert job.get()["metadata"]["uid"] == uid
-    wait_until(lambda: not operators_pod(), "the operator's pod is gone", 60)
+    wait_until(lambda: not operators_pod(), "the operator's pod is gone", 120)
 
     repository, tag = images.OPERATOR.split(":")
     values = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
     values += [f"--set-json=podAnnotations={json.dumps(annotations)}"]
     chart = str(REPO / "charts" / "grpo-operator")
-    helm("install", "grpo-operator", chart, "--create-namespace", *values, "--wait", "--timeout", "2m")
-    assert re.search(r"TEST SUITE:\s+grpo-operator-test(.|\n)*Phase:\s+Succeeded", helm("test", "grpo-operator", "--timeout", "1m"))
+    helm("install", "grpo-operator", chart, "--create-namespace", *values, "--wait", "--timeout", "4m")
+    assert re.search(r"TEST SUITE:\s+grpo-operator-test(.|\n)*Phase:\s+Succeeded", helm("test", "grpo-operator", "--timeout", "3m"))
     before = operators_pod()
-    helm("upgrade", "grpo-operator", chart, "--reset-then-reuse-values", "--set", "logFormat=json", "--wait", "--timeout", "2m")
+    helm("upgrade", "grpo-operator", chart, "--reset-then-reuse-values", "--set", "logFormat=json", "--wait", "--timeout", "4m")
     assert operators_pod() != before
     job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    job("wait", "grpojob/tiny", "--for=condition=Scheduled", "--timeout=60s")
-    job("delete", "grpojob", "tiny", "--timeout=30s")
+    job("wait", "grpojob/tiny", "--for=condition=Scheduled", "--timeout=120s")
+    job("delete", "grpojob", "tiny", "--timeout=120s")

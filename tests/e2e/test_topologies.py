@@ -8,7 +8,7 @@ import torch
 from jobs_on_cluster import JobOnCluster
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 ENGINE = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
 TWO_AND_ONE = [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]
@@ -61,7 +61,7 @@ def test_engines_sample_from_the_trained_policy(job: JobOnCluster, topology: str
         trainer={"groups": groups},
         podTemplate={"env": [{"name": "PYTHONPATH", "value": "/data"}]},
     )
-    status = job.wait_for("Complete", 400)
+    status = job.wait_for("Complete", 900)
     third = job.metrics(data)[2]
     assert third["reward_std"] > 0
     change = _change(data / "model", data / status["checkpoint"] / "model")

@@ -142,7 +142,7 @@ def test_a_killed_engine_is_named_on_every_rank(
     start = time.monotonic()
 
     assert all(code != 0 for code in ranks.exit_codes())
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120, "the ranks' collectives would wait for 400 s"
     for rank in range(2):
         message = json.loads((tmp_path / "ranks" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
         assert f"engine engine-1 (pod engine-1, 127.0.0.1:{killed.port})" in message

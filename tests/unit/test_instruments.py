@@ -21,7 +21,7 @@ def watched(phase: str, name: str = "job", **status: object) -> WatchedJob:
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110  # counters set no event
             await asyncio.sleep(0.01)
 
