@@ -8,7 +8,7 @@ say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 build() {
   python -m grpo_devcluster build
   python -m grpo_devcluster image build-operator
-  python -c "from grpo_devcluster import packages; packages.ensure(packages.METRICS | packages.BROWSER)"
+  python -c "from grpo_devcluster import packages; packages.ensure(packages.NODE | packages.METRICS | packages.BROWSER)"
 }
 
 say "builds, beside the checks"
@@ -26,6 +26,7 @@ trap - EXIT
 
 say "chart"
 "$(python -m grpo_devcluster bin-dir)/helm" lint --strict charts/grpo-operator
-say "tests"
-# One call, so that its closing line counts all tests.
-exec python -m pytest -m "not gpu" --durations=15 "$@"
+say "tests: on one worker those of tests/e2e, which mostly wait for their cluster, on the other all else; several take minutes"
+# One call, so that its closing line counts all tests; -v names them as they start. tests/conftest.py divides them.
+# A worker that crashes is not replaced: it would run into the same test again.
+exec python -m pytest -n 2 --max-worker-restart=0 -v -m "not gpu" --durations=15 "$@"
