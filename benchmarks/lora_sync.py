@@ -2,9 +2,9 @@
 
     python benchmarks/lora_sync.py --side ours --push adapters --output lora_sync.jsonl
 
-Three ranks and one vLLM server on four GPUs, a random Qwen2 of SIZE billion parameters, adapters on all linear layers. What is timed is the
-call by which each trainer brings its engine up to date, on every rank; extra memory is PyTorch's peak within it less what was there before.
-Ours pushes full weights (merged), as TRL does, or adapters alone, which vLLM then puts into its buffers at the next request.
+Three ranks (or --ranks) and one vLLM server on a GPU each, a random Qwen2 of SIZE billion parameters, adapters on all linear layers. What
+is timed is the call by which each trainer brings its engine up to date, on every rank; extra memory is PyTorch's peak within it less what
+was there before. Ours pushes full weights (merged), as TRL does, or adapters alone, which vLLM puts into its buffers at the next request.
 A line has what happened as `error` where the ranks did not get through. Ours runs on CPUs, too, with --device cpu --size tiny.
 """
 
@@ -26,7 +26,7 @@ from models import SHAPES, make_model
 from processes import ended_with
 from runs import LOG_CHARS, JobError, append, start_trl_server, versions
 
-RANKS, STEPS, NEW_TOKENS, CONTEXT, CACHE = 3, 5, 32, 512, 2**30
+STEPS, NEW_TOKENS, CONTEXT, CACHE = 5, 32, 512, 2**30
 LORA = {"r": 16, "alpha": 32}
 PORT = 18100
 
@@ -35,6 +35,7 @@ PORT = 18100
 @click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
 @click.option("--push", type=click.Choice(["merged", "adapters"]), default="merged", show_default=True, help="What ours sends.")
 @click.option("--size", type=click.Choice(list(SHAPES)), default="7", show_default=True)
+@click.option("--ranks", default=3, show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--timeout", default=400, show_default=True, help="Seconds that engine and ranks may take in all.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("lora_sync.jsonl"), show_default=True)
@@ -42,7 +43,16 @@ PORT = 18100
 @click.option("--rank", type=int, hidden=True)
 @click.option("--folder", type=click.Path(path_type=Path), hidden=True)
 def main(
-    side: str, push: str, size: str, device: str, timeout: int, output: Path, model: Path | None, rank: int | None, folder: Path | None
+    side: str,
+    push: str,
+    size: str,
+    ranks: int,
+    device: str,
+    timeout: int,
+    output: Path,
+    model: Path | None,
+    rank: int | None,
+    folder: Path | None,
 ) -> None:
     """Run one side and append a line."""
     if side == "trl" and device == "cpu":
@@ -51,21 +61,22 @@ def main(
         assert folder is not None
         assert model is not None
         sys.exit(_ours_rank(folder, device) if side == "ours" else _trl_rank(folder, model))
-    line: dict[str, Any] = {"side": side, "size": size, "device": device, "ranks": RANKS, "lora": LORA | {"push": push}}
+    line: dict[str, Any] = {"side": side, "size": size, "device": device, "ranks": ranks, "lora": LORA | {"push": push}}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
         folder = Path(scratch)
         model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096)
         failure = None
         try:
             with ended_with():
-                settings = _ours_engine(folder, model, device, push) if side == "ours" else _trl_engine(folder, model)
-                _run_ranks(["--side", side, "--device", device, "--folder", str(folder), "--model", str(model)], folder, settings, timeout)
+                settings = _ours_engine(folder, model, ranks, device, push) if side == "ours" else _trl_engine(folder, model, ranks)
+                arguments = ["--side", side, "--device", device, "--folder", str(folder), "--model", str(model)]
+                _run_ranks(arguments, ranks, folder, settings, timeout)
             line |= _summary(folder)
         except JobError as error:
             failure = error
             line |= {"error": error.reason}
     line |= {"versions": versions("torch", "transformers", "deepspeed", "trl", "peft", "vllm")}
-    line |= {"command": f"python benchmarks/lora_sync.py --side {side} --push {push} --size {size} --device {device}"}
+    line |= {"command": f"python benchmarks/lora_sync.py --side {side} --push {push} --size {size} --ranks {ranks} --device {device}"}
     append(output, line)
     if failure is not None:
         sys.exit(f"FAILED {side}\n{failure}")
@@ -79,20 +90,20 @@ def _summary(folder: Path) -> dict[str, Any]:
     return {"median": round(statistics.median(seconds[1:]), 3), "extra_gib": extra, "syncs": rows}
 
 
-def _run_ranks(arguments: list[str], folder: Path, settings: dict[str, str], timeout: int) -> None:
+def _run_ranks(arguments: list[str], number: int, folder: Path, settings: dict[str, str], timeout: int) -> None:
     ranks = []
-    for rank in range(RANKS):
-        environ = os.environ | settings | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    for rank in range(number):
+        environ = os.environ | settings | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
         environ |= {
-            "LOCAL_WORLD_SIZE": str(RANKS),
+            "LOCAL_WORLD_SIZE": str(number),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(PORT + 5),
-            "CUDA_VISIBLE_DEVICES": "0,1,2",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number))),
         }
         with (folder / f"rank-{rank}.log").open("w") as log:
             ranks.append(subprocess.Popen([sys.executable, __file__, *arguments, "--rank", str(rank)], env=environ, stdout=log, stderr=log))
     deadline = time.monotonic() + timeout
-    while (codes := [one.poll() for one in ranks]).count(0) < RANKS:
+    while (codes := [one.poll() for one in ranks]).count(0) < number:
         late = time.monotonic() > deadline
         if late or any(codes):
             logs = [f"--- {path.name}\n{path.read_text()[-LOG_CHARS:]}" for path in sorted(folder.glob("*.log"))]
@@ -132,7 +143,7 @@ def _metered(sync: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return call
 
 
-def _ours_engine(folder: Path, model: Path, device: str, push: str) -> dict[str, str]:
+def _ours_engine(folder: Path, model: Path, ranks: int, device: str, push: str) -> dict[str, str]:
     """Start it; the variables that ranks find it by."""
     from grpo_cli.local import local_contract
     from grpo_operator.api import parse_spec
@@ -144,7 +155,7 @@ def _ours_engine(folder: Path, model: Path, device: str, push: str) -> dict[str,
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "stopped", "stopped": {}}],
         "lora": LORA | {"push": push},
-        "training": {"promptsPerStep": RANKS, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": NEW_TOKENS},
+        "training": {"promptsPerStep": ranks, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": NEW_TOKENS},
         "parallelism": {"zeroStage": 3, "gradientCheckpointing": True},
         "generation": {
             "topology": "Server",
@@ -153,7 +164,7 @@ def _ours_engine(folder: Path, model: Path, device: str, push: str) -> dict[str,
             "engineArgs": {"enforce_eager": True},
             "server": {"groups": [{"name": "engine", "gpus": 1}]},
         },
-        "trainer": {"groups": [{"name": "t", "gpus": RANKS}]},
+        "trainer": {"groups": [{"name": "t", "gpus": ranks}]},
         "storage": {"checkpointEverySteps": 1000},
         "rendezvous": {"timeoutSeconds": 300},
     }
@@ -187,8 +198,8 @@ def _metered_method(method: Callable[..., Any], folder: Path) -> Callable[..., A
     return lambda self, *args, **options: metered(self, *args, **options)
 
 
-def _trl_engine(folder: Path, model: Path) -> dict[str, str]:
-    start_trl_server(str(model), port=PORT, context=CONTEXT, cache_bytes=CACHE, device="3", log=folder / "engine.log")
+def _trl_engine(folder: Path, model: Path, ranks: int) -> dict[str, str]:
+    start_trl_server(str(model), port=PORT, context=CONTEXT, cache_bytes=CACHE, device=str(ranks), log=folder / "engine.log")
     return {}
 
 

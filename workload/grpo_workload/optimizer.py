@@ -12,7 +12,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,7 @@ class OptimizerStates:
         self._host = torch.empty(0, dtype=torch.uint8)
         self._slots: list[_Slot] = []
         self._away: list[_Away] = []
+        self._give_up: Callable[[], Any] = lambda: None
         self.seconds = 0.0  # that the last way to the device and back took
         self._put_away()
 
@@ -81,7 +83,7 @@ class OptimizerStates:
             self._slots.append(_Slot(storage, end, storage.nbytes()))
             end += math.ceil(storage.nbytes() / ALIGNMENT) * ALIGNMENT
         if end > self._host.nbytes:
-            self._host = _replaced(self._host, end, self._device)
+            self._make_room(end)
         for slot in self._slots:
             slot.within(self._host).copy_(_bytes(slot.storage), non_blocking=True)
         _wait(self._device)
@@ -95,6 +97,15 @@ class OptimizerStates:
         for slot in self._slots:
             if slot.storage.resizable():  # all but what ranks on CPUs have read from a checkpoint
                 slot.storage.resize_(0)
+
+    def _make_room(self, size: int) -> None:
+        """Have `size` bytes on the host, in place of what there was."""
+        self._host = torch.empty(0, dtype=torch.uint8)
+        self._give_up()
+        self._host = torch.empty(size, dtype=torch.uint8)
+        if self._device.type == "cuda":
+            _register(self._host)
+            self._give_up = weakref.finalize(self, _unregister, self._host)  # memory that is freed while registered cannot be again
 
     def _bring_back(self) -> None:
         for slot in self._slots:
@@ -144,20 +155,15 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _replaced(host: Tensor, size: int, device: torch.device) -> Tensor:
-    """Bytes of the host's memory that the device copies at full speed, in place of `host`.
-
-    They are registered with CUDA by hand: torch's own allocator of pinned memory would round them up to a power of 2.
-    """
-    if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8)
+def _register(host: Tensor) -> None:
+    """Let CUDA copy these bytes of the host's memory at full speed: torch's own allocator would round them up to a power of 2."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # of torch itself
-    if host.nbytes > 0:
-        torch.cuda.check_error(cudart.cudaHostUnregister(host.data_ptr()))
-        host.untyped_storage().resize_(0)
-    host = torch.empty(size, dtype=torch.uint8)
-    torch.cuda.check_error(cudart.cudaHostRegister(host.data_ptr(), size, 0))
-    return host
+    torch.cuda.check_error(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+
+
+def _unregister(host: Tensor) -> None:
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostUnregister(host.data_ptr()))
 
 
 def _wait(device: torch.device) -> None:
