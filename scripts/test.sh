@@ -26,7 +26,6 @@ trap - EXIT
 
 say "chart"
 "$(python -m grpo_devcluster bin-dir)/helm" lint --strict charts/grpo-operator
-say "tests: on one worker those of tests/e2e, which mostly wait for their cluster, on the other all else; several take minutes"
-# One call, so that its closing line counts all tests; -v names them as they start. tests/conftest.py divides them.
-# A worker that crashes is not replaced: it would run into the same test again.
-exec python -m pytest -n 2 --max-worker-restart=0 -v -m "not gpu" --durations=15 "$@"
+say "tests"
+# One call, so that its closing line counts all tests.
+exec python -m pytest -m "not gpu" --durations=15 "$@"
