@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "devcluster")]
 
-from operator_fixture import Jobs, Operator, Release, free_port, install_chart  # noqa: E402
+from operator_fixture import Jobs, Operator, Release, install_chart  # noqa: E402
 
+from grpo_cli.local import free_ports  # noqa: E402
 from grpo_devcluster import binaries, kube  # noqa: E402
 from grpo_devcluster.controlplane import ControlPlane  # noqa: E402
 
@@ -40,7 +41,7 @@ def fake_nodes(count: int) -> Iterator[FakeNodes]:
             return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
 
         release = install_chart(plane, kubectl)
-        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=free_port())
+        operator = Operator(release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=free_ports(1)[0])
         operator.start()
         try:
             kubectl("create", "namespace", NAMESPACE)

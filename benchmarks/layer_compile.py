@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-from metered import GIB, now
+from metered import GIB, lognormal, now
 from models import make_model
 from ours_micro import ours
 from runs import append, versions
@@ -56,7 +55,7 @@ def _measure(size: str, device: str, rounds: int, output: Path, model: Path, kin
     if kind == "compiled":
         for layer in policy.module.get_decoder().layers:
             layer.compile(dynamic=True)
-    drawn = np.random.default_rng(0).lognormal(6.0, 0.8, STEPS).clip(64, 2048).astype(int).tolist()
+    drawn = lognormal(STEPS)
     lengths = {"equal": [512] * STEPS, "lognormal": drawn} if device == "cuda" else {"equal": [8] * STEPS}
     line: dict[str, Any] = {"kind": kind, "size": size, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     start = now()

@@ -34,10 +34,16 @@ def lengths(kind: str, scale: float = 1.0) -> list[int]:
         return [int(512 * scale)] * count
     assert kind == "lognormal", kind
     for seed in range(10_000):
-        drawn = np.random.default_rng(seed).lognormal(6.0, 0.8, count).clip(64, 2048).astype(int)
-        if abs(drawn.sum() - 34_000) < 340:
+        drawn = lognormal(count, seed)
+        if abs(sum(drawn) - 34_000) < 340:
             return [max(2, int(one * scale)) for one in drawn]
     raise AssertionError("no draw of 34,000 tokens")
+
+
+def lognormal(count: int, seed: int = 0) -> list[int]:
+    """Lengths of completions in tokens: log-normal, mu 6.0 and sigma 0.8, clipped to 64 to 2048."""
+    drawn: list[int] = np.random.default_rng(seed).lognormal(6.0, 0.8, count).clip(64, 2048).astype(int).tolist()
+    return drawn
 
 
 def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

@@ -21,9 +21,9 @@ def ours(
 ) -> tuple[Any, Micro]:
     """The trainer's policy alone on one device, without an optimizer step, and what runs a micro-batch through it."""
     import torch
-    from trainer_rows import free_port
+    from trainer_rows import set_alone
 
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    set_alone()
     from grpo_workload import environment
     from grpo_workload.contract import Device
 

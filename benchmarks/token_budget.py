@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 import numpy as np
-from metered import GIB, PROMPT_TOKENS
+from metered import GIB, PROMPT_TOKENS, lognormal
 from models import make_model
 from ours_micro import WORDS, Micro, ours
 from runs import append, versions
@@ -46,7 +46,7 @@ def main(
     import torch
 
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    drawn = np.random.default_rng(0).lognormal(6.0, 0.8, 4096).clip(64, 2048).astype(int).tolist()
+    drawn = lognormal(4096)
     completions = [512] * 4096 if lengths == "equal" else drawn
     line: dict[str, Any] = {"side": side, "lengths": lengths, "size": size, "lora": LORA, "cap_gib": cap}
     line |= {"liger": liger, "offload": offload}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any
 import click
 import yaml
 from metered import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, prompts, reward
+
+from grpo_cli.local import free_ports
 
 MICRO_BATCH = 8
 PACKED_TOKENS = 8192
@@ -133,7 +134,7 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
     job = Job(namespace="bench", name="ours", uid="u", generation=1, spec=parse_spec(spec))
     contract = make_contract(job, plan_topology(job), 0)
     (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    set_alone()
     os.environ.update(GRPO_CONTRACT=str(folder / "contract.json"), GRPO_DATA_DIR=str(folder), GRPO_STATE_DIR=str(folder), POD_UID="u")
     from grpo_workload import environment
 
@@ -148,11 +149,10 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
     return train, lambda: [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
-def free_port() -> str:
-    """Of this machine."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
+def set_alone() -> None:
+    """Give this process the variables of a world's only rank."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
 
 
 def _engine_arguments(device: str) -> dict[str, Any]:

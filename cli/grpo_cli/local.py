@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +133,7 @@ def free_ports(count: int) -> list[int]:
         for port in random.sample(PORTS, len(PORTS)):
             if len(ports) == count:
                 break
-            with contextlib.suppress(OSError):  # somebody does
+            with suppress(OSError):  # somebody does
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 ports.append(port)
         return ports

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from grpo_cli.local import free_ports
 from grpo_devcluster import binaries
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
@@ -76,13 +76,6 @@ def wait_for_crd(kubectl: Any) -> None:
     wait_until(established, "the CRD is established", 60, interval=0.2)
 
 
-def free_port() -> int:
-    """For several operators on one machine. Not 0, which kopf takes for 80."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Operator:
     """Starts and kills the operator's process."""
 
@@ -97,7 +90,7 @@ class Operator:
     ) -> None:
         self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
         self._arguments, self._program = arguments, program
-        self.port = free_port()  # of /healthz
+        self.port = free_ports(1)[0]  # of /healthz; not 0, which kopf takes for 80
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from engines import PROMPTS, Engines, make_contract
 from launcher import eventually
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import make_random_llama, mean_difference
 
 from grpo_workload.config import LoraConfig
 from grpo_workload.contract import Contract, Device, Engine
@@ -27,7 +27,6 @@ from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.generation.transfer import NcclChannel
 from grpo_workload.generation.vllm_api import Bucket
-from grpo_workload.tiny import make_tiny_tokenizer
 from grpo_workload.types import Prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
@@ -41,29 +40,7 @@ BF16_ERROR = 0.1  # nats a token between two implementations of a random model o
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random Llama of 1.5 billion parameters in bfloat16 on the first GPU, saved where its name says."""
-    folder = tmp_path_factory.mktemp("llama")
-    tokenizer = make_tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda:0"):
-        random = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    random.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    random.name_or_path = str(folder)
-    return random
+    return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=2048, layers=24, heads=16)
 
 
 @contextmanager
@@ -98,25 +75,17 @@ def change(model: Any) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
-def mean_difference(model: Any, generator: ServerGenerator) -> float:
-    """Of log-probs of sampled tokens, between the engine and the module, over all tokens."""
+def difference(model: Any, generator: ServerGenerator) -> float:
+    """The mean one, of eight completions a prompt."""
     prompts = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
-    differences = []
-    for prompt, group in zip(prompts, generator.generate(prompts, 8), strict=True):
-        for one in group:
-            ids = torch.tensor([[*prompt.token_ids, *one.token_ids]], device="cuda:0")
-            with torch.no_grad():
-                scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
-            own = scores.gather(1, torch.tensor(one.token_ids, device="cuda:0").unsqueeze(1)).squeeze(1)
-            differences.append((own.cpu() - torch.tensor(one.logprobs)).abs())
-    return float(torch.cat(differences).mean())
+    return mean_difference(model, generator, prompts, 8)
 
 
 def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
     with serving(model, tmp_path, 1) as (generator, _):
-        assert mean_difference(model, generator) < BF16_ERROR
+        assert difference(model, generator) < BF16_ERROR
         change(model)
-        stale = mean_difference(model, generator)
+        stale = difference(model, generator)
 
         seconds = []
         for version in range(1, 6):
@@ -124,7 +93,7 @@ def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
             generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version)
             seconds.append(time.perf_counter() - start)
 
-        fresh = mean_difference(model, generator)
+        fresh = difference(model, generator)
         print(f"seconds of pushes {seconds}; mean difference {stale:.3f} before, {fresh:.4f} after")  # noqa: T201
         assert fresh < BF16_ERROR
         assert stale > 10 * fresh
@@ -187,7 +156,7 @@ def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_a
         change(model)
         sender.join(2)
         generator.sync_weights(model.named_parameters(), 2)
-        assert mean_difference(model, generator) < BF16_ERROR
+        assert difference(model, generator) < BF16_ERROR
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
@@ -205,7 +174,7 @@ def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Pat
         print(f"the group was whole again {time.perf_counter() - start:.1f} s after the kill")  # noqa: T201
         assert generator._roster.current[two.name] != before[two.name]
         for _ in range(2):  # ties are broken by turns, so that both engines answer
-            assert mean_difference(model, generator) < BF16_ERROR
+            assert difference(model, generator) < BF16_ERROR
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
@@ -233,4 +202,4 @@ def test_an_engine_that_is_left_in_a_broadcast_by_the_death_of_another_goes_on(
         assert generator._roster.current[one.name] == before[one.name], "the healthy engine was to live on"
         assert generator._roster.current[two.name] != before[two.name]
         for _ in range(2):
-            assert mean_difference(model, generator) < BF16_ERROR
+            assert difference(model, generator) < BF16_ERROR

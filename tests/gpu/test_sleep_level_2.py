@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 from engines import PROMPTS
 from launcher import free_ports
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import make_random_llama, mean_difference
 
 from grpo_workload import environment
 from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
-from grpo_workload.tiny import make_tiny_tokenizer
 from grpo_workload.types import Completion, Prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -28,29 +27,7 @@ PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random Llama of 0.4 billion parameters in bfloat16, saved where its name says."""
-    folder = tmp_path_factory.mktemp("llama")
-    tokenizer = make_tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda:0"):
-        random = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    random.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    random.name_or_path = str(folder)
-    return random
+    return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=24, heads=16)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +78,6 @@ def tokens(generator: Any) -> list[tuple[int, ...]]:
     return [one.token_ids for group in groups for one in group]
 
 
-def mean_difference(model: Any, generator: Any) -> float:
-    """Of log-probs of sampled tokens, between the engine and the module, over all tokens."""
-    differences = []
-    for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 1), strict=True):
-        ids = torch.tensor([[*prompt.token_ids, *group[0].token_ids]], device="cuda:0")
-        with torch.no_grad():
-            scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
-        own = scores.gather(1, torch.tensor(group[0].token_ids, device="cuda:0").unsqueeze(1)).squeeze(1)
-        differences.append((own.cpu() - torch.tensor(group[0].logprobs)).abs())
-    return float(torch.cat(differences).mean())
-
-
 def test_sleeping_gives_memory_back_and_a_push_brings_everything_back(model: Any, generator: Any) -> None:
     before, answers, awake = contents(generator), tokens(generator), memory_in_use()
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -146,12 +111,12 @@ def test_weights_that_wake_an_engine_without_a_push_are_noise(model: Any, genera
 
 
 def test_after_sleep_the_engine_samples_from_what_was_pushed(model: Any, generator: Any) -> None:
-    assert mean_difference(model, generator) < 0.05
+    assert mean_difference(model, generator, PROMPT_LIST, 1) < 0.05
     generator.sleep()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
     generator.sync_weights(model.named_parameters(), 3)
-    fresh = mean_difference(model, generator)
+    fresh = mean_difference(model, generator, PROMPT_LIST, 1)
     assert math.isfinite(fresh)
     assert fresh < 0.05

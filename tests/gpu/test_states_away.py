@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from launcher import free_ports
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from random_llama import make_random_llama
+from transformers import AutoTokenizer
 
 from grpo_workload import environment
 from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
 from grpo_workload.generation.memory import num_parameters
-from grpo_workload.tiny import make_tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -42,24 +42,7 @@ def world() -> Iterator[None]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of 0.2 billion parameters in bfloat16."""
     folder = tmp_path_factory.mktemp("llama")
-    tokenizer = make_tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=12,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_random_llama(folder, "cpu", hidden=1024, layers=12, heads=16)
     return folder
 
 

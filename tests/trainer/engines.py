@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from launcher import eventually, free_ports
+from torch import Tensor
 
 from grpo_workload.contract import Contract, Engine
+from grpo_workload.types import Completion, Prompt
 
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
@@ -61,6 +64,14 @@ def with_ranks(contract: Contract, ranks: int) -> Contract:
     members = tuple(member.model_copy(update={"gpus": ranks}) for member in contract.members)
     transfers = tuple(group.model_copy(update={"port": port}) for group in contract.transfers)
     return contract.model_copy(update={"members": members, "transfers": transfers})
+
+
+def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
+    """What a transformers model says of a completion's tokens, in float32 on the host: [tokens]."""
+    ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]], device=model.device)
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
+    return scores.gather(1, ids[0, len(prompt.token_ids) :].unsqueeze(1)).squeeze(1).cpu()
 
 
 class Engines:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract
+from engines import PROMPTS, Engines, make_contract, own_logprobs
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.config import LoraConfig
@@ -64,13 +64,11 @@ def push(generator: ServerGenerator, adapters: Adapters, version: int) -> None:
 
 def largest_difference(model: Any, generator: ServerGenerator) -> float:
     """Of log-probabilities of sampled tokens, between the engine and the model with its adapters."""
-    differences = []
-    for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 2), strict=True):
-        for one in group:
-            with torch.no_grad():
-                scores = model(input_ids=torch.tensor([[*prompt.token_ids, *one.token_ids]])).logits[0].log_softmax(dim=-1)
-            own = scores[len(prompt.token_ids) - 1 : -1].gather(1, torch.tensor(one.token_ids).unsqueeze(1)).squeeze(1)
-            differences.append((own - torch.tensor(one.logprobs)).abs().max())
+    differences = [
+        (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs().max()
+        for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 2), strict=True)
+        for one in group
+    ]
     return float(torch.stack(differences).max())
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract
-from torch import Tensor
+from engines import PROMPTS, Engines, make_contract, own_logprobs
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import Engine
@@ -60,13 +59,6 @@ def change(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-
-
-def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
-    ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
-    with torch.no_grad():
-        scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].log_softmax(dim=-1)
-    return scores.gather(1, torch.tensor(completion.token_ids).unsqueeze(1)).squeeze(1)
 
 
 def is_of(model: Any, prompt: Prompt, completion: Completion) -> bool:

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract, with_ranks
+from engines import PROMPTS, Engines, make_contract, own_logprobs, with_ranks
 from launcher import DEADLINE
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import ExitCode, Outcome
 from grpo_workload.generation import transfer
 from grpo_workload.generation.server import ServerGenerator
-from grpo_workload.types import Completion, Prompt
+from grpo_workload.types import Prompt
 
 pytestmark = pytest.mark.vllm
 PROGRAMS = Path(__file__).parent / "programs"
@@ -55,18 +54,10 @@ def prompts() -> list[Prompt]:
     return [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
 
 
-def logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
-    """What transformers says of the completion's tokens."""
-    ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
-    with torch.no_grad():
-        scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].log_softmax(dim=-1)
-    return scores.gather(1, torch.tensor(completion.token_ids).unsqueeze(1)).squeeze(1)
-
-
 def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
     groups = generator.generate(prompts(), num_generations)
     differences = [
-        (logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
+        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
         for prompt, group in zip(prompts(), groups, strict=True)
         for completion in group
     ]
