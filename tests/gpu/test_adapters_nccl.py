@@ -11,9 +11,9 @@ import torch
 from random_llama import make_random_llama
 from test_server_nccl import BF16_ERROR, difference, serving
 
-from grpo_workload.config import LoraConfig
-from grpo_workload.exports import export
+from grpo_workload.exports import Export
 from grpo_workload.lora import Adapters
+from grpo_workload.lora_config import LoraConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
 
@@ -37,7 +37,7 @@ def test_adapters_arrive_and_the_models_weights_stay(model: Any, tmp_path: Path)
                     parameter.normal_(std=0.05)
             stale = difference(model, generator)
             start = time.perf_counter()
-            generator.sync_weights(export(adapters.pushed(), is_partitioned=False), version)
+            generator.sync_weights(Export(adapters.pushed(), is_partitioned=False), version)
             seconds.append(round(time.perf_counter() - start, 4))
             fresh = difference(model, generator)
             assert fresh < BF16_ERROR

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract
+from engines import PROMPTS, Engines, make_contract, weights_of
 from launcher import eventually
 from random_llama import make_random_llama, mean_difference
+from torch import Tensor
 
-from grpo_workload.config import LoraConfig
 from grpo_workload.contract import Contract, Device, Engine
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.generation.transfer import NcclChannel
-from grpo_workload.generation.vllm_api import Bucket
+from grpo_workload.lora_config import LoraConfig
 from grpo_workload.types import Prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
@@ -61,7 +61,7 @@ def serving(
             pods.start(engine)
         torch.cuda.set_device(0)
         dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
-        ready = ServerGenerator(pods.contract, 0, model.named_parameters, Timing(look=0.5, lost=5))
+        ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(look=0.5, lost=5))
         yield ready, pods
         ready.close()
         dist.destroy_process_group()
@@ -90,7 +90,7 @@ def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
         seconds = []
         for version in range(1, 6):
             start = time.perf_counter()
-            generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version)
+            generator.sync_weights(weights_of(model), version)
             seconds.append(time.perf_counter() - start)
 
         fresh = difference(model, generator)
@@ -102,15 +102,15 @@ def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
 
 def stop_when_sent_to(pods: Engines, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Stop the processes of `engine` when the next broadcast begins, so that it never ends; set then."""
-    send, begun = NcclChannel.send, threading.Event()
+    broadcast, begun = NcclChannel.broadcast, threading.Event()
 
-    def send_to_a_stopped_engine(channel: NcclChannel, bucket: Bucket) -> None:
+    def send_to_a_stopped_engine(channel: NcclChannel, bytes_N: Tensor) -> None:
         if not begun.is_set():
             os.killpg(pods.server(engine), signal.SIGSTOP)
             begun.set()
-        send(channel, bucket)
+        broadcast(channel, bytes_N)
 
-    monkeypatch.setattr(NcclChannel, "send", send_to_a_stopped_engine)
+    monkeypatch.setattr(NcclChannel, "broadcast", send_to_a_stopped_engine)
     return begun
 
 
@@ -118,11 +118,11 @@ def test_an_engine_that_dies_in_the_middle_of_a_broadcast_is_named_and_frees_the
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(model, tmp_path, 1) as (generator, pods):
-        generator.sync_weights(model.named_parameters(), 1)
+        generator.sync_weights(weights_of(model), 1)
         (engine,) = pods.contract.engines
         begun = stop_when_sent_to(pods, engine, monkeypatch)
         with ThreadPoolExecutor(1) as pool:
-            push = pool.submit(generator.sync_weights, model.named_parameters(), 2)
+            push = pool.submit(generator.sync_weights, weights_of(model), 2)
             assert begun.wait(30)
             eventually(lambda: torch.cuda.utilization(0) > 0, "the broadcast spins on the device")
             start = time.perf_counter()
@@ -139,14 +139,14 @@ def test_an_engine_that_dies_in_the_middle_of_a_broadcast_is_named_and_frees_the
 
 def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_again(model: Any, tmp_path: Path) -> None:
     with serving(model, tmp_path, 1) as (generator, _):
-        generator.sync_weights(model.named_parameters(), 1)
+        generator.sync_weights(weights_of(model), 1)
         sender, link, (client,) = generator._sender, generator._link, generator._link.clients
         assert sender is not None
         link.run(client.pause())
         link.run(client.start_update())
-        bucket = [(name, parameter.data) for name, parameter in model.named_parameters()][:4]
+        info = vllm_api.update_info(weights_of(model).specs[:4], 2**28)
         with ThreadPoolExecutor(1) as pool:
-            update = pool.submit(link.run, client.update(vllm_api.update_info("nccl", vllm_api.installed(), bucket)))
+            update = pool.submit(link.run, client.update(info))
             eventually(lambda: torch.cuda.utilization(1) > 0, "the engine waits in the broadcast")
             start = time.perf_counter()
             sender._leave()
@@ -155,7 +155,7 @@ def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_a
             print(f"let out of the broadcast after {time.perf_counter() - start:.1f} s")  # noqa: T201
         change(model)
         sender.join(2)
-        generator.sync_weights(model.named_parameters(), 2)
+        generator.sync_weights(weights_of(model), 2)
         assert difference(model, generator) < BF16_ERROR
 
 
@@ -163,14 +163,14 @@ def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_a
 def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(model.name_or_path)  # what an engine loads is what the module holds
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
-        generator.sync_weights(model.named_parameters(), 1)
+        generator.sync_weights(weights_of(model), 1)
         _, two = pods.contract.engines
         before = dict(generator._roster.current)
         start = time.perf_counter()
         pods.kill(two)
         pods.replace(two)
         change(model)
-        generator.sync_weights(model.named_parameters(), 2)
+        generator.sync_weights(weights_of(model), 2)
         print(f"the group was whole again {time.perf_counter() - start:.1f} s after the kill")  # noqa: T201
         assert generator._roster.current[two.name] != before[two.name]
         for _ in range(2):  # ties are broken by turns, so that both engines answer
@@ -183,13 +183,13 @@ def test_an_engine_that_is_left_in_a_broadcast_by_the_death_of_another_goes_on(
 ) -> None:
     model.save_pretrained(model.name_or_path)
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
-        generator.sync_weights(model.named_parameters(), 1)
+        generator.sync_weights(weights_of(model), 1)
         one, two = pods.contract.engines
         before = dict(generator._roster.current)
         begun = stop_when_sent_to(pods, two, monkeypatch)
         change(model)
         with ThreadPoolExecutor(1) as pool:
-            push = pool.submit(generator.sync_weights, model.named_parameters(), 2)
+            push = pool.submit(generator.sync_weights, weights_of(model), 2)
             assert begun.wait(30)
             eventually(lambda: torch.cuda.utilization(1) > 0, "the broadcast spins on the healthy engine's device")
             start = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS
+from engines import PROMPTS, weights_of
 from launcher import free_ports
 from random_llama import make_random_llama, mean_difference
 
@@ -88,7 +88,7 @@ def test_sleeping_gives_memory_back_and_a_push_brings_everything_back(model: Any
     with pytest.raises(RuntimeError, match="full push"):
         generator.generate(PROMPT_LIST, 1)
 
-    generator.sync_weights(model.named_parameters(), 1)
+    generator.sync_weights(weights_of(model), 1)
     after = contents(generator)
     assert after.keys() == before.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
@@ -105,7 +105,7 @@ def test_weights_that_wake_an_engine_without_a_push_are_noise(model: Any, genera
     assert any(not torch.equal(before[name], noise[name]) for name in before)
     with pytest.raises(RuntimeError, match="full push"):
         generator.generate(PROMPT_LIST, 1)
-    generator.sync_weights(model.named_parameters(), 2)
+    generator.sync_weights(weights_of(model), 2)
     after = contents(generator)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -116,7 +116,7 @@ def test_after_sleep_the_engine_samples_from_what_was_pushed(model: Any, generat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    generator.sync_weights(model.named_parameters(), 3)
+    generator.sync_weights(weights_of(model), 3)
     fresh = mean_difference(model, generator, PROMPT_LIST, 1)
     assert math.isfinite(fresh)
     assert fresh < 0.05

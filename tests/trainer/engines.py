@@ -16,6 +16,7 @@ from launcher import eventually, free_ports
 from torch import Tensor
 
 from grpo_workload.contract import Contract, Engine
+from grpo_workload.exports import Export, full
 from grpo_workload.types import Completion, Prompt
 
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
@@ -64,6 +65,11 @@ def with_ranks(contract: Contract, ranks: int) -> Contract:
     members = tuple(member.model_copy(update={"gpus": ranks}) for member in contract.members)
     transfers = tuple(group.model_copy(update={"port": port}) for group in contract.transfers)
     return contract.model_copy(update={"members": members, "transfers": transfers})
+
+
+def weights_of(model: Any) -> Export:
+    """What is pushed of a transformers model."""
+    return Export(full(model), is_partitioned=False)
 
 
 def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:

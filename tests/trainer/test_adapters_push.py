@@ -12,12 +12,12 @@ import torch.distributed as dist
 from engines import PROMPTS, Engines, make_contract, own_logprobs
 from transformers import AutoModelForCausalLM
 
-from grpo_workload.config import LoraConfig
-from grpo_workload.exports import export
+from grpo_workload.exports import Export
 from grpo_workload.generation import transfer
 from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.lora import Adapters
+from grpo_workload.lora_config import LoraConfig
 from grpo_workload.types import Prompt
 
 pytestmark = pytest.mark.vllm
@@ -44,7 +44,7 @@ def generator(tiny_model: Path, model: Any, adapters: Adapters, tmp_path_factory
     for engine in pods.contract.engines:
         pods.start(engine)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1)
-    ready = ServerGenerator(contract, 0, lambda: export(adapters.pushed(), is_partitioned=False))
+    ready = ServerGenerator(contract, 0, lambda: Export(adapters.pushed(), is_partitioned=False))
     yield ready
     ready.close()
     dist.destroy_process_group()
@@ -59,7 +59,7 @@ def change(adapters: Adapters, seed: int) -> None:
 
 
 def push(generator: ServerGenerator, adapters: Adapters, version: int) -> None:
-    generator.sync_weights(export(adapters.pushed(), is_partitioned=False), version)
+    generator.sync_weights(Export(adapters.pushed(), is_partitioned=False), version)
 
 
 def largest_difference(model: Any, generator: ServerGenerator) -> float:
@@ -76,7 +76,7 @@ def test_each_push_replaces_the_adapters(
     generator: ServerGenerator, model: Any, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert largest_difference(model, generator) < 1e-4, "the empty adapter changes the model"
-    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**11)  # an update of several buckets
+    monkeypatch.setitem(transfer.PIECE_BYTES, "gloo", 2**11)  # an update of several pieces
     for version in (1, 2):
         change(adapters, version)
         assert largest_difference(model, generator) > 1e-2
@@ -88,11 +88,12 @@ def test_an_update_that_was_abandoned_leaves_the_adapters_as_they_are(generator:
     (client,) = generator._link.clients
     push(generator, adapters, 3)
     generator._link.run(client.abandon_update())
+    generator._link.run(client.resume())
     generator._link.run(client._call("POST", "/update_weight_version", json={"new_version": "3"}))
     assert largest_difference(model, generator) < 1e-4
 
 
 def test_modules_that_vllm_has_no_adapters_for_are_named(generator: ServerGenerator, model: Any, adapters: Adapters) -> None:
-    weights = [(name.replace("q_proj", "x_proj"), tensor) for name, tensor in export(adapters.pushed(), is_partitioned=False)]
+    weights = [weight._replace(name=weight.name.replace("q_proj", "x_proj")) for weight in adapters.pushed()]
     with pytest.raises(EngineError, match=r"vLLM has no adapters for x_proj of this model, only for .*q_proj.* push merged would work"):
-        generator.sync_weights(weights, 5)
+        generator.sync_weights(Export(weights, is_partitioned=False), 5)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract, own_logprobs
+from engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import Engine
@@ -45,7 +45,7 @@ def pods(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def generator(pods: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1)
-    ready = ServerGenerator(pods.contract, 0, model.named_parameters, Timing(look=0.5, lost=5))
+    ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(look=0.5, lost=5))
     yield ready
     ready.close()
     dist.destroy_process_group()
@@ -107,14 +107,14 @@ def test_an_engine_lost_in_a_push(
     one, two = pods.contract.engines
     first = dict(generator._roster.current)
     change(model)
-    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**12)  # layers are cut, so that the survivor has received parts of some
+    monkeypatch.setitem(transfer.PIECE_BYTES, "gloo", 2**12)  # layers are cut, so that the survivor has received parts of some
 
     def lose() -> None:
         pods.kill(two)
         pods.replace(two)
 
-    on_call(monkeypatch, GlooGroup, "send", 5, lose)
-    generator.sync_weights(model.named_parameters(), 1)
+    on_call(monkeypatch, GlooGroup, "broadcast", 5, lose)
+    generator.sync_weights(weights_of(model), 1)
 
     assert "the engines get all weights again" in caplog.text
     assert generator._roster.current[one.name] == first[one.name]
@@ -133,7 +133,7 @@ def test_an_engine_lost_while_generating_is_filled_at_the_next_push(
 
     pods.replace(two)
     change(model)
-    generator.sync_weights(model.named_parameters(), 2)
+    generator.sync_weights(weights_of(model), 2)
     check_every_engine(generator, model, 2)
 
 

@@ -126,18 +126,31 @@ async def test_the_deadline_ends_a_call() -> None:
         assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize(("times", "rounds"), [(0, 1), (1, 2), (2, 2)])
-async def test_a_failed_update_is_abandoned_in_rounds(times: int, rounds: int) -> None:
-    """An engine inside an update refuses to begin one, and a second worker's old failure comes with the next answer."""
+@pytest.mark.parametrize(("times", "calls"), [(0, 3), (1, 4), (2, 5), (3, 6)])
+async def test_a_failed_update_is_abandoned_in_rounds(times: int, calls: int) -> None:
+    """Workers' old failures come with the next answers; nothing is begun before the engine is paused."""
     handler = Failing(times, broken, {})
     async with client_of("/{step}", handler.handle) as client:
         await client.abandon_update()
-    assert handler.calls == 2 * rounds
+    assert handler.calls == calls
+
+
+async def test_an_engine_inside_an_update_is_brought_out_of_it() -> None:
+    steps: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        steps.append(request.match_info["step"])
+        is_inside = "finish_weight_update" not in steps
+        return await broken(request) if is_inside and steps[-1] == "start_weight_update" else web.json_response({})
+
+    async with client_of("/{step}", handle) as client:
+        await client.abandon_update()
+    assert steps == ["pause", "start_weight_update", "finish_weight_update"] * 2
 
 
 async def test_an_engine_that_cannot_abandon_an_update_is_named() -> None:
     async with client_of("/{step}", Failing(99, broken, {}).handle) as client:
-        with pytest.raises(EngineError, match=r"engine engine-3 .* answered /start_weight_update with 500"):
+        with pytest.raises(EngineError, match=r"engine engine-3 .* answered /pause with 500"):
             await client.abandon_update()
 
 

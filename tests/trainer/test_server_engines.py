@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, Engines, make_contract, own_logprobs, with_ranks
+from engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
 from launcher import DEADLINE
 from transformers import AutoModelForCausalLM
 
@@ -39,7 +39,7 @@ def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
     store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ready = ServerGenerator(engines.contract, 0, model.named_parameters)
+    ready = ServerGenerator(engines.contract, 0, lambda: weights_of(model))
     yield ready
     ready.close()
     dist.destroy_process_group()
@@ -71,10 +71,10 @@ def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, mo
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
     stale = largest_difference(model, generator)
-    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**12)  # of a matrix or two: vLLM's fused layers are cut
+    monkeypatch.setitem(transfer.PIECE_BYTES, "gloo", 2**12)  # of a matrix or two: vLLM's fused layers are cut
 
     start = time.perf_counter()
-    generator.sync_weights(((name, parameter.data) for name, parameter in model.named_parameters()), version=3)
+    generator.sync_weights(weights_of(model), version=3)
     seconds = time.perf_counter() - start
 
     # Both engines: more prompts than engines, spread by load.

@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from packaging.version import Version
 
 from grpo_workload.contract import Contract
 from grpo_workload.engine_command import as_flags, engine_command
 from grpo_workload.generation import vllm_api
-from grpo_workload.generation.transfer import buckets
 from grpo_workload.inputs import ModelConfig
-
-OLD, NEW = Version("0.26.0"), Version("0.32.0")
 
 
 def contract(device: str = "cuda", **generation: Any) -> Contract:
@@ -109,16 +104,8 @@ def test_arguments_as_flags() -> None:
     assert as_flags(arguments) == flags  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("vllm", "in_init", "in_update"), [(OLD, False, True), (NEW, True, False)])
-def test_packed_is_said_where_the_release_reads_it(vllm: Version, in_init: bool, in_update: bool) -> None:
-    init = vllm_api.init_info("nccl", vllm, host="h", port=1, rank_offset=1, world_size=2, generation=3)
-    update = vllm_api.update_info("nccl", vllm, [("w", torch.zeros(2, 3, dtype=torch.bfloat16))])
-    assert ("packed" in init, "packed" in update) == (in_init, in_update)
-    assert "generation" not in init  # vLLM's own backend refuses what it does not know
-    assert (update["names"], update["dtype_names"], update["shapes"]) == (["w"], ["bfloat16"], [[2, 3]])
-
-
-def test_buckets_are_cut_by_bytes() -> None:
-    weights = [(str(index), torch.zeros(size, dtype=torch.bfloat16)) for index, size in enumerate([2, 2, 9, 1, 3])]
-    assert [[name for name, _ in bucket] for bucket in buckets(weights, 8)] == [["0", "1"], ["2"], ["3", "4"]]
-    assert list(buckets([], 8)) == []
+def test_each_backend_is_told_what_it_knows() -> None:
+    common = {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 2}
+    place = {"host": "h", "port": 1, "rank_offset": 1, "world_size": 2, "generation": 3}
+    assert vllm_api.init_info("nccl", **place) == common  # vLLM's own backend refuses what it does not know
+    assert vllm_api.init_info("gloo", **place) == common | {"generation": 3}

@@ -12,10 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from grpo_workload import lora
-from grpo_workload.config import LoraConfig, TrainerConfig
-from grpo_workload.exports import export
+from grpo_workload.config import TrainerConfig
+from grpo_workload.exports import Export
 from grpo_workload.logprobs import Scorer
 from grpo_workload.lora import Adapters, output_layers
+from grpo_workload.lora_config import LoraConfig
 
 IDS_BT = torch.arange(12).view(2, 6)
 
@@ -67,7 +68,7 @@ def test_full_weights_are_those_of_the_model_that_is_trained(make: Any, fields: 
     adapters = Adapters(model, config(**fields), seed=1)
     train(model)
     frozen = {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    weights = dict(export(adapters.pushed(), is_partitioned=False))
+    weights = dict(Export(adapters.pushed(), is_partitioned=False))
     assert weights.keys() == before.keys()
     plain.load_state_dict(weights, strict=False)
     model.eval()
@@ -100,7 +101,7 @@ def test_dropout_acts_in_training_alone() -> None:
     adapters = Adapters(model := llama(), config(dropout=0.5), seed=1)
     train(model)
     plain = llama().eval()
-    plain.load_state_dict(dict(export(adapters.pushed(), is_partitioned=False)))
+    plain.load_state_dict(dict(Export(adapters.pushed(), is_partitioned=False)))
     model.train()
     assert not torch.allclose(model(IDS_BT).logits, model(IDS_BT).logits)
     model.eval()
@@ -131,7 +132,7 @@ def test_no_more_is_allocated_than_the_weight_that_is_made_and_the_one_before(mo
     largest = max(p.numel() * p.element_size() for p in model.parameters())
     kept: Any = None  # as a consumer does until it has the next one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for _, weight in export(adapters.pushed(), is_partitioned=False):
+        for _, weight in Export(adapters.pushed(), is_partitioned=False):
             kept = weight
     assert kept is not None
     # No event for what was allocated before: the sum is what is alive beyond the model.
@@ -178,8 +179,8 @@ def test_adapters_to_be_pushed_have_peft_s_names_and_b_is_scaled() -> None:
     model = llama()
     adapters = Adapters(model, LoraConfig(r=4, alpha=6, push="adapters"), seed=0)
     train(model)
-    pushed = {name: weight.clone() for name, weight in export(adapters.pushed(), is_partitioned=False)}
-    saved = {name.replace(".default.", "."): weight for name, weight in export(adapters.saved(), is_partitioned=False)}
+    pushed = {name: weight.clone() for name, weight in Export(adapters.pushed(), is_partitioned=False)}
+    saved = {name.replace(".default.", "."): weight for name, weight in Export(adapters.saved(), is_partitioned=False)}
     assert pushed.keys() == saved.keys()
     for name, weight in pushed.items():
         assert torch.equal(weight, saved[name] * (1.5 if ".lora_B." in name else 1.0)), name

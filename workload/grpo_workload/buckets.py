@@ -27,7 +27,7 @@ def cut(items: Iterable[T], max_bytes: int, size_of: Callable[[T], int]) -> Iter
 
 @contextmanager
 def one_ahead(items: Iterator[T], prepare: Callable[[], None] | None = None) -> Iterator[Iterator[T]]:
-    """Take `items` in order, while a thread makes the one after the one that is in use.
+    """Take `items` in order, while a thread makes the one after the one that is in use: the first at once.
 
     Args:
         items: made on that thread alone, the whole time; on leaving, the one that is being made is waited for, and the rest is left.
@@ -35,9 +35,10 @@ def one_ahead(items: Iterator[T], prepare: Callable[[], None] | None = None) -> 
     """
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="ahead", initializer=prepare) as thread:
+        first = thread.submit(next, items, end)
 
         def take() -> Iterator[T]:
-            making = thread.submit(next, items, end)
+            making = first
             while (item := making.result()) is not end:
                 making = thread.submit(next, items, end)
                 yield item  # type: ignore[misc]  # not the end

@@ -5,7 +5,7 @@ Shapes: B sequences, T completion tokens, K completion tokens of all sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from grpo_workload.batching import MicroBatch
 from grpo_workload.collectives import join
 from grpo_workload.config import TrainerConfig
 from grpo_workload.contract import Device
-from grpo_workload.exports import export, full
+from grpo_workload.exports import Export, full
 from grpo_workload.launch_config import clips_itself, deepspeed_config, mixed_precision
 from grpo_workload.logprobs import Scorer
 from grpo_workload.loss import LossScale, grpo_loss
@@ -185,13 +185,13 @@ class Policy:
         """Set the schedule to where it is after `step` optimizer steps."""
         self.schedule.scheduler.step(step)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines get, in the training type: names and full weights, tied ones once, or adapters; see `exports.export`."""
-        return export(self.adapters.pushed() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+    def weights(self) -> Export:
+        """What engines get, in the training type: names and full weights, tied ones once, or adapters."""
+        return Export(self.adapters.pushed() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
 
-    def saved_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What `save_pretrained` takes: all weights, or those of adapters; see `exports.export`."""
-        return export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+    def saved_weights(self) -> Export:
+        """What `save_pretrained` takes: all weights, or those of adapters."""
+        return Export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
 
     def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write a folder for from_pretrained: transformers' or, with adapters, peft's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -10,12 +10,13 @@ import deepspeed
 from torch import Tensor, nn
 
 from grpo_workload.buckets import cut
+from grpo_workload.packing import TensorSpec
 
 GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
 
 
 class Weight(NamedTuple):
-    """One weight, and how it is made while all of its `parameters` are whole on this rank."""
+    """One weight, of the first parameter's type and shape, and how it is made while all `parameters` are whole on this rank."""
 
     name: str
     parameters: tuple[nn.Parameter, ...]
@@ -24,8 +25,12 @@ class Weight(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Of its parameters."""
-        # A partitioned parameter has no elements of its own; DeepSpeed keeps their number beside it.
-        return sum(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in self.parameters)
+        return sum(_spec(self.name, parameter).num_bytes for parameter in self.parameters)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is known before it is made."""
+        return _spec(self.name, self.parameters[0])
 
 
 def plain(name: str, parameter: nn.Parameter) -> Weight:
@@ -38,15 +43,30 @@ def full(model: nn.Module) -> list[Weight]:
     return [plain(name, parameter) for name, parameter in model.named_parameters()]
 
 
-def export(weights: Iterable[Weight], *, is_partitioned: bool) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of `weights`; collective where `is_partitioned`: every rank must take them all.
+class Export:
+    """Names and tensors of `weights`, made anew at each pass; collective where `is_partitioned`: every rank must take them all.
 
     There, parameters are gathered in buckets of `GATHER_BYTES`: neither one by one nor the whole model at once. A tensor may be kept after
     the next one was taken: giving a parameter up leaves its gathered storage to whoever holds it.
     """
-    for bucket in cut(weights, GATHER_BYTES, lambda weight: weight.num_bytes):
-        parameters = [parameter for weight in bucket for parameter in weight.parameters]
-        context: Any = deepspeed.zero.GatheredParameters(parameters) if is_partitioned else nullcontext()
-        with context:
-            for weight in bucket:
-                yield weight.name, weight.make()
+
+    def __init__(self, weights: Sequence[Weight], *, is_partitioned: bool) -> None:
+        self._weights, self._is_partitioned = weights, is_partitioned
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """What a pass will give, in order; nothing is gathered for it."""
+        return [weight.spec for weight in self._weights]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for bucket in cut(self._weights, GATHER_BYTES, lambda weight: weight.num_bytes):
+            parameters = [parameter for weight in bucket for parameter in weight.parameters]
+            context: Any = deepspeed.zero.GatheredParameters(parameters) if self._is_partitioned else nullcontext()
+            with context:
+                for weight in bucket:
+                    yield weight.name, weight.make()
+
+
+def _spec(name: str, parameter: nn.Parameter) -> TensorSpec:
+    # A partitioned parameter has no elements of its own; DeepSpeed keeps their shape beside it.
+    return TensorSpec(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))

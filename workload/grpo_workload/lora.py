@@ -22,8 +22,8 @@ from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from grpo_workload.config import ALL_LINEAR, LoraConfig
 from grpo_workload.exports import Weight, plain
+from grpo_workload.lora_config import ALL_LINEAR, LoraConfig
 
 ADAPTER = "default"  # peft's name of an adapter that has none
 SLICE_ELEMENTS = 2**22  # of a weight that are made at a time, in float32

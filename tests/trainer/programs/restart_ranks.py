@@ -13,6 +13,7 @@ from grpo_workload.collectives import join
 from grpo_workload.contract import Contract, Device
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
+from grpo_workload.packing import TensorSpec
 from grpo_workload.types import Prompt
 
 
@@ -23,13 +24,16 @@ def main(folder: Path) -> None:
     rank = dist.get_rank()
     pushes = []
 
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        ones = torch.ones(1)
-        dist.all_reduce(ones)  # as gathering a partitioned parameter is
-        pushes.append(int(ones))
-        yield "weight", ones
+    class Ones:
+        specs = (TensorSpec("weight", torch.float32, (1,)),)
 
-    generator = ServerGenerator(contract, rank, weights, Timing(look=0.2, lost=1))
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            ones = torch.ones(1)
+            dist.all_reduce(ones)  # as gathering a partitioned parameter is
+            pushes.append(int(ones))
+            yield "weight", ones
+
+    generator = ServerGenerator(contract, rank, Ones, Timing(look=0.2, lost=1))
     prompts = [Prompt(index=index, text="", token_ids=(index,), seed=index) for index in range(6 * rank)]
     groups = generator.generate(prompts, 2)
     generator.close()

@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import Contract
+from grpo_workload.exports import Export, full
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.types import Prompt
 
@@ -25,7 +26,7 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    weights = [(name, parameter.data) for name, parameter in model.named_parameters()]
+    weights = Export(full(model), is_partitioned=False)
     generator = ServerGenerator(contract, rank, lambda: weights)
     generator.sync_weights(weights, 7)
     prompt = Prompt(index=rank, text="", token_ids=(10 + rank, 20, 30))

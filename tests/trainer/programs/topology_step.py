@@ -28,7 +28,7 @@ from grpo_workload.types import Completion, Prompt, Sample
 PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 60, 110, 170, 220)))
 # Several of either, though the model is tiny: one is gathered while another is sent.
 exports.GATHER_BYTES = 2**13
-transfer.BUCKET_BYTES["gloo"] = 2**14
+transfer.PIECE_BYTES["gloo"] = 2**14
 rank, training = int(os.environ["RANK"]), contract.config.training
 
 

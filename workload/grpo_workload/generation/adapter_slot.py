@@ -31,7 +31,7 @@ class AdapterSlot:
         self._tensors = {}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Keep the tensors of a bucket, whose memory is given back."""
+        """Keep tensors, whose memory is used again."""
         self._tensors |= {name: tensor.clone() for name, tensor in weights}
 
     def fill(self) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from grpo_workload.packing import TensorSpec
 from grpo_workload.types import Completion, Prompt
 
-Weights = Iterable[tuple[str, Tensor]]
+
+class Weights(Protocol):
+    """Names and tensors in the checkpoint's terms, and what they will be; taking them may be collective."""
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """Of all of them, in order."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class Generator(Protocol):

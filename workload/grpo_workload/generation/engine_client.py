@@ -6,9 +6,8 @@ Every failure names the engine, its pod and its address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -87,7 +86,7 @@ class EngineClient:
         await self._call("POST", "/start_weight_update")
 
     async def update(self, update_info: Mapping[str, Any]) -> None:
-        """Receive and load one bucket."""
+        """Receive and load all weights."""
         await self._call("POST", "/update_weights", json={"update_info": update_info})
 
     async def finish_update(self, version: int | str) -> None:
@@ -95,24 +94,20 @@ class EngineClient:
         await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
 
     async def abandon_update(self) -> None:
-        """Make an engine that was in a failed update fit for another: what it has received is dropped with the layers that lack some.
+        """Pause an engine that was in a failed update, and make it fit for another: layers that lack something drop what they have.
 
         vLLM would count tensors that it has buffered again, and fill layers with them. It may refuse to start, being inside the update, and
-        one of several workers may have an old failure still to tell, so the first rounds may fail.
+        workers may have old failures still to tell, at any call, so the first rounds may fail.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            failures = []
-            for step in (self.start_update, partial(self.finish_update, ABANDONED)):
-                try:
-                    await step()
-                except _NoAnswerError:
-                    raise
-                except EngineError as error:
-                    failures.append(error)
-            if not failures:
+            failure = await _failure(self.pause())
+            if failure is None:
+                failures = [await _failure(self.start_update()), await _failure(self.finish_update(ABANDONED))]
+                failure = failures[0] or failures[1]
+            if failure is None:
                 return
             if attempt == ATTEMPTS:
-                raise failures[0]
+                raise failure
 
     async def reset_prefix_cache(self) -> None:
         """Forget what the old weights have cached. EngineError when blocks are still held after several attempts."""
@@ -189,3 +184,14 @@ class EngineClient:
             return EngineError(self.engine, "is another process than the one that was filled with weights: its container was started anew")
         kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: _BusyError}.get(HTTPStatus(status), EngineError)
         return kind(self.engine, f"answered {path} with {status}: {text}")
+
+
+async def _failure(call: Coroutine[Any, Any, None]) -> EngineError | None:
+    """What the engine answers, if it answers that it failed."""
+    try:
+        await call
+    except _NoAnswerError:
+        raise
+    except EngineError as error:
+        return error
+    return None

@@ -1,7 +1,4 @@
-"""A transfer group over gloo, for engines on CPUs: both its sides, the trainer's and those of vLLM's workers.
-
-A bucket is one broadcast of its tensors' bytes.
-"""
+"""A transfer group over gloo, for engines on CPUs: both its sides, the trainer's and those of vLLM's workers."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpo_workload.generation.vllm_api import Bucket
-
+LEFT = "this process has left the transfer group"
 TIMEOUT_SECONDS = 300  # as vLLM's own for NCCL's rendezvous
 
 
@@ -36,12 +31,13 @@ class GlooGroup:
         self._group: Any = dist.ProcessGroupGloo(prefixed, rank, world_size, timedelta(seconds=timeout_seconds))
 
     def broadcast(self, bytes_N: Tensor) -> None:
-        """Fill `bytes_N` with rank 0's. RuntimeError when a member is gone."""
-        self._group.broadcast(bytes_N, 0).wait()
+        """Fill `bytes_N` with rank 0's. RuntimeError when a member is gone, or this one has left."""
+        self._begin(bytes_N).wait()  # not by a name, which a failure's traceback would keep, and with it the connections
 
-    def send(self, bucket: Bucket) -> None:
-        """Rank 0's part of a bucket."""
-        self.broadcast(torch.cat([tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for _, tensor in bucket]))
+    def _begin(self, bytes_N: Tensor) -> Any:
+        if (group := self._group) is None:
+            raise RuntimeError(LEFT)
+        return group.broadcast(bytes_N, 0)
 
     def close(self) -> None:
         """Close the connections, as soon as what is under way has failed: members that wait for this one fail then."""

@@ -7,11 +7,12 @@ An engine with `enable_lora` takes adapters instead of weights (`adapter_slot`).
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
@@ -21,10 +22,31 @@ from grpo_workload.generation.adapter_slot import AdapterSlot
 from grpo_workload.generation.gloo_group import GlooGroup, open_store
 from grpo_workload.generation.store_watch import abort_when_left
 from grpo_workload.generation.vllm_api import nccl_abort, repack_output_layer
+from grpo_workload.packing import TensorSpec, empty, pieces, unpack
+
+NOT_JOINED = "the transfer group was not joined; init_weight_transfer_engine comes first"
 
 
-class TakesAdapters:
-    """Where the engine has adapters, they are what is received: the model behind them keeps its weights."""
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is untyped
+    """All tensors of an update, in order, and up to how many bytes of them come at once."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    piece_bytes: int
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """As the sender has them."""
+        rows = zip(self.names, self.dtype_names, self.shapes, strict=True)
+        return [TensorSpec(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
+
+
+class Receiver:
+    """What is the same for all: the form of updates, and that an engine with adapters receives these, its model keeping its weights."""
+
+    update_info_cls = UpdateInfo
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self._slot = AdapterSlot(model, vllm_config.lora_config) if vllm_config.lora_config is not None else None
@@ -44,17 +66,34 @@ class TakesAdapters:
         else:
             super().finish_weight_update()  # type: ignore[misc]
 
+    def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
+        """Receive all pieces by `broadcast`, while vLLM loads what they hold: in one call, since each walks through the whole model.
 
-class WatchedNcclReceiver(TakesAdapters, NCCLWeightTransferEngine):  # type: ignore[misc]  # vLLM is untyped
+        On one stream, in whose order memory is used again: vLLM keeps tensors of layers that lack some until another piece has those.
+        """
+
+        def receive() -> Iterator[tuple[str, Tensor]]:
+            for specs in pieces(update_info.specs, update_info.piece_bytes):
+                bytes_N = empty(specs, self.device)  # type: ignore[attr-defined]
+                broadcast(bytes_N)
+                yield from unpack(bytes_N, specs)
+
+        weights = receive()
+        self.model.load_weights(weights)  # type: ignore[attr-defined]
+        for _ in weights:  # the others wait for this one in every broadcast, also where a model has no use for the last weights
+            pass
+
+
+class WatchedNcclReceiver(Receiver, NCCLWeightTransferEngine):  # type: ignore[misc]
     """vLLM's own. A broadcast whose sender has left fails here: NCCL would wait in it for good, and this worker answer to nothing."""
 
-    def receive_weights(self, update_info: Any) -> None:
-        """See vLLM's. RuntimeError where the sender has left the group."""
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receive and load all weights. RuntimeError where the sender has left the group."""
         group = self.model_update_group
         if group is None:
-            raise RuntimeError("the transfer group was not joined; init_weight_transfer_engine comes first")
+            raise RuntimeError(NOT_JOINED)
         with abort_when_left(group.group.store, lambda: nccl_abort(group)):
-            super().receive_weights(update_info)
+            self.load(update_info, lambda bytes_N: group.broadcast(bytes_N, src=0))
             torch.cuda.synchronize()
 
 
@@ -69,20 +108,10 @@ class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     generation: int
 
 
-@dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The tensors of one bucket, in order."""
-
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
-
-
-class LayerwiseGloo(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):  # type: ignore[misc]
+class LayerwiseGloo(WeightTransferEngine[GlooInitInfo, UpdateInfo]):  # type: ignore[misc]
     """The worker's side of gloo, as vLLM's NCCLWeightTransferEngine."""
 
     init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
     _group: GlooGroup | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
@@ -107,25 +136,23 @@ class LayerwiseGloo(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):  # type
         finalize_layerwise_reload(self.model, self.model_config)
         repack_output_layer(self.model)
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Receive and load one bucket."""
-        from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
-
-        if self._group is None:
-            raise RuntimeError("the transfer group was not joined; init_weight_transfer_engine comes first")
-        dtypes = [getattr(torch, name) for name in update_info.dtype_names]
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(update_info.shapes, dtypes, strict=True)]
-        bytes_N = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._group.broadcast(bytes_N)
-        self.model.load_weights(unpack_tensor(bytes_N, update_info.names, update_info.shapes, dtypes, sizes))
-
     def shutdown(self) -> None:
         """Leave the group."""
         self._group = None
 
 
-class GlooReceiver(TakesAdapters, LayerwiseGloo):
+class GlooReceiver(Receiver, LayerwiseGloo):
     """Weights or adapters over gloo."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receive and load all weights. RuntimeError where a member is gone."""
+        if self._group is None:
+            raise RuntimeError(NOT_JOINED)
+        try:
+            self.load(update_info, self._group.broadcast)
+        except BaseException:
+            self._group.close()  # or the others would wait for this one
+            raise
 
 
 def register() -> None:

@@ -163,7 +163,7 @@ class ServerGenerator:
         remaining = iter(weights)
         try:
             if self._sender is not None:
-                self._sender.push(remaining, version)
+                self._sender.push(weights.specs, remaining, version)
         finally:
             for _ in remaining:  # gathering is collective: also a sender that has failed takes part to the end
                 pass

@@ -1,8 +1,8 @@
 """The trainer's side of weight transfer: the rank that is rank 0 of one transfer group and feeds all engines of it.
 
-vLLM's protocol: pause, start, update with each bucket, finish, reset the prefix cache, resume. The engines receive inside `update` what
-this rank broadcasts at the same time, so that both are always under way together, and the failure of either ends the wait for both.
-Meanwhile the next bucket is gathered: two of them are held at most.
+vLLM's protocol: pause, start, update, finish, reset the prefix cache, resume. The engines receive inside `update` what this rank
+broadcasts at the same time, piece by piece, so that the failure of either side ends the wait for both. Meanwhile the next piece is
+gathered and packed: two of them are held at most. The first is, while the engines pause.
 
 A group that has lost a member is given up, and another one, of the next generation, is built with the engine's new process. With gloo,
 the workers of the other engines fail when a member dies; with NCCL when this side has left the group, which they notice by its store.
@@ -17,24 +17,26 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_workload.buckets import cut, one_ahead
+from grpo_workload.buckets import one_ahead
 from grpo_workload.contract import TransferGroup
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineClient
 from grpo_workload.generation.engine_link import EngineLink, in_thread, settle
-from grpo_workload.generation.vllm_api import Backend, Bucket
+from grpo_workload.generation.gloo_group import LEFT
+from grpo_workload.generation.vllm_api import Backend
+from grpo_workload.packing import TensorSpec, pack
 
 T = TypeVar("T")
 
-# Of one update: vLLM's own packing closes its buffers at 1 GiB. Smaller ones on CPUs, where memory is what models share.
-BUCKET_BYTES: dict[Backend, int] = {"nccl": 2**30, "gloo": 2**26}
+# Broadcast at once. Smaller on CPUs, where memory is what models share.
+PIECE_BYTES: dict[Backend, int] = {"nccl": 2**28, "gloo": 2**26}
 
 
 class Channel(Protocol):
     """A joined group."""
 
-    def send(self, bucket: Bucket) -> None:
-        """Broadcast a bucket; returns when it has been sent."""
+    def broadcast(self, bytes_N: Tensor) -> None:
+        """Send a piece to all others; returns when it has been sent."""
         ...
 
     def close(self) -> None:
@@ -46,18 +48,23 @@ class NcclChannel:
     """vLLM's NCCL group, on the CUDA device of the thread that joins."""
 
     def __init__(self, group: TransferGroup) -> None:
-        self._vllm = vllm_api.installed()
         try:
-            self._communicator = vllm_api.nccl_join(self._vllm, host=group.host, port=group.port, world_size=group.world_size)
+            self._communicator = vllm_api.nccl_join(host=group.host, port=group.port, world_size=group.world_size)
         except OSError as error:  # a group that never came together holds the port for vLLM's timeout of 300 s
             raise RuntimeError(f"rank {group.sender} cannot listen on {group.host}:{group.port} for the transfer group: {error}") from error
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # apart from the one that the next piece is made on
+        self._left = False
 
-    def send(self, bucket: Bucket) -> None:
-        """See `Channel.send`."""
-        vllm_api.nccl_send(self._vllm, self._communicator, bucket)
+    def broadcast(self, bytes_N: Tensor) -> None:
+        """See `Channel.broadcast`."""
+        if self._left:
+            raise RuntimeError(LEFT)
+        self._communicator.broadcast(bytes_N, src=0, stream=self._stream)
+        self._stream.synchronize()
 
     def close(self) -> None:
         """See `Channel.close`."""
+        self._left = True
         vllm_api.nccl_leave(self._communicator)
 
 
@@ -67,7 +74,6 @@ class WeightSender:
     def __init__(self, group: TransferGroup, clients: Sequence[EngineClient], link: EngineLink, backend: Backend) -> None:
         check_group(group, clients)
         self._group, self._clients, self._link, self._backend = group, clients, link, backend
-        self._vllm = vllm_api.installed()
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._store: Any = None  # of gloo: where all generations meet
         self._channel: Channel | None = None
@@ -79,36 +85,38 @@ class WeightSender:
         """
         self._leave()
         if generation > 1:
-            self._each(lambda client: client.pause())
-            # Its workers answer, too: none of them is in an old group still.
-            self._each(lambda client: client.abandon_update())
+            self._each(lambda client: client.abandon_update())  # its workers answer, so that none of them is in an old group still
         infos = {client.engine.name: self._init_info(client, generation) for client in self._clients}
         self._channel = self._together(partial(self._open, generation), lambda client: client.init_transfer(infos[client.engine.name]))
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights of all engines; they are paused meanwhile. Errors as on joining, and the engines are then of no use."""
+    def push(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights of all engines, which are paused meanwhile, by `weights`, which `specs` tells of.
+
+        Errors as on joining, and the engines are then of no use.
+        """
         assert self._channel is not None, "join comes first"
-        self._each(lambda client: client.pause())
-        self._each(lambda client: client.start_update())
-        with one_ahead(self._made(weights), self._use_device) as made:
-            for bucket in made:
-                info = vllm_api.update_info(self._backend, self._vllm, bucket)
-                try:
-                    self._together(partial(self._channel.send, bucket), lambda client, info=info: client.update(info))  # type: ignore[misc]
-                except BaseException:
-                    # A broadcast that lacks a member never ends by itself: its kernel would stop whatever waits for the whole device.
-                    self._leave()
-                    raise
+        piece_bytes = PIECE_BYTES[self._backend]
+        info = vllm_api.update_info(specs, piece_bytes)
+        with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
+            self._each(lambda client: client.pause())
+            self._each(lambda client: client.start_update())
+            try:
+                self._together(partial(_send, self._channel, packed), lambda client: client.update(info))
+            except BaseException:
+                # A broadcast that lacks a member never ends by itself: its kernel would stop whatever waits for the whole device.
+                self._leave()
+                raise
         self._each(lambda client: client.finish_update(version))
         self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
 
-    def _made(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-        """Buckets whose tensors are written: the sending thread has streams of its own."""
-        for bucket in buckets(weights, BUCKET_BYTES[self._backend]):
+    def _packed(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], piece_bytes: int) -> Iterator[Tensor]:
+        """Pieces that are written: what sends them has a stream of its own."""
+        device = torch.device("cpu") if self._device is None else torch.device("cuda", self._device)
+        for bytes_N in pack(specs, weights, piece_bytes, device):
             if self._device is not None:
                 torch.cuda.current_stream().synchronize()
-            yield bucket
+            yield bytes_N
 
     def _use_device(self) -> None:
         if self._device is not None:
@@ -122,7 +130,6 @@ class WeightSender:
     def _init_info(self, client: EngineClient, generation: int) -> dict[str, Any]:
         return vllm_api.init_info(
             self._backend,
-            self._vllm,
             host=self._group.host,
             port=self._group.port,
             rank_offset=client.engine.rank_offset,
@@ -160,6 +167,6 @@ def check_group(group: TransferGroup, clients: Sequence[EngineClient]) -> None:
     assert sorted(ranks) == list(range(1, group.world_size)), (ranks, group.world_size)
 
 
-def buckets(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Cut `weights` into lists of at most `max_bytes` bytes, or of one tensor that is larger."""
-    return cut(weights, max_bytes, lambda weight: weight[1].numel() * weight[1].element_size())
+def _send(channel: Channel, packed: Iterable[Tensor]) -> None:
+    for bytes_N in packed:
+        channel.broadcast(bytes_N)

@@ -1,8 +1,8 @@
 """The one place that knows how vLLM's releases differ in the weight transfer that the trainer uses.
 
 Read in the sources of 0.26.0 and 0.32.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/serve/dev/rlhf/` and
-`vllm/entrypoints/rl/online/`). From 0.28 on `packed` belongs to the handshake and the trainer calls the packed producer itself; before,
-it belongs to every update, and `NCCLWeightTransferEngine.trainer_send_weights` sends. The HTTP routes are the same.
+`vllm/entrypoints/rl/online/`). What is sent has a form of our own (`packing`), so that how they pack, which changed in 0.28, is not used.
+The HTTP routes are the same.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from packaging.version import Version
-from torch import Tensor
+
+from grpo_workload.packing import TensorSpec
 
 Backend = Literal["nccl", "gloo"]
-Bucket = Sequence[tuple[str, Tensor]]
 
-OLDEST = Version("0.22")
-_PACKED_IN_HANDSHAKE = Version("0.28")
+OLDEST = Version("0.26")  # of those that this was run with
 _TELLS_WEIGHT_VERSION = Version("0.32")  # the oldest where the route was seen
 
 
@@ -35,28 +34,22 @@ def installed() -> Version:
     raise ValueError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
-def init_info(
-    backend: Backend, vllm: Version, *, host: str, port: int, rank_offset: int, world_size: int, generation: int
-) -> dict[str, Any]:
+def init_info(backend: Backend, *, host: str, port: int, rank_offset: int, world_size: int, generation: int) -> dict[str, Any]:
     """What an engine needs to join a transfer group: its workers become the ranks from `rank_offset` on, `world_size` is the group's."""
     info: dict[str, Any] = {"master_address": host, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
-    if backend == "nccl" and vllm >= _PACKED_IN_HANDSHAKE:
-        info["packed"] = True
     if backend == "gloo":
         info["generation"] = generation
     return info
 
 
-def update_info(backend: Backend, vllm: Version, bucket: Bucket) -> dict[str, Any]:
-    """What an engine needs to know about the tensors it is about to receive, in their order."""
-    info: dict[str, Any] = {
-        "names": [name for name, _ in bucket],
-        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-        "shapes": [list(tensor.shape) for _, tensor in bucket],
+def update_info(specs: Sequence[TensorSpec], piece_bytes: int) -> dict[str, Any]:
+    """What an engine needs to know about the tensors it is about to receive, in pieces of at most so many bytes; see `receivers`."""
+    return {
+        "names": [spec.name for spec in specs],
+        "dtype_names": [str(spec.dtype).removeprefix("torch.") for spec in specs],
+        "shapes": [list(spec.shape) for spec in specs],
+        "piece_bytes": piece_bytes,
     }
-    if backend == "nccl" and vllm < _PACKED_IN_HANDSHAKE:
-        info["packed"] = True
-    return info
 
 
 def tells_weight_version(vllm: Version) -> bool:
@@ -64,16 +57,11 @@ def tells_weight_version(vllm: Version) -> bool:
     return vllm >= _TELLS_WEIGHT_VERSION
 
 
-def nccl_join(vllm: Version, *, host: str, port: int, world_size: int) -> Any:
+def nccl_join(*, host: str, port: int, world_size: int) -> Any:
     """Join a transfer group as its rank 0, on the current CUDA device; blocks until all workers have joined."""
-    info = {"master_address": host, "master_port": port, "world_size": world_size}
-    if vllm >= _PACKED_IN_HANDSHAKE:
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+    from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-        return trainer_init(info)
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
-    return NCCLWeightTransferEngine.trainer_init(info)
+    return trainer_init({"master_address": host, "master_port": port, "world_size": world_size})
 
 
 def nccl_leave(communicator: Any) -> None:
@@ -91,22 +79,6 @@ def nccl_abort(communicator: Any) -> None:
     with torch.cuda.device(communicator.device):
         communicator.nccl.ncclCommAbort(communicator.comm)
     communicator.available = False
-
-
-def nccl_send(vllm: Version, communicator: Any, bucket: Bucket) -> None:
-    """Broadcast a bucket, packed, to the workers that `update_info` was posted to; returns when it has been sent."""
-    import torch
-
-    if vllm >= _PACKED_IN_HANDSHAKE:
-        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
-
-        packed_nccl_broadcast_producer(iterator=iter(bucket), group=communicator, src=0, post_iter_func=lambda item: item[1])
-    else:
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerSendWeightsArgs, NCCLWeightTransferEngine
-
-        arguments = NCCLTrainerSendWeightsArgs(group=communicator, packed=True)
-        NCCLWeightTransferEngine.trainer_send_weights(iterator=iter(bucket), trainer_args=arguments)
-    torch.cuda.synchronize()  # the producer of older releases leaves its last broadcasts running
 
 
 def adapter_renames(model: Any) -> Any:

@@ -1,0 +1,61 @@
+"""Tensors of any types and shapes come out of their pieces as they went in; others than were announced are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_workload.packing import ALIGNMENT, TensorSpec, pack, pieces, unpack
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+def spec(name: str, tensor: Tensor) -> TensorSpec:
+    return TensorSpec(name, tensor.dtype, tuple(tensor.shape))
+
+
+@given(kinds=st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES)), max_bytes=st.integers(1, 400))
+def test_tensors_come_out_as_they_went_in(kinds: list[tuple[torch.dtype, tuple[int, ...]]], max_bytes: int) -> None:
+    weights = [(str(index), torch.randint(-9, 9, shape).to(dtype)) for index, (dtype, shape) in enumerate(kinds)]
+    specs = [spec(*weight) for weight in weights]
+    packed = list(pack(specs, iter(weights), max_bytes, "cpu"))
+    shares = list(pieces(specs, max_bytes))
+    assert all(bytes_N.numel() <= max_bytes or len(share) == 1 for bytes_N, share in zip(packed, shares, strict=True))
+    received = [one for bytes_N, share in zip(packed, shares, strict=True) for one in unpack(bytes_N.clone(), share)]
+    assert [spec(*one) for one in received] == specs
+    assert all(one.equal(tensor) for (_, one), (_, tensor) in zip(received, weights, strict=True))
+
+
+def test_a_tensor_may_be_a_view_and_is_taken_when_its_turn_comes() -> None:
+    taken = []
+
+    def weights():
+        for index in range(3):
+            taken.append(index)
+            yield str(index), torch.arange(8.0).view(2, 4).T + index
+
+    specs = [TensorSpec(str(index), torch.float32, (4, 2)) for index in range(3)]
+    packed = pack(specs, weights(), 2 * ALIGNMENT, "cpu")
+    first = next(packed)
+    assert taken == [0]
+    assert unpack(first, specs[:1])[0][1].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([("a", torch.zeros(2)), ("x", torch.zeros(3))], "name='x'.* announced as .*name='b'"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(1))], r"shape=\(1,\).* announced as .*shape=\(3,\)"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(3).half())], "float16.* announced as .*float32"),
+        ([("a", torch.zeros(2))], "shorter"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(3)), ("c", torch.zeros(1))], "longer"),
+    ],
+)
+def test_other_weights_than_were_announced_are_refused(weights: list[tuple[str, Tensor]], message: str) -> None:
+    specs = [TensorSpec("a", torch.float32, (2,)), TensorSpec("b", torch.float32, (3,))]
+    with pytest.raises(ValueError, match=message):
+        list(pack(specs, weights, 2**10, "cpu"))

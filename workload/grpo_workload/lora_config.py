@@ -1,0 +1,68 @@
+"""Which adapters a job trains. Torch-free: the operator imports it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_workload.section import Rule, Section
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room for (`MaxLoRARanks` in vllm/config/lora.py)."""
+
+ALL_LINEAR = "all-linear"
+
+ModuleName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685): they are trained, the model's own weights stay as they are. Names are peft's."""
+
+    RULES = (
+        Rule(
+            f"!has(self.targetModules) || self.targetModules.size() == 1 || !('{ALL_LINEAR}' in self.targetModules)",
+            f"targetModules must be {ALL_LINEAR} alone or names of modules: name the modules, or leave the names out",
+            lambda c: len(c.target_modules) == 1 or ALL_LINEAR not in c.target_modules,
+        ),
+        Rule(
+            "!has(self.modulesToSave) || !has(self.targetModules) || self.modulesToSave.all(m, !(m in self.targetModules))",
+            "a module is either in targetModules or in modulesToSave: leave it out of one of them",
+            lambda c: not set(c.modules_to_save) & set(c.target_modules),
+        ),
+        Rule(
+            "self.push == 'merged' || !has(self.modulesToSave) || self.modulesToSave.size() == 0",
+            "push adapters leaves modulesToSave behind: push merged, or train no module whole",
+            lambda c: c.push == "merged" or not c.modules_to_save,
+        ),
+        Rule(
+            f"self.push == 'merged' || self.r <= {ADAPTER_RANKS[-1]}",
+            f"push adapters needs an r of {ADAPTER_RANKS[-1]} at most, which is what vLLM has room for; push merged takes any",
+            lambda c: c.push == "merged" or c.r <= ADAPTER_RANKS[-1],
+        ),
+    )
+
+    r: int = Field(16, ge=1, le=4096, description="Rank of the adapters.")
+    alpha: float = Field(32, gt=0, le=65536, description="What an adapter adds to its weight is scaled by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapters' inputs, in training alone.")
+    target_modules: tuple[ModuleName, ...] = Field(
+        (ALL_LINEAR,),
+        min_length=1,
+        max_length=64,
+        description=f"Linear layers that get an adapter, by the end of their names; {ALL_LINEAR} is all but the output layer.",
+    )
+    modules_to_save: tuple[ModuleName, ...] = Field(
+        (), max_length=64, description="Modules that are trained whole, by the end of their names, for example lm_head."
+    )
+    push: Literal["merged", "adapters"] = Field(
+        "merged",
+        description=(
+            "What engines get after a step. merged: full weights, and they sample as fast as without LoRA. adapters: these alone, in a "
+            "fraction of the time, and vLLM computes them beside each layer; topologies Server and NodeLocal."
+        ),
+    )
+
+    @property
+    def room(self) -> int:
+        """The smallest rank that vLLM has room for and that adapters to be pushed fit into."""
+        return next(rank for rank in ADAPTER_RANKS if rank >= self.r)
