@@ -114,6 +114,7 @@ def test_an_engine_lost_in_a_push(
         pods.replace(two)
 
     on_call(monkeypatch, GlooGroup, "broadcast", 5, lose)
+    generator.expect_weights()
     generator.sync_weights(weights_of(model), 1)
 
     assert "the engines get all weights again" in caplog.text
@@ -131,6 +132,7 @@ def test_an_engine_lost_while_generating_is_filled_at_the_next_push(
     check_complete(groups, model, generator._version)
     assert "goes to another engine: engine engine-1 (pod engine-1" in caplog.text
 
+    generator.expect_weights()
     pods.replace(two)
     change(model)
     generator.sync_weights(weights_of(model), 2)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
-from launcher import DEADLINE
+from launcher import DEADLINE, eventually
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.contract import ExitCode, Outcome
@@ -73,6 +73,9 @@ def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, mo
     stale = largest_difference(model, generator)
     monkeypatch.setitem(transfer.PIECE_BYTES, "gloo", 2**12)  # of a matrix or two: vLLM's fused layers are cut
 
+    generator.expect_weights()
+    link = generator._link
+    eventually(lambda: all(link.run(client._call("GET", "/is_paused"))["is_paused"] for client in link.clients), "the engines pause")
     start = time.perf_counter()
     generator.sync_weights(weights_of(model), version=3)
     seconds = time.perf_counter() - start

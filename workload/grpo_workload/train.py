@@ -55,6 +55,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         set_seed(step_seed(training.seed, step))
 
         rollout = roll_out(run, step, clock)
+        run.generator.expect_weights()
         run.report.phase("Training")
         work = plan(rollout.facts, training)
         update = run.policy.step(micro_batches(work, rollout.samples, run.rank), work.num_micro_batches, work.scale)

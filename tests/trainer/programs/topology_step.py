@@ -56,6 +56,8 @@ def greedy():
         asked = [Prompt(index=index, text="", token_ids=token_ids)] if rank == 0 else []
         answers += [(one.token_ids, one.logprobs, one.weight_version) for group in generator.generate(asked, 1) for one in group]
     generator.sleep()
+    gather(None)
+    generator.expect_weights()
     return answers
 
 

@@ -36,6 +36,10 @@ class Generator(Protocol):
         """Give memory back until weights come; between `generate` and `sync_weights`."""
         ...
 
+    def expect_weights(self) -> None:
+        """All ranks have their completions, and `sync_weights` comes next: begin what it would wait for."""
+        ...
+
     def sync_weights(self, weights: Weights, version: int) -> None:
         """Take over all of `weights`, in the checkpoint's names; completions carry `version` from here on."""
         ...

@@ -92,6 +92,9 @@ class ColocateGenerator:
         if level and self._can_sleep:
             self._llm.sleep(level=level)
 
+    def expect_weights(self) -> None:
+        """Nothing to begin: `sync_weights` waits for nobody."""
+
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
         self._wake(self._cycle.begin_push())

@@ -56,7 +56,11 @@ class EngineLink:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait for it. EngineError when it raises one, or an engine is lost meanwhile."""
-        return self.run_freely(_unless(work, self._lost.values()))
+        return self.begin(work).result()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `work` there, as `run`, and wait for it later."""
+        return asyncio.run_coroutine_threadsafe(_unless(work, self._lost.values()), self._loop)
 
     def run_freely(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait for it, whatever engine is lost meanwhile."""

@@ -86,6 +86,11 @@ class ServerGenerator:
     def sleep(self) -> None:
         """Nothing to give back: the engines have devices of their own."""
 
+    def expect_weights(self) -> None:
+        """See `Generator.expect_weights`: the engines pause while the ranks train."""
+        if self._sender is not None:
+            self._sender.pause_ahead()
+
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`. EngineError, on every rank, names the engine that failed."""
         if self._restarts:

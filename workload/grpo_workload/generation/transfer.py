@@ -2,7 +2,7 @@
 
 vLLM's protocol: pause, start, update, finish, reset the prefix cache, resume. The engines receive inside `update` what this rank
 broadcasts at the same time, piece by piece, so that the failure of either side ends the wait for both. Meanwhile the next piece is
-gathered and packed: two of them are held at most. The first is, while the engines pause.
+gathered and packed: two of them are held at most. The first is, while the engines pause, which they may begin to do long before.
 
 A group that has lost a member is given up, and another one, of the next generation, is built with the engine's new process. With gloo,
 the workers of the other engines fail when a member dies; with NCCL when this side has left the group, which they notice by its store.
@@ -11,6 +11,7 @@ the workers of the other engines fail when a member dies; with NCCL when this si
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -77,6 +78,7 @@ class WeightSender:
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._store: Any = None  # of gloo: where all generations meet
         self._channel: Channel | None = None
+        self._pausing: Future[Any] | None = None
 
     def join(self, generation: int) -> None:
         """Build the group together with the engines. EngineError, or RuntimeError when none of them can be blamed, if that fails.
@@ -84,10 +86,16 @@ class WeightSender:
         After the first generation the engines may have been left in the middle of an update, and are first brought out of it.
         """
         self._leave()
+        if (pausing := self._take_pausing()) is not None:
+            wait([pausing])  # however it ends: a pause that comes late would outlast the next push
         if generation > 1:
             self._each(lambda client: client.abandon_update())  # its workers answer, so that none of them is in an old group still
         infos = {client.engine.name: self._init_info(client, generation) for client in self._clients}
         self._channel = self._together(partial(self._open, generation), lambda client: client.init_transfer(infos[client.engine.name]))
+
+    def pause_ahead(self) -> None:
+        """Let the engines begin to pause; `push` comes next. Only when all ranks have all that they want of them."""
+        self._pausing = self._pause()
 
     def push(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights of all engines, which are paused meanwhile, by `weights`, which `specs` tells of.
@@ -98,7 +106,7 @@ class WeightSender:
         piece_bytes = PIECE_BYTES[self._backend]
         info = vllm_api.update_info(specs, piece_bytes)
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
-            self._each(lambda client: client.pause())
+            (self._take_pausing() or self._pause()).result()
             self._each(lambda client: client.start_update())
             try:
                 self._together(partial(_send, self._channel, packed), lambda client: client.update(info))
@@ -109,6 +117,13 @@ class WeightSender:
         self._each(lambda client: client.finish_update(version))
         self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
+
+    def _pause(self) -> Future[Any]:
+        return self._link.begin(settle(self._clients, [client.pause() for client in self._clients]))
+
+    def _take_pausing(self) -> Future[Any] | None:
+        pausing, self._pausing = self._pausing, None
+        return pausing
 
     def _packed(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], piece_bytes: int) -> Iterator[Tensor]:
         """Pieces that are written: what sends them has a stream of its own."""

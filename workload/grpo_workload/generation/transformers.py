@@ -78,6 +78,9 @@ class TransformersGenerator:
     def sleep(self) -> None:
         """Nothing to give back: the weights are the trainer's own."""
 
+    def expect_weights(self) -> None:
+        """Nothing to begin: `sync_weights` waits for nobody."""
+
     def sync_weights(self, weights: Weights, version: int) -> None:
         """Nothing to copy: the weights are the trainer's own. `weights` is not touched."""
         self._version = version
