@@ -21,12 +21,12 @@ from random_llama import make_random_llama, mean_difference
 from torch import Tensor
 
 from grpo_workload.contract import Contract, Device, Engine
-from grpo_workload.generation import vllm_api
 from grpo_workload.generation.engine_client import EngineError
 from grpo_workload.generation.engine_link import Timing
 from grpo_workload.generation.server import ServerGenerator
 from grpo_workload.generation.transfer import NcclChannel
 from grpo_workload.lora_config import LoraConfig
+from grpo_workload.packing import describe
 from grpo_workload.types import Prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
@@ -144,7 +144,7 @@ def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_a
         assert sender is not None
         link.run(client.pause())
         link.run(client.start_update())
-        info = vllm_api.update_info(weights_of(model).specs[:4], 2**28)
+        info = describe(weights_of(model).specs[:4]) | {"piece_bytes": 2**28}
         with ThreadPoolExecutor(1) as pool:
             update = pool.submit(link.run, client.update(info))
             eventually(lambda: torch.cuda.utilization(1) > 0, "the engine waits in the broadcast")

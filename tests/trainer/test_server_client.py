@@ -116,7 +116,7 @@ async def test_a_failure_of_the_engine_itself_is_not_repeated() -> None:
 
 async def test_the_deadline_ends_a_call() -> None:
     async def never(_: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return web.Response()
 
     async with client_of("/update_weights", never, deadline=0.3) as client:

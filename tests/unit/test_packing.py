@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_workload.packing import ALIGNMENT, TensorSpec, pack, pieces, unpack
+from grpo_workload.packing import ALIGNMENT, TensorSpec, describe, described, pack, pieces, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -22,12 +22,18 @@ def spec(name: str, tensor: Tensor) -> TensorSpec:
 def test_tensors_come_out_as_they_went_in(kinds: list[tuple[torch.dtype, tuple[int, ...]]], max_bytes: int) -> None:
     weights = [(str(index), torch.randint(-9, 9, shape).to(dtype)) for index, (dtype, shape) in enumerate(kinds)]
     specs = [spec(*weight) for weight in weights]
+    assert described(**describe(specs)) == specs
     packed = list(pack(specs, iter(weights), max_bytes, "cpu"))
     shares = list(pieces(specs, max_bytes))
     assert all(bytes_N.numel() <= max_bytes or len(share) == 1 for bytes_N, share in zip(packed, shares, strict=True))
     received = [one for bytes_N, share in zip(packed, shares, strict=True) for one in unpack(bytes_N.clone(), share)]
     assert [spec(*one) for one in received] == specs
     assert all(one.equal(tensor) for (_, one), (_, tensor) in zip(received, weights, strict=True))
+
+
+def test_tensors_are_described_in_vllm_s_terms() -> None:
+    described_w = describe([TensorSpec("w", torch.bfloat16, (2, 3))])
+    assert described_w == {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
 
 
 def test_a_tensor_may_be_a_view_and_is_taken_when_its_turn_comes() -> None:

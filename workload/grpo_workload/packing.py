@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,21 @@ class TensorSpec(NamedTuple):
     def room(self) -> int:
         """Bytes that it takes in a piece."""
         return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def describe(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """`specs` as JSON, in the terms of vLLM's updates; `described` reads it."""
+    return {
+        "names": [spec.name for spec in specs],
+        "dtype_names": [str(spec.dtype).removeprefix("torch.") for spec in specs],
+        "shapes": [list(spec.shape) for spec in specs],
+    }
+
+
+def described(names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorSpec]:
+    """What `describe` was told. ValueError when the lists differ in length."""
+    rows = zip(names, dtype_names, shapes, strict=True)
+    return [TensorSpec(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
 
 
 def pieces(specs: Iterable[TensorSpec], max_bytes: int) -> Iterator[list[TensorSpec]]:

@@ -22,7 +22,7 @@ from grpo_workload.generation.adapter_slot import AdapterSlot
 from grpo_workload.generation.gloo_group import GlooGroup, open_store
 from grpo_workload.generation.store_watch import abort_when_left
 from grpo_workload.generation.vllm_api import nccl_abort, repack_output_layer
-from grpo_workload.packing import TensorSpec, empty, pieces, unpack
+from grpo_workload.packing import TensorSpec, described, empty, pieces, unpack
 
 NOT_JOINED = "the transfer group was not joined; init_weight_transfer_engine comes first"
 
@@ -39,8 +39,7 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is unt
     @property
     def specs(self) -> list[TensorSpec]:
         """As the sender has them."""
-        rows = zip(self.names, self.dtype_names, self.shapes, strict=True)
-        return [TensorSpec(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
+        return described(self.names, self.dtype_names, self.shapes)
 
 
 class Receiver:

@@ -25,7 +25,7 @@ from grpo_workload.generation.engine_client import EngineClient
 from grpo_workload.generation.engine_link import EngineLink, in_thread, settle
 from grpo_workload.generation.gloo_group import LEFT
 from grpo_workload.generation.vllm_api import Backend
-from grpo_workload.packing import TensorSpec, pack
+from grpo_workload.packing import TensorSpec, describe, pack
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class WeightSender:
         """
         assert self._channel is not None, "join comes first"
         piece_bytes = PIECE_BYTES[self._backend]
-        info = vllm_api.update_info(specs, piece_bytes)
+        info = describe(specs) | {"piece_bytes": piece_bytes}
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
             (self._take_pausing() or self._pause()).result()
             self._each(lambda client: client.start_update())
@@ -119,7 +119,7 @@ class WeightSender:
         self._each(lambda client: client.resume())
 
     def _pause(self) -> Future[Any]:
-        return self._link.begin(settle(self._clients, [client.pause() for client in self._clients]))
+        return self._begin(lambda client: client.pause())
 
     def _take_pausing(self) -> Future[Any] | None:
         pausing, self._pausing = self._pausing, None
@@ -162,7 +162,10 @@ class WeightSender:
         return GlooGroup(self._store, rank=0, world_size=self._group.world_size, generation=generation)
 
     def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
-        self._link.run(settle(self._clients, [call(client) for client in self._clients]))
+        self._begin(call).result()
+
+    def _begin(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> Future[Any]:
+        return self._link.begin(settle(self._clients, [call(client) for client in self._clients]))
 
     def _together(self, own: Callable[[], T], theirs: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> T:
         """Run `own`, which blocks until the engines take part, on a thread, and `theirs` of each engine."""

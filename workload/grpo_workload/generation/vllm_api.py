@@ -7,13 +7,10 @@ The HTTP routes are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from packaging.version import Version
-
-from grpo_workload.packing import TensorSpec
 
 Backend = Literal["nccl", "gloo"]
 
@@ -40,16 +37,6 @@ def init_info(backend: Backend, *, host: str, port: int, rank_offset: int, world
     if backend == "gloo":
         info["generation"] = generation
     return info
-
-
-def update_info(specs: Sequence[TensorSpec], piece_bytes: int) -> dict[str, Any]:
-    """What an engine needs to know about the tensors it is about to receive, in pieces of at most so many bytes; see `receivers`."""
-    return {
-        "names": [spec.name for spec in specs],
-        "dtype_names": [str(spec.dtype).removeprefix("torch.") for spec in specs],
-        "shapes": [list(spec.shape) for spec in specs],
-        "piece_bytes": piece_bytes,
-    }
 
 
 def tells_weight_version(vllm: Version) -> bool:
