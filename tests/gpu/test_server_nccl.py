@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ LEFT = "the trainer has left the transfer group in the middle of an update"
 BF16_ERROR = 0.1  # nats a token between two implementations of a random model of 24 layers; 0.059 was seen
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random Llama of 1.5 billion parameters in bfloat16 on the first GPU, saved where its name says."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=2048, layers=24, heads=16)
@@ -55,18 +55,17 @@ def serving(
         engine["devices"] = [1 + index]
     raw["config"]["model"]["dtype"] = "bfloat16"
     raw["config"]["lora"] = None if lora is None else lora.model_dump(by_alias=True)
-    pods = Engines(folder, Contract.model_validate(raw))
-    try:
+    with ExitStack() as stack:
+        pods = Engines(folder, Contract.model_validate(raw))
+        stack.callback(pods.close)
         for engine in pods.contract.engines:
             pods.start(engine)
         torch.cuda.set_device(0)
         dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
+        stack.callback(dist.destroy_process_group)
         ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(look=0.5, lost=5))
+        stack.callback(ready.close)
         yield ready, pods
-        ready.close()
-        dist.destroy_process_group()
-    finally:
-        pods.close()
 
 
 def change(model: Any) -> None:
@@ -161,7 +160,6 @@ def test_an_engine_whose_sender_has_left_is_let_out_of_the_broadcast_and_joins_a
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs 3 GPUs")
 def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Path) -> None:
-    model.save_pretrained(model.name_or_path)  # what an engine loads is what the module holds
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         _, two = pods.contract.engines
@@ -181,7 +179,6 @@ def test_an_engine_that_died_comes_back_into_the_group(model: Any, tmp_path: Pat
 def test_an_engine_that_is_left_in_a_broadcast_by_the_death_of_another_goes_on(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model.save_pretrained(model.name_or_path)
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         one, two = pods.contract.engines

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
-import deepspeed
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from grpo_workload.buckets import cut
 from grpo_workload.packing import TensorSpec
 
-GATHER_BYTES = 2**29  # of parameters that ZeRO-3 holds gathered at a time
+# Of parameters that ZeRO-3 gathers at a time. Two are held: one in use, and the next.
+GATHER_BYTES = 2**28
 
 
 class Weight(NamedTuple):
-    """One weight, of the first parameter's type and shape, and how it is made while all `parameters` are whole on this rank."""
+    """One weight, of the first parameter's type and shape, and how it is made of the values of all `parameters`."""
 
     name: str
     parameters: tuple[nn.Parameter, ...]
-    make: Callable[[], Tensor]
+    make: Callable[..., Tensor]
 
     @property
     def num_bytes(self) -> int:
@@ -35,7 +38,7 @@ class Weight(NamedTuple):
 
 def plain(name: str, parameter: nn.Parameter) -> Weight:
     """A weight that is a parameter itself."""
-    return Weight(name, (parameter,), lambda: parameter.data)
+    return Weight(name, (parameter,), lambda value: value)
 
 
 def full(model: nn.Module) -> list[Weight]:
@@ -46,8 +49,8 @@ def full(model: nn.Module) -> list[Weight]:
 class Export:
     """Names and tensors of `weights`, made anew at each pass; collective where `is_partitioned`: every rank must take them all.
 
-    There, parameters are gathered in buckets of `GATHER_BYTES`: neither one by one nor the whole model at once. A tensor may be kept after
-    the next one was taken: giving a parameter up leaves its gathered storage to whoever holds it.
+    There, parameters are gathered in buckets of `GATHER_BYTES`, each while the one before it is used. A tensor may be kept after the next
+    one was taken; the parameters themselves stay as they are.
     """
 
     def __init__(self, weights: Sequence[Weight], *, is_partitioned: bool) -> None:
@@ -59,12 +62,52 @@ class Export:
         return [weight.spec for weight in self._weights]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for bucket in cut(self._weights, GATHER_BYTES, lambda weight: weight.num_bytes):
-            parameters = [parameter for weight in bucket for parameter in weight.parameters]
-            context: Any = deepspeed.zero.GatheredParameters(parameters) if self._is_partitioned else nullcontext()
-            with context:
-                for weight in bucket:
-                    yield weight.name, weight.make()
+        if not self._is_partitioned:
+            for weight in self._weights:
+                yield weight.name, weight.make(*(parameter.data for parameter in weight.parameters))
+            return
+        buckets = map(_Bucket, cut(self._weights, GATHER_BYTES, lambda weight: weight.num_bytes))
+        for bucket, _ in pairwise(chain(buckets, [None])):  # the other one has begun to be gathered
+            assert bucket is not None
+            yield from bucket.take()
+
+
+class _Bucket:
+    """Weights whose parameters ZeRO-3 keeps in parts, being gathered from its beginning.
+
+    Not by DeepSpeed's `GatheredParameters`, which gathers one parameter after the other and waits for all that the device does.
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+        self._weights = weights
+        self._parameters: list[Any] = [parameter for weight in weights for parameter in weight.parameters]
+        # Others are whole on every rank: DeepSpeed does not cut small ones.
+        apart = [parameter for parameter in self._parameters if parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE]
+        self._whole: dict[int, Tensor] = {}
+        self._gathering: Any = None
+        if apart:
+            group = apart[0].ds_process_group
+            with _coalescing_manager(group=group, async_ops=True) as self._gathering:
+                for parameter in apart:
+                    part = parameter.ds_tensor
+                    parts = torch.empty(dist.get_world_size(group) * len(part), dtype=part.dtype, device=part.device)
+                    _all_gather(parts, part, group=group)
+                    self._whole[id(parameter)] = parts[: parameter.ds_numel].view(parameter.ds_shape)  # the last part is padded
+
+    def take(self) -> Iterator[tuple[str, Tensor]]:
+        """Wait for them; once."""
+        if self._gathering is not None:
+            self._gathering.wait()
+        values = iter([self._whole.get(id(parameter), parameter.data) for parameter in self._parameters])
+        self._gathering, self._whole = None, {}
+        for weight in self._weights:
+            yield weight.name, weight.make(*islice(values, len(weight.parameters)))
+
+
+# Under its name before PyTorch 2.13, or since.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def _spec(name: str, parameter: nn.Parameter) -> TensorSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,10 +141,8 @@ def merged(model: nn.Module) -> list[Weight]:
         name = path.replace(".base_layer.", ".").replace(f".modules_to_save.{ADAPTER}.", ".")
         layer = modules.get(owner)
         if isinstance(layer, LoraLayer) and path == f"{owner}.base_layer.weight":
-            sum_of = Sum(
-                parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER], layer.fan_in_fan_out
-            )
-            weights.append(Weight(name, (sum_of.base, sum_of.a_RI, sum_of.b_OR), sum_of.make))
+            parts = (parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
+            weights.append(Weight(name, parts, partial(total, scale=layer.scaling[ADAPTER], is_transposed=layer.fan_in_fan_out)))
         else:
             weights.append(plain(name, parameter))
     return weights
@@ -158,43 +155,36 @@ def factors(model: nn.Module) -> list[Weight]:
         if isinstance(layer, LoraLayer):
             a_RI, b_OR = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             weights.append(plain(f"base_model.model.{path}.lora_A.weight", a_RI))
-            weights.append(Weight(f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(_scaled, b_OR, layer.scaling[ADAPTER])))
+            weights.append(Weight(f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(torch.mul, other=layer.scaling[ADAPTER])))
     return weights
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """A weight and what its adapter adds to it."""
+def total(base: Tensor, a_RI: Tensor, b_OR: Tensor, *, scale: float, is_transposed: bool) -> Tensor:
+    """`base + scale * B A` of `base`'s type, rounded once; beside the result next to nothing is kept.
 
-    base: nn.Parameter  # [O, I], or [I, O] where it `is_transposed`
-    a_RI: nn.Parameter
-    b_OR: nn.Parameter
-    scale: float
-    is_transposed: bool
-
-    def make(self) -> Tensor:
-        """`base + scale * B A` of `base`'s type, rounded once; beside the result next to nothing is kept."""
-        base = self.base.data
-        left, right = (self.a_RI.data.T, self.b_OR.data.T) if self.is_transposed else (self.b_OR.data, self.a_RI.data)
-        if base.is_cuda:  # cuBLAS adds up in float32, and a rank as small as an adapter's is never split
-            return torch.addmm(base, left, right, alpha=self.scale)
-        out = torch.empty_like(base)
-        right_float = right.float()
-        rows = max(1, SLICE_ELEMENTS // out.size(1))
-        for start in range(0, len(out), rows):
-            part = slice(start, start + rows)
-            out[part] = torch.addmm(base[part].float(), left[part].float(), right_float, alpha=self.scale)
-        return out
+    Args:
+        base: a layer's weight, [O, I], or [I, O] where it `is_transposed`.
+        a_RI: one factor of its adapter.
+        b_OR: the other.
+        scale: of their product.
+        is_transposed: the layer multiplies from the left.
+    """
+    left, right = (a_RI.T, b_OR.T) if is_transposed else (b_OR, a_RI)
+    if base.is_cuda:  # cuBLAS adds up in float32, and a rank as small as an adapter's is never split
+        return torch.addmm(base, left, right, alpha=scale)
+    out = torch.empty_like(base)
+    right_float = right.float()
+    rows = max(1, SLICE_ELEMENTS // out.size(1))
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        out[part] = torch.addmm(base[part].float(), left[part].float(), right_float, alpha=scale)
+    return out
 
 
 def output_layers(model: Any) -> list[nn.Module]:
     """The layers that make logits: the model's own, and its copy that is trained where there is one."""
     head = model.get_output_embeddings()
     return [head.original_module, *head.modules_to_save.values()] if isinstance(head, ModulesToSaveWrapper) else [head]
-
-
-def _scaled(parameter: nn.Parameter, scale: float) -> Tensor:
-    return parameter.data * scale
 
 
 def _last(path: str) -> str:
