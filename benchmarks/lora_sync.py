@@ -153,7 +153,7 @@ def _ours_engine(folder: Path, model: Path, ranks: int, device: str, push: str) 
         "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-        "rewards": [{"name": "stopped", "stopped": {}}],
+        "rewards": [{"name": "reward", "function": "metered:reward"}],  # it varies within a group, or nothing would be trained
         "lora": LORA | {"push": push},
         "training": {"promptsPerStep": ranks, "numGenerations": 4, "maxSteps": STEPS, "maxCompletionLength": NEW_TOKENS},
         "parallelism": {"zeroStage": 3, "gradientCheckpointing": True},

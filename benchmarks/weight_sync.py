@@ -36,7 +36,7 @@ def job(model: Path, topology: str, ranks: int, engine_gpus: int, zero_stage: in
         "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-        "rewards": [{"name": "stopped", "stopped": {}}],
+        "rewards": [{"name": "reward", "function": "metered:reward"}],  # it varies within a group, or nothing would be trained
         "training": {
             "promptsPerStep": max(4, ranks),
             "numGenerations": 4,

@@ -15,6 +15,7 @@ from grpo_workload.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
+import cut_weights  # noqa: F401
 import deepspeed
 import torch
 from accelerate.state import AcceleratorState
