@@ -106,7 +106,7 @@ class _Bucket:
             yield weight.name, weight.make(*islice(values, len(weight.parameters)))
 
 
-# Under its name before PyTorch 2.13, or since.
+# PyTorch's name for it since 2.13, or before. None of its public calls gathers several tensors at once, as those of `_coalescing_manager`.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
