@@ -120,7 +120,8 @@ def _go_build(group: Group, package: str, target: Path) -> None:
     # Renamed into place, so that an interrupted build never leaves half a binary under the final name.
     unfinished = target.with_suffix(".building")
     flags = f"-s -w {group.ldflags}".strip()
-    _go("build", "-trimpath", "-ldflags", flags, "-o", str(unfinished), package, module=group.module)
+    no_dwarf = "-gcflags=all=-dwarf=false"  # which -s and -w would drop, and takes an eighth of the time to make
+    _go("build", "-trimpath", no_dwarf, "-ldflags", flags, "-o", str(unfinished), package, module=group.module)
     unfinished.rename(target)
 
 
