@@ -84,7 +84,7 @@ class _Bucket:
         self._weights = weights
         self._parameters: list[Any] = [parameter for weight in weights for parameter in weight.parameters]
         # Others are whole on every rank: DeepSpeed does not cut small ones.
-        apart = [parameter for parameter in self._parameters if parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE]
+        apart = [parameter for parameter in self._parameters if parameter.ds_status != ZeroParamStatus.AVAILABLE]
         self._whole: dict[int, Tensor] = {}
         self._gathering: Any = None
         if apart:
