@@ -32,20 +32,20 @@ except JobError as error:
 
 
 @pytest.mark.parametrize("then", ["pass", "raise ValueError", "time.sleep(600)"])
-def test_nothing_outlives_a_benchmark(then: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTS_AN_ORPHAN.format(then=then)],
-        env=ENVIRON,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as benchmark:
-        assert benchmark.stdout is not None
-        orphan = int(benchmark.stdout.readline())
-        if "sleep" in then:
-            benchmark.terminate()
-        benchmark.wait(timeout=300)
-        assert not psutil.pid_exists(orphan)
+def test_nothing_outlives_a_benchmark(then: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_AN_ORPHAN.format(then=then)]
+    errors = tmp_path / "stderr"
+    with errors.open("w") as stderr, subprocess.Popen(command, env=ENVIRON, text=True, stdout=subprocess.PIPE, stderr=stderr) as benchmark:
+        try:
+            assert benchmark.stdout is not None
+            orphan = benchmark.stdout.readline()
+            assert orphan.strip().isdigit(), (orphan, errors.read_text())
+            if "sleep" in then:
+                benchmark.terminate()
+            benchmark.wait(timeout=100)
+            assert not psutil.pid_exists(int(orphan)), errors.read_text()
+        finally:
+            benchmark.kill()  # or leaving the block would wait for it
 
 
 @pytest.mark.parametrize(
