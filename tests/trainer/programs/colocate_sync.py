@@ -10,7 +10,6 @@ from grpo_workload.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
-import cut_weights  # noqa: F401
 import torch
 from fixed_samples import train_on
 

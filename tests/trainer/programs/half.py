@@ -16,7 +16,6 @@ from grpo_workload.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
-import cut_weights  # noqa: F401
 import fixed_samples
 from accelerate.state import AcceleratorState
 from deepspeed.accelerator import get_accelerator

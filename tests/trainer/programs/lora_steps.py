@@ -15,7 +15,6 @@ from grpo_workload.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
-import cut_weights  # noqa: F401
 import deepspeed
 import torch
 from accelerate.state import AcceleratorState

@@ -17,7 +17,6 @@ from grpo_workload.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
-import cut_weights  # noqa: F401
 import torch
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step

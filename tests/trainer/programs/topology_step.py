@@ -12,7 +12,6 @@ from grpo_workload.contract import Contract, Device
 contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
 environment.prepare(Device.CPU, os.environ)
 
-import cut_weights  # noqa: F401
 import torch
 from fixed_samples import train_on
 
