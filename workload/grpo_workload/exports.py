@@ -82,10 +82,10 @@ class _Bucket:
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
         self._weights = weights
-        self._parameters: list[Any] = [parameter for weight in weights for parameter in weight.parameters]
+        parameters: list[Any] = [parameter for weight in weights for parameter in weight.parameters]
         # Others are whole on every rank: DeepSpeed does not cut small ones.
-        apart = [parameter for parameter in self._parameters if parameter.ds_status != ZeroParamStatus.AVAILABLE]
-        self._whole: dict[int, Tensor] = {}
+        apart = [parameter for parameter in parameters if parameter.ds_status != ZeroParamStatus.AVAILABLE]
+        whole: dict[int, Tensor] = {}
         self._gathering: Any = None
         if apart:
             group = apart[0].ds_process_group
@@ -94,14 +94,15 @@ class _Bucket:
                     part = parameter.ds_tensor
                     parts = torch.empty(dist.get_world_size(group) * len(part), dtype=part.dtype, device=part.device)
                     _all_gather(parts, part, group=group)
-                    self._whole[id(parameter)] = parts[: parameter.ds_numel].view(parameter.ds_shape)  # the last part is padded
+                    whole[id(parameter)] = parts[: parameter.ds_numel].view(parameter.ds_shape)  # the last part is padded
+        self._values = [whole.get(id(parameter), parameter.data) for parameter in parameters]
 
     def take(self) -> Iterator[tuple[str, Tensor]]:
         """Wait for them; once."""
         if self._gathering is not None:
             self._gathering.wait()
-        values = iter([self._whole.get(id(parameter), parameter.data) for parameter in self._parameters])
-        self._gathering, self._whole = None, {}
+        values = iter(self._values)
+        self._gathering, self._values = None, []
         for weight in self._weights:
             yield weight.name, weight.make(*islice(values, len(weight.parameters)))
 
