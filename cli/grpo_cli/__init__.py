@@ -1,1 +1,1 @@
-"""`grpo`, also `kubectl grpo`: what a person runs beside the cluster."""
+"""`grpo`, also `kubectl grpo`: the command line for jobs in a cluster and on this machine."""

@@ -1,20 +1,14 @@
-"""Errors as a person meets them: one line that says what is wrong and what to do, and an exit code that says which kind it is."""
+"""Errors for people: one line that says what is wrong and what to do, and an exit code for its kind."""
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import Any
 
 import click
-import urllib3
-from kubernetes.client.exceptions import ApiException
-from kubernetes.config.config_exception import ConfigException
 
-from grpo_cli.view import StatusError
-from grpo_operator import names
+from grpo_operator.api import names
 
 NEAR_NAMES = 3
 
@@ -37,94 +31,41 @@ Exit codes:
   1    the job is Failed (--wait and watch)
   2    the command line or the manifest is wrong, or the API server refuses it
   3    the cluster does not answer, or does not allow it
-  4    there is no such job, or nothing of it is left to show
-  124  --timeout is over; the job goes on
-  130  interrupted; the job goes on"""
-"""For the --help of commands."""
+  4    the job does not exist, or there is nothing left of it to show
+  124  --timeout has passed; the job continues
+  130  interrupted; the job continues"""
+"""The end of the --help of commands that talk to a cluster."""
 
 
 class CliError(click.ClickException):
-    """What is wrong, and the exit code for it."""
+    """An error of one line, and its exit code."""
 
     def __init__(self, message: str, code: Exit) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = code  # type: ignore[misc]  # click declares it of the class; each error has its own
-
-
-class TellingGroup(click.Group):
-    """Commands whose failures to talk to a cluster are told in one line."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except (ApiException, ConfigException, urllib3.exceptions.HTTPError, StatusError) as error:
-            raise explain(error) from error
-        except KeyboardInterrupt:
-            ctx.exit(Exit.INTERRUPTED)
-
-
-def explain(error: Exception) -> CliError:
-    """What a failed request means for the person who made it."""
-    if isinstance(error, ConfigException):
-        return CliError(f"no usable kubeconfig: {error}; give --kubeconfig or --context, or set KUBECONFIG", Exit.UNREACHABLE)
-    if isinstance(error, StatusError):
-        return CliError(str(error), Exit.INVALID)
-    if not isinstance(error, ApiException) or not error.status:
-        return CliError(
-            f"the API server does not answer: {_root_cause(error)}; is the cluster up, and --context the right one?", Exit.UNREACHABLE
-        )
-    said = said_by(error)
-    if error.status == 401:
-        return CliError(f"the API server does not accept these credentials ({said}); log in to the cluster anew", Exit.UNREACHABLE)
-    if error.status == 403 and "forbidden" in said and "denied the request" not in said:
-        return CliError(f"not allowed: {said}; ask for a role that allows it, or try another --namespace", Exit.UNREACHABLE)
-    if error.status == 404:
-        return CliError(f"not found: {said}", Exit.NOT_FOUND)
-    if error.status == 409 and "conflict" in said:
-        return CliError(f"others have set fields of the manifest: {said}; take them over with --force-conflicts", Exit.INVALID)
-    if error.status in (400, 403, 409, 422):
-        return CliError(f"the API server refuses it: {said}", Exit.INVALID)
-    return CliError(f"the API server answers {error.status}: {said}; try again", Exit.UNREACHABLE)
-
-
-def said_by(error: ApiException) -> str:
-    """The API server's own words."""
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.status} {error.reason}"
+        self.exit_code = code  # type: ignore[misc]  # click declares it for the class; here each error has one
 
 
 def no_crd() -> CliError:
-    """The API server does not know GRPOJobs."""
+    """Return the error for a cluster without GRPOJobs."""
     return CliError(
-        f"this cluster has no {names.PLURAL}.{names.GROUP}: install the operator (helm install grpo-operator charts/grpo-operator), "
-        "or choose another --context",
+        f"this cluster has no {names.PLURAL}.{names.GROUP}: install the operator "
+        "(helm install grpo-operator charts/grpo-operator), or choose another --context",
         Exit.NOT_FOUND,
     )
 
 
 def no_job(name: str, namespace: str, there: Iterable[str], elsewhere: Callable[[], Iterable[str]]) -> CliError:
-    """No job of that name; names the nearest ones, and namespaces that have it."""
+    """Return the error for an unknown job; it names similar jobs, or other namespaces that have the job."""
     there = sorted(there)
     near = difflib.get_close_matches(name, there, n=NEAR_NAMES, cutoff=0.5)
     spaces = sorted(elsewhere())
     if spaces:
-        fix = f"there is one in {', '.join(spaces[:NEAR_NAMES])}: give --namespace"
+        fix = f"there is one in {', '.join(spaces[:NEAR_NAMES])}: use --namespace"
     elif near:
         fix = f"did you mean {' or '.join(near)}?"
     elif there:
-        fix = (
-            f"there {'is' if len(there) == 1 else 'are'} {', '.join(there[:NEAR_NAMES])}{' and others' if len(there) > NEAR_NAMES else ''}"
-        )
+        others = " and others" if len(there) > NEAR_NAMES else ""
+        fix = f"there {'is' if len(there) == 1 else 'are'} {', '.join(there[:NEAR_NAMES])}{others}"
     else:
-        fix = "there is no job in this namespace: see `grpo list --all-namespaces`"
+        fix = "this namespace has no jobs: see `grpo list --all-namespaces`"
     return CliError(f"no job {name} in namespace {namespace}; {fix}", Exit.NOT_FOUND)
-
-
-def _root_cause(error: BaseException) -> str:
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, BaseException):
-        return _root_cause(reason)
-    return str(reason or error).rpartition(": ")[2] if "object at 0x" in str(error) else str(reason or error)

@@ -1,49 +1,88 @@
-"""The commands of `grpo`, each from the module that owns it."""
+"""`grpo`: the table of its commands, each imported when it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
-from grpo_cli.offline import render, run
+from grpo_cli.errors import Exit
 
 CLUSTER_PACKAGES = ("kubernetes", "rich")
 
 
-class OfflineGroup(click.Group):
-    """Commands that need a manifest alone: all that there are in the workload's image, which lacks what asks a cluster."""
+class Entry(NamedTuple):
+    """Where a command is, the line about it in `grpo --help`, and whether it runs without CLUSTER_PACKAGES."""
+
+    module: str
+    attribute: str
+    help: str
+    offline: bool = False
+
+
+COMMANDS = {
+    "completion": Entry("grpo_cli.commands.completion", "completion", "Print the completion script for SHELL"),
+    "convert": Entry("grpo_cli.commands.convert", "convert", "Convert a configuration of another trainer to a GRPOJob"),
+    "diagnose": Entry("grpo_cli.commands.jobs", "diagnose", "Collect what a bug report about JOB needs"),
+    "list": Entry("grpo_cli.commands.jobs", "list_jobs", "List jobs, oldest first"),
+    "logs": Entry("grpo_cli.commands.jobs", "logs", "Print the logs of all pods of JOB, in order of time"),
+    "render": Entry("grpo_cli.commands.offline", "render", "Print what the job becomes", offline=True),
+    "resume": Entry("grpo_cli.commands.jobs", "resume", "Resume a suspended JOB"),
+    "run": Entry("grpo_cli.commands.offline", "run", "Run the job's pods as processes of this machine", offline=True),
+    "status": Entry("grpo_cli.commands.jobs", "status", "Show JOB on one screen"),
+    "submit": Entry("grpo_cli.commands.jobs", "submit", "Create or change the GRPOJob of MANIFEST"),
+    "suspend": Entry("grpo_cli.commands.jobs", "suspend", "Suspend JOB: save a checkpoint and give its GPUs back"),
+    "ui": Entry("grpo_cli.commands.ui", "ui", "Show JOB, or a run's folder, on a local page"),
+    "watch": Entry("grpo_cli.commands.jobs", "watch", "Show the status of JOB until it has ended"),
+}
+
+
+class LazyGroup(click.Group):
+    """The commands of COMMANDS; `--help` and completion of names import none, a command imports its own module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands that the installed packages allow: the workload's image has no CLUSTER_PACKAGES."""
+        complete = all(map(find_spec, CLUSTER_PACKAGES))
+        return [name for name, entry in COMMANDS.items() if complete or entry.offline]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None when there is none of that name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        entry = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(entry.module), entry.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names with their lines of COMMANDS."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, f"{COMMANDS[name].help}.") for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin with `incomplete`, or the options."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """The command that `args` begin with."""
-        if self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"{args[0]} is none of {', '.join(self.commands)}; all others need pip install 'grpo-operator[cli]'")
+        """Return the command that `args` begin with, or fail naming what to install."""
+        if args[0] in COMMANDS and args[0] not in self.list_commands(ctx):
+            offline = ", ".join(self.list_commands(ctx))
+            ctx.fail(f"{args[0]} needs pip install 'grpo-operator[cli]'; without it there are {offline}")
         return super().resolve_command(ctx, args)
 
-
-group: type[click.Group] = OfflineGroup
-commands: Sequence[click.Command] = ()
-try:
-    from grpo_cli.completion import completion
-    from grpo_cli.convert.command import convert
-    from grpo_cli.diagnose import diagnose
-    from grpo_cli.errors import TellingGroup
-    from grpo_cli.jobs import list_jobs, resume, status, submit, suspend, watch
-    from grpo_cli.logs import logs
-    from grpo_cli.ui.command import ui
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in CLUSTER_PACKAGES:
-        raise
-else:
-    group, commands = TellingGroup, (convert, submit, list_jobs, status, watch, logs, suspend, resume, diagnose, ui, completion)
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it with an exit code, not with a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(Exit.INTERRUPTED)
 
 
-@click.group(cls=group)
+@click.group(cls=LazyGroup)
 @click.version_option(package_name="grpo-operator")
 def main() -> None:
-    """GRPO on Kubernetes: check a job's manifest, see what it becomes, run it here or on a cluster, and see how it goes."""
-
-
-for command in (render, run, *commands):
-    main.add_command(command)
+    """GRPO on Kubernetes: check a job's manifest, see what it becomes, run it here or on a cluster, and follow it."""

@@ -1,1 +1,1 @@
-"""`make demo`: from an empty machine to a model that has learned, with everything shown on the way."""
+"""`make demo`: from an empty machine to a model that has learned; every step on the way is shown."""

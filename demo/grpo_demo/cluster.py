@@ -1,4 +1,4 @@
-"""The demo on a real Kubernetes: nodes, operator and job as on any cluster, on one machine."""
+"""The demo on a real Kubernetes on one machine: nodes, operator and job as on any cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_demo import model, watch
 from grpo_demo.console import DemoError, console, step
 from grpo_demo.kubectl import Kubectl
 from grpo_demo.report import Run
-from grpo_devcluster import binaries, images, paths, storage
+from grpo_devcluster import binaries, images, packages, paths, storage
 from grpo_devcluster.cluster import Cluster
 
 CHART = paths.REPO / "charts" / "grpo-operator"
@@ -19,23 +19,23 @@ NAMESPACE = "default"
 
 
 def run_job(manifest: Path) -> Run:
-    """Everything from building Kubernetes to the end of the job. Raises DemoError, after saying what a person would look at."""
-    with step("Kubernetes, built from source (the first time takes about 8 minutes on two cores)"):
-        binaries.build()
-    with step("The operator's image"):
-        archive = images.build_operator()
+    """Build Kubernetes, start it, and run the job to its end. Raises DemoError after printing what explains it.
+
+    `scripts/demo.sh` has started the build in the background; what needs no Kubernetes comes first here.
+    """
     model.install()
+    with step("The operator's image, and the Debian packages that nodes need"):
+        packages.ensure(packages.NODE | packages.IMAGES)
+        archive = images.build_operator()
+    with step("Kubernetes, built from source in the background, once"):
+        binaries.build("cluster")
     cluster = Cluster()
-    with step("Two nodes: etcd, API server, scheduler, controllers, DNS, and a kubelet and a containerd each"):
+    with step("The cluster: etcd, API server, scheduler, controllers, DNS, and two nodes (kubelet and containerd)"):
         cluster.up()
         cluster.load(archive)
     kubectl = Kubectl(cluster.kubeconfig, NAMESPACE)
-    kubectl.show(
-        "get",
-        "nodes",
-        "-o",
-        "custom-columns=NODE:.metadata.name,GPUS:.status.allocatable.nvidia\\.com/gpu,VERSION:.status.nodeInfo.kubeletVersion",
-    )
+    gpus, version = ".status.allocatable.nvidia\\.com/gpu", ".status.nodeInfo.kubeletVersion"
+    kubectl.show("get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{gpus},VERSION:{version}")
     with step(f"helm install {CHART.relative_to(paths.REPO)}"):
         install_operator(kubectl, archive)
     name = job_name(manifest)
@@ -47,9 +47,10 @@ def run_job(manifest: Path) -> Run:
 
 
 def install_operator(kubectl: Kubectl, archive: Path) -> None:
+    """Install or upgrade the operator by its chart, with the image of `archive`."""
     repository, tag = images.OPERATOR.split(":")
     image = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
-    # The tag never changes; the archive's name does with its content, and a changed annotation rolls the Deployment.
+    # The tag never changes. The archive's name changes with its content; as an annotation it rolls the Deployment.
     rollout = ["--set-string", f"podAnnotations.demo/image={archive.stem}"]
     where = ["--namespace", "grpo-system", "--create-namespace"]
     kubectl.helm("upgrade", "--install", "grpo-operator", CHART, *where, *image, *rollout, "--wait", "--timeout", "3m")
@@ -57,13 +58,15 @@ def install_operator(kubectl: Kubectl, archive: Path) -> None:
 
 def _train(kubectl: Kubectl, manifest: Path, name: str) -> Run:
     with step(f"kubectl apply -f {manifest}"):
-        # Foreground: returns when the pods of an earlier run are gone too, and their GPUs free.
+        # Foreground: returns when the pods of an earlier run are gone and their GPUs are free.
         kubectl.show("delete", "grpojob", name, "--ignore-not-found", "--cascade=foreground", "--timeout=5m")
         kubectl.show("apply", "-f", str(manifest))
     job = kubectl.get("grpojob", name)
     storage_spec = job["spec"]["storage"]
     kubectl.show("wait", f"pvc/{storage_spec['claimName']}", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
-    data = storage.claim_path(kubectl.kubeconfig, NAMESPACE, storage_spec["claimName"]) / storage_spec.get("subPath", "")
+    data = storage.claim_path(kubectl.kubeconfig, NAMESPACE, storage_spec["claimName"]) / storage_spec.get(
+        "subPath", ""
+    )
     folder = data / NAMESPACE / name / job["metadata"]["uid"]
     with step(f"Training (its folder: {folder})"):
         job = watch.until_finished(lambda: kubectl.get("grpojob", name), folder / "metrics.jsonl")
@@ -74,7 +77,7 @@ def _train(kubectl: Kubectl, manifest: Path, name: str) -> Run:
 
 
 def how_to_look_around() -> None:
-    """The cluster stays up: say how to reach it and how to end it."""
+    """Print how to reach and how to stop the cluster, which stays up."""
     cluster = Cluster()
     if not cluster.running():
         return
@@ -82,13 +85,13 @@ def how_to_look_around() -> None:
     for text in (
         f"export KUBECONFIG={cluster.kubeconfig} PATH={shlex.quote(str(binaries.bin_dir()))}:$PATH",
         "kubectl get grpojobs,pods -A -o wide; kubectl describe grpojob; kubectl explain grpojob.spec",
-        "make down   # ends it",
+        "make down   # stops it",
     ):
         console.print(f"   {text}", markup=False, soft_wrap=True)
 
 
 def job_name(manifest: Path) -> str:
-    """Name of the one GRPOJob in a manifest. Raises DemoError when there is none, or more than one."""
+    """Return the name of the one GRPOJob in a manifest. Raises DemoError when there is none, or more than one."""
     names = [d["metadata"]["name"] for d in yaml.safe_load_all(manifest.read_text()) if d and d["kind"] == "GRPOJob"]
     if len(names) != 1:
         raise DemoError(f"{manifest} holds {len(names)} GRPOJobs; the demo runs exactly one")

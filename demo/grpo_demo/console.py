@@ -1,4 +1,4 @@
-"""How the demo talks: numbered steps with their times, and what their programs print."""
+"""The demo's output: numbered steps with their times, and what their programs print."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _numbers = count(1)
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text says why."""
 
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Announce a step, and tell how long it took."""
+    """Announce a step, and say afterwards how long it took."""
     start = time.monotonic()
     console.print(f"\n[bold cyan]{next(_numbers)}. {title}[/]", soft_wrap=True)
     yield
@@ -29,10 +29,12 @@ def step(title: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> list[str]:
-    """Run a program, show what it prints as it prints it, and return its lines. Raises DemoError when it fails."""
+    """Run a program, show its output while it runs, and return the lines. Raises DemoError when it fails."""
     words = [str(word) for word in command]
     lines: list[str] = []
-    with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
@@ -43,5 +45,5 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None) 
 
 
 def show(text: str) -> None:
-    """Print what another program said, as it said it."""
+    """Print a line of another program's output unchanged."""
     console.print(f"   {text}", style="dim", markup=False, soft_wrap=True)

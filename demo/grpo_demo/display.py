@@ -1,4 +1,4 @@
-"""Results for the eye: the live table, the reward curve in the terminal and as PNG, completions before and after."""
+"""Display of results: the live table, the reward curve in the terminal and as PNG, completions before and after."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SERIES = (("reward", "reward", "•"), ("rewards/accuracy/mean", "accuracy", "x
 
 
 def cells(row: Row) -> list[str]:
-    """One step as the columns' strings."""
+    """Return one step as strings, one for each column."""
     return ["-" if row.get(key) is None else form.format(row[key]) for key, _, form in COLUMNS]
 
 
 def live_table(rows: Sequence[Row], caption: str, height: int = 15) -> Table:
-    """The newest steps, with the job's state below."""
+    """Return a table of the newest steps, with the job's state below."""
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for _, title, _ in COLUMNS:
         table.add_column(title, justify="right")
@@ -42,7 +42,7 @@ def live_table(rows: Sequence[Row], caption: str, height: int = 15) -> Table:
 
 
 def line(row: Row) -> str:
-    """One step as a line, for terminals that cannot be redrawn."""
+    """Return one step as a line, for output that cannot be redrawn."""
     return "  ".join(f"{title.lower()} {cell}" for (_, title, _), cell in zip(COLUMNS, cells(row), strict=True))
 
 
@@ -69,7 +69,9 @@ def curve_as_png(rows: Sequence[Row], path: Path, title: str) -> None:
         if not points:
             continue
         steps, values = zip(*points, strict=True)
-        averages = [sum(window) / len(window) for i in range(len(values)) if (window := values[max(0, i - EDGE + 1) : i + 1])]
+        averages = [
+            sum(window) / len(window) for i in range(len(values)) if (window := values[max(0, i - EDGE + 1) : i + 1])
+        ]
         axes.plot(steps, values, color=color, alpha=0.3)
         axes.plot(steps, averages, color=color, label=f"{label}, mean of {EDGE} steps")
     axes.set_ylim(bottom=0)
@@ -80,7 +82,7 @@ def curve_as_png(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def completions(title: str, rows: Sequence[Row], limit: int = 6) -> None:
-    """A few completions with their rewards, one for each prompt."""
+    """Print a few completions with their rewards, one for each prompt."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=True)
     for heading in ("Prompt", "Completion"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,4 +1,4 @@
-"""Whether this machine can host the cluster."""
+"""Check whether this machine can host the cluster."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from grpo_devcluster import packages
 
-# Numbers from linux/capability.h: mounts and cgroups take the first, bridges and iptables the second.
+# Numbers from linux/capability.h. Mounts and cgroups need the first, bridges and iptables the second.
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_NET_ADMIN": 12}
 
 
 def obstacle() -> str | None:
-    """Why this machine cannot run the devcluster, None when it can."""
+    """Return why this machine cannot run the devcluster, or None if it can."""
     if platform.system() != "Linux":
         return f"kubelets need Linux, and this is {platform.system()}"
     if os.geteuid() != 0:
@@ -22,7 +22,7 @@ def obstacle() -> str | None:
     if lacking := [name for name, bit in _CAPABILITIES.items() if not _effective() >> bit & 1]:
         return f"kubelets need {' and '.join(lacking)}, which this container does not give to root"
     if shutil.which("go") is None:
-        return "Kubernetes is built from source, and there is no Go: install Go 1.26 or newer"
+        return "Kubernetes is built from source, which needs Go: install Go 1.26 or newer"
     needed = packages.missing(packages.NODE | packages.IMAGES)
     if needed and shutil.which("apt-get") is None:
         return f"these programs are missing, and this is not Debian: {', '.join(needed)}"

@@ -1,4 +1,4 @@
-"""The demo's hands on the cluster: kubectl and helm, the same programs that a person would use."""
+"""kubectl and helm, by which the demo uses the cluster as a person would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SKIPPED = ("Volumes:", "Mounts:", "Spec:")
 
 
 def condensed(lines: Iterable[str]) -> Iterator[str]:
-    """A description without what its reader has written himself, and without volumes: a devcluster's pod has dozens."""
+    """Drop the spec, which the reader wrote, and the volumes, of which a devcluster's pod has dozens."""
     skipped: int | None = None
     for line in lines:
         indent = len(line) - len(line.lstrip())
@@ -36,11 +36,11 @@ class Kubectl:
     namespace: str = "default"
 
     def show(self, *args: str) -> None:
-        """Run and print. Raises DemoError when kubectl fails."""
+        """Run kubectl and print its output. Raises DemoError when it fails."""
         run([binaries.binary("kubectl"), "--namespace", self.namespace, *args], env=self._environment())
 
     def text(self, *args: str) -> str:
-        """What kubectl prints. Raises DemoError when it fails."""
+        """Run kubectl and return its output. Raises DemoError when it fails."""
         command = [str(binaries.binary("kubectl")), "--namespace", self.namespace, *args]
         done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:
@@ -48,17 +48,17 @@ class Kubectl:
         return done.stdout
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        """One object."""
+        """Return one object."""
         found = json.loads(self.text("get", kind, name, "-o", "json"))
         assert isinstance(found, dict)
         return found
 
     def helm(self, *args: str | Path) -> None:
-        """Run helm and print."""
+        """Run helm and print its output. Raises DemoError when it fails."""
         run([binaries.binary("helm"), *args], env=self._environment())
 
     def diagnose(self, job: str) -> None:
-        """Print what a person would look at when a job does not do well; nothing here fails."""
+        """Print what explains a job in trouble; an error of kubectl is printed in place of its output."""
         selector = f"training.grpo.dev/job={job}"
         system = ["--namespace", "grpo-system"]
         for args in (

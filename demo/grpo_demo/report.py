@@ -1,4 +1,4 @@
-"""What the run has shown: curve, completions, checkpoint, and the verdict that decides the exit status."""
+"""Report of a finished run: curve, completions, checkpoint, and the verdict that decides the exit status."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grpo_demo.results import EDGE, Verdict, judge, read_rows
 
 @dataclass(frozen=True)
 class Run:
-    """Where a finished run lies."""
+    """Folders of a finished run."""
 
     folder: Path
     checkpoint: Path
 
 
 def report(run: Run, output: Path) -> Verdict:
-    """Show the results and keep them in `output`."""
+    """Show the results, and write the curve to `output`."""
     with step("What the model has learned"):
         rows = read_rows(run.folder / "metrics.jsonl")
         verdict = judge(rows)
@@ -29,7 +29,9 @@ def report(run: Run, output: Path) -> Verdict:
         samples = read_rows(run.folder / "completions.jsonl")
         steps = sorted({row["step"] for row in samples})
         for title, some in (("Before", steps[:EDGE]), ("After", steps[-EDGE:])):
-            display.completions(f"{title} (of steps {some[0]} to {some[-1]})", [row for row in samples if row["step"] in some])
+            display.completions(
+                f"{title} (of steps {some[0]} to {some[-1]})", [row for row in samples if row["step"] in some]
+            )
         console.print(f"   curve       {picture.resolve()}", soft_wrap=True)
         console.print(f"   metrics     {run.folder / 'metrics.jsonl'}", soft_wrap=True)
         console.print(f"   checkpoint  {run.checkpoint}", soft_wrap=True)

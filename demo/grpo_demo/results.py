@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: metrics and completions, one JSON object a line. Read whole, while the run goes on too."""
+"""Read metrics and completions from a run's folder, also while it trains, and judge whether the model learned."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from statistics import fmean
 from typing import Any
 
 EDGE = 5
-"""Steps averaged at either end: a single step's reward is the mean of some fifty samples, and jumps."""
+"""Number of steps averaged at each end: the reward of one step, a mean of about fifty samples, is noisy."""
 
 MARGIN = 0.05
-"""Rise of the reward below which it may be chance."""
+"""A smaller rise of the reward may be chance."""
 
 Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Complete lines of a JSONL file; none when there is no file yet."""
+    """Return the rows of a JSONL file without an unfinished last line; none while the file does not exist."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Verdict:
 
     @property
     def rose(self) -> bool:
-        """By more than the margin."""
+        """Whether the reward rose by more than the margin."""
         return self.after - self.before > MARGIN
 
     def __str__(self) -> str:
@@ -44,9 +46,9 @@ class Verdict:
 
 
 def judge(rows: Sequence[Row]) -> Verdict:
-    """Compare the rewards of the first and the last steps. Raises ValueError when there are too few to tell."""
+    """Compare the rewards of the first and the last steps. Raises ValueError when there are too few steps."""
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     if len(rewards) < 2:
-        raise ValueError(f"{len(rewards)} steps with a reward are too few to tell a rise")
+        raise ValueError(f"{len(rewards)} steps with a reward are too few to show a rise")
     edge = min(EDGE, len(rewards) // 2)
     return Verdict(fmean(rewards[:edge]), fmean(rewards[-edge:]), edge)

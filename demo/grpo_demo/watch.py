@@ -1,4 +1,4 @@
-"""Following a job until it is Complete or Failed: a table that redraws itself on a terminal, a line a step elsewhere."""
+"""Follow a job until it is Complete or Failed: in a live table on a terminal, elsewhere with a line per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_demo.console import DemoError, console
 from grpo_demo.results import Row, read_rows
 
 PATIENCE_SECONDS = 600
-"""Without any change for so long, the job is taken for stuck; the longest silence is the start of vLLM in every rank."""
+"""Seconds without a change after which the job counts as stuck; starting vLLM in every rank takes longest."""
 
 POLL_SECONDS = 1.0
 
@@ -25,14 +25,14 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sight:
-    """What is known of the job at one moment."""
+    """State of the job at one moment."""
 
     caption: str
     rows: list[Row]
 
 
 def until_finished(read_job: Callable[[], Job], metrics: Path) -> Job:
-    """Show progress until the job ends; returns it as it ended. Raises DemoError when nothing moves for too long."""
+    """Show progress until the job ends, and return the job. Raises DemoError when nothing changes for too long."""
     last: Sight | None = None
     moved = time.monotonic()
     with _screen() as draw:
@@ -50,7 +50,7 @@ def until_finished(read_job: Callable[[], Job], metrics: Path) -> Job:
 
 
 def condition(job: Job, kind: str) -> bool:
-    """Whether a condition of the job is True."""
+    """Return whether a condition of the job is True."""
     return any(c["type"] == kind and c["status"] == "True" for c in job.get("status", {}).get("conditions", ()))
 
 
@@ -74,7 +74,7 @@ def _caption(job: Job) -> str:
     status = job.get("status", {})
     summary = status.get("summary", {})
     parts = [
-        f"phase {status.get('phase', 'unseen by the operator')}",
+        f"phase {status.get('phase', 'not yet seen by the operator')}",
         f"step {summary.get('step') or '-'}",
         f"trainer pods ready {summary.get('trainer') or '-'}",
         f"restarts {status.get('restarts', {}).get('total', 0)}",

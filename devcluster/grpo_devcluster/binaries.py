@@ -1,74 +1,83 @@
-"""Kubernetes and its helpers, built from pinned Go modules into a cache."""
+"""Kubernetes and the programs around it, built from one Go module of pinned versions into the cache.
+
+Imports only the standard library, so that `make` can start compiling before Python packages are installed:
+`python3 -m grpo_devcluster.binaries cluster`.
+"""
 
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
-from dataclasses import dataclass
+import sys
+import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from grpo_devcluster import paths
 from grpo_devcluster.locks import locked
 from grpo_devcluster.progress import say, step
 
 KUBERNETES = "v1.36.3"
-CONTAINERD = "v2.4.2"
+CONTAINERD = "v2.3.7"
 KWOK_STAGES = "kwok-stages.yaml"
 
-Scope = Literal["controlplane", "all"]
+Scope = Literal["cluster", "controlplane", "all"]
 
-
-@dataclass(frozen=True)
-class Group:
-    """The programs of one Go module; a module of its own keeps one tool's dependencies from moving another's."""
-
-    module: str
-    packages: dict[str, str]
-    scope: Scope
-    ldflags: str = ""
-
-
-_VERSION = "k8s.io/component-base/version"
-_K8S_FLAGS = f"-X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36 -X {_VERSION}.gitTreeState=clean"
 _K8S = "k8s.io/kubernetes/cmd"
 _CONTAINERD = "github.com/containerd/containerd/v2"
+_CONTROL_PLANE = {
+    "kube-apiserver": f"{_K8S}/kube-apiserver",
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-controller-manager": f"{_K8S}/kube-controller-manager",
+    "kube-scheduler": f"{_K8S}/kube-scheduler",
+    "kubectl": f"{_K8S}/kubectl",
+}
+_NODES = {
+    "kubelet": f"{_K8S}/kubelet",
+    "kube-proxy": f"{_K8S}/kube-proxy",
+    "containerd": f"{_CONTAINERD}/cmd/containerd",
+    "containerd-shim-runc-v2": f"{_CONTAINERD}/cmd/containerd-shim-runc-v2",
+    "ctr": f"{_CONTAINERD}/cmd/ctr",
+    "coredns": "./coredns",
+    "pause": "./pause",
+    "helm": "helm.sh/helm/v4/cmd/helm",
+}
+_FAKE_NODES = {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}
+PROGRAMS: dict[Scope, dict[str, str]] = {
+    "cluster": _CONTROL_PLANE | _NODES,
+    "controlplane": _CONTROL_PLANE | _FAKE_NODES,
+    "all": _CONTROL_PLANE | _NODES | _FAKE_NODES,
+}
+"""Packages by program, most needed first: for real nodes (cluster), for fake nodes (controlplane), for both (all)."""
 
-GROUPS = (
-    Group(
-        "kubernetes",
-        {
-            "etcd": "go.etcd.io/etcd/server/v3",
-            "kube-apiserver": f"{_K8S}/kube-apiserver",
-            "kube-controller-manager": f"{_K8S}/kube-controller-manager",
-            "kube-scheduler": f"{_K8S}/kube-scheduler",
-            "kubectl": f"{_K8S}/kubectl",
-        },
-        "controlplane",
-        _K8S_FLAGS,
-    ),
-    Group("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, "controlplane"),
-    Group("kubernetes", {"kubelet": f"{_K8S}/kubelet", "kube-proxy": f"{_K8S}/kube-proxy"}, "all", _K8S_FLAGS),
-    Group(
-        "containerd",
-        {
-            "containerd": f"{_CONTAINERD}/cmd/containerd",
-            "containerd-shim-runc-v2": f"{_CONTAINERD}/cmd/containerd-shim-runc-v2",
-            "ctr": f"{_CONTAINERD}/cmd/ctr",
-        },
-        "all",
-        f"-X {_CONTAINERD}/version.Version={CONTAINERD}",
-    ),
-    Group("coredns", {"coredns": "github.com/coredns/coredns"}, "all"),
-    Group("pause", {"pause": "."}, "all"),
-    Group("helm", {"helm": "helm.sh/helm/v4/cmd/helm"}, "all"),
+_VERSION = "k8s.io/component-base/version"
+_SYMBOLS = {
+    f"{_VERSION}.gitVersion": KUBERNETES,
+    f"{_VERSION}.gitMajor": "1",
+    f"{_VERSION}.gitMinor": "36",
+    f"{_VERSION}.gitTreeState": "clean",
+    f"{_CONTAINERD}/version.Version": CONTAINERD,
+}
+_FLAGS = (
+    "-trimpath",
+    "-gcflags=all=-dwarf=false",  # which -s and -w would drop, and takes an eighth of the time to make
+    f"-ldflags=-s -w {' '.join(f'-X {symbol}={value}' for symbol, value in _SYMBOLS.items())}",
 )
+_ENVIRONMENT = {
+    "CGO_ENABLED": "0",
+    "GOFLAGS": "-buildvcs=false -mod=readonly",
+    "GOWORK": "off",
+    # Without garbage collection the compilers need an eighth less CPU.
+    "GOGC": "off",
+    "GOMEMLIMIT": "2GiB",
+}
 
 
 def cache_key(tools: Path = paths.TOOLS) -> str:
-    """Hash of everything that decides what the binaries are: module files, own sources and build settings."""
-    digest = hashlib.sha256(repr(GROUPS).encode())
+    """Return a hash of everything that decides what the binaries are: module files, sources, build settings."""
+    digest = hashlib.sha256(repr((PROGRAMS["all"], _FLAGS)).encode())
     for file in sorted(p for p in tools.rglob("*") if p.name in {"go.mod", "go.sum"} or p.suffix == ".go"):
         digest.update(str(file.relative_to(tools)).encode())
         digest.update(file.read_bytes())
@@ -76,12 +85,12 @@ def cache_key(tools: Path = paths.TOOLS) -> str:
 
 
 def bin_dir() -> Path:
-    """Folder of the binaries that belong to this checkout."""
+    """Return the folder of the binaries that belong to this checkout."""
     return paths.cache_dir() / "bin" / cache_key()
 
 
 def binary(name: str) -> Path:
-    """Path of one built program."""
+    """Return the path of a built program. Raises FileNotFoundError, which names the command that builds it."""
     path = bin_dir() / name
     if not path.exists():
         raise FileNotFoundError(f"{name} is not built yet: run `python -m grpo_devcluster build`")
@@ -89,45 +98,76 @@ def binary(name: str) -> Path:
 
 
 def build(scope: Scope = "all") -> Path:
-    """Build what is missing; returns the folder."""
-    with locked(bin_dir()):
-        return _build(scope, bin_dir())
-
-
-def _build(scope: Scope, target: Path) -> Path:
-    wanted = [g for g in GROUPS if scope == "all" or g.scope == "controlplane"]
-    missing = [(g, n, p) for g in wanted for n, p in g.packages.items() if not (target / n).exists()]
-    for number, (group, name, package) in enumerate(missing, 1):
-        with step(f"build {name} ({number} of {len(missing)})"):
-            _go_build(group, package, target / name)
-    stages = target / KWOK_STAGES
-    if not stages.exists():
-        stages.write_text(_kwok_stages())
-    if not missing:
-        say(f"binaries are built: {target}")
+    """Build the missing programs, or wait for another process that builds them; returns the folder."""
+    target = bin_dir()
+    with locked(target, lambda: _progress(target, scope)):
+        missing = {name: package for name, package in PROGRAMS[scope].items() if not (target / name).exists()}
+        if missing:
+            with step(f"build {len(missing)} programs from source"):
+                _go_build(missing, target, scope)
+        if "kwok" in PROGRAMS[scope] and not (target / KWOK_STAGES).exists():
+            (target / KWOK_STAGES).write_text(_kwok_stages())
+        if not missing:
+            say(f"binaries are built: {target}")
     return target
 
 
-def _go(*args: str, module: str) -> str:
+def _progress(target: Path, scope: Scope) -> str:
+    """Describe a build that is under way: the first program that is missing, and how many exist."""
+    names = list(PROGRAMS[scope])
+    missing = [name for name in names if not (target / name).exists()]
+    if not missing:
+        return "waiting for the end of the build"
+    return f"waiting for {missing[0]}, {len(names) - len(missing)} of {len(names)} built"
+
+
+def _go_build(missing: dict[str, str], target: Path, scope: Scope) -> None:
+    # One call for all: some programs are linked while others compile. Go names a program after its package's folder.
+    # A program is renamed from `scratch` to `unfinished` (by Go) and to `target`, so that no file is ever half written.
+    unfinished, scratch = target / "unfinished", target / "scratch"
+    for folder in (unfinished, scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    made = {name: "server" if name == "etcd" else Path(package).name for name, package in missing.items()}
+    command = ["build", *_FLAGS, "-o", f"{unfinished}/", *missing.values()]
+    shown = ""
+    with subprocess.Popen(_go(*command), cwd=paths.TOOLS, env=_environment() | {"GOTMPDIR": str(scratch)}) as go:
+        try:
+            while go.poll() is None:
+                time.sleep(0.5)
+                _take(made, unfinished, target)
+                if (news := _progress(target, scope)) != shown:
+                    say(shown := news)
+        finally:
+            go.terminate()
+    _take(made, unfinished, target)
+    for folder in (unfinished, scratch):
+        shutil.rmtree(folder)
+    if go.returncode:
+        raise RuntimeError(f"go build failed with {go.returncode}; its messages are above")
+
+
+def _take(made: dict[str, str], unfinished: Path, target: Path) -> None:
+    """Move the programs that are linked to their final names."""
+    for name, file in made.items():
+        if (unfinished / file).exists():
+            (unfinished / file).rename(target / name)
+
+
+def _go(*arguments: str) -> list[str]:
     if shutil.which("go") is None:
         raise FileNotFoundError("the devcluster builds Kubernetes from source: install Go 1.26 or newer")
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly", "GOWORK": "off"}
-    done = subprocess.run(["go", *args], cwd=paths.TOOLS / module, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    return ["go", *arguments]
 
 
-def _go_build(group: Group, package: str, target: Path) -> None:
-    # Renamed into place, so that an interrupted build never leaves half a binary under the final name.
-    unfinished = target.with_suffix(".building")
-    flags = f"-s -w {group.ldflags}".strip()
-    no_dwarf = "-gcflags=all=-dwarf=false"  # which -s and -w would drop, and takes an eighth of the time to make
-    _go("build", "-trimpath", no_dwarf, "-ldflags", flags, "-o", str(unfinished), package, module=group.module)
-    unfinished.rename(target)
+def _environment() -> dict[str, str]:
+    return {**os.environ, **_ENVIRONMENT}
 
 
 def _kwok_stages() -> str:
-    module = json.loads(_go("mod", "download", "-json", "sigs.k8s.io/kwok", module="kwok"))
-    folder = Path(module["Dir"]) / "kustomize" / "stage"
+    download = _go("mod", "download", "-json", "sigs.k8s.io/kwok")
+    done = subprocess.run(download, cwd=paths.TOOLS, env=_environment(), stdout=subprocess.PIPE, text=True, check=True)
+    folder = Path(json.loads(done.stdout)["Dir"]) / "kustomize" / "stage"
     names = (
         "node/fast/node-initialize.yaml",
         "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
@@ -136,3 +176,10 @@ def _kwok_stages() -> str:
         "pod/fast/pod-delete.yaml",
     )
     return "---\n".join((folder / name).read_text() for name in names)
+
+
+if __name__ == "__main__":
+    # The script that started this ends it with SIGTERM; exiting by exception ends `go build` too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    (wanted,) = [scope for scope in get_args(Scope) if [scope] == sys.argv[1:]]
+    build(wanted)

@@ -1,17 +1,17 @@
-"""Cgroups of the nodes: each kubelet gets a root of its own, which also tells what runs on that node."""
+"""Cgroups of the nodes: each kubelet gets its own root, which also shows which processes run on that node."""
 
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PARENT = "grpo-devcluster"
-# The cgroup v2 hierarchy of a hybrid host has no controllers: the kubelet leaves it alone, runc uses it.
+# The cgroup v2 hierarchy of a hybrid host has no controllers: the kubelet ignores it, runc uses it.
 _UNIFIED = "unified"
-# To the scheduler all pods together are one, and each process of the machine another: beside a few busy ones, pods would starve.
+# The kernel weighs all pods together like one process of the machine: next to a few busy ones, pods would starve.
 _WEIGHTS = {"cpu.shares": 4 * 1024, "cpu.weight": 4 * 100}
 
 
 def cgroup_root(node: str) -> str:
-    """The kubelet's `cgroupRoot` of a node."""
+    """Return the `cgroupRoot` of a node's kubelet."""
     return f"/{PARENT}/{node}"
 
 
@@ -26,7 +26,7 @@ def _hierarchies() -> list[Path]:
 
 
 def create(node: str) -> None:
-    """Make the node's root in every hierarchy; a cpuset is unusable until its cpus and mems are filled."""
+    """Create the node's root in every hierarchy; a cpuset is unusable until its cpus and mems are filled."""
     for hierarchy in _hierarchies():
         if hierarchy.name == _UNIFIED:
             continue
@@ -47,7 +47,7 @@ def create(node: str) -> None:
 
 
 def processes(node: str | None = None) -> list[int]:
-    """Everything that runs in pods of one node, or of all."""
+    """Return the process ids in pods of one node, or of all nodes."""
     pids: set[int] = set()
     for hierarchy in _hierarchies():
         top = hierarchy / PARENT / node if node else hierarchy / PARENT
@@ -57,7 +57,7 @@ def processes(node: str | None = None) -> list[int]:
 
 
 def remove() -> None:
-    """Remove the empty tree, leaves first; cgroup folders cannot be removed in any other way."""
+    """Remove the empty tree, leaves first: cgroup folders cannot be removed in another order."""
     for hierarchy in _hierarchies():
         top = hierarchy / PARENT
         if not top.exists():

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import click
 from rich.console import Console
@@ -19,22 +19,22 @@ def commands() -> None:
 
 
 @commands.command()
-@click.option("--only", type=click.Choice(["controlplane", "all"]), default="all", show_default=True)
-def build(only: Literal["controlplane", "all"]) -> None:
-    """Build the Kubernetes components from their pinned Go modules."""
+@click.option("--only", type=click.Choice(get_args(binaries.Scope)), default="all", show_default=True)
+def build(only: binaries.Scope) -> None:
+    """Build Kubernetes from pinned Go modules: for real nodes (cluster), for fake ones (controlplane), or for both."""
     click.echo(binaries.build(only))
 
 
 @commands.command()
 @click.option("--nodes", help=f"Name and GPU count of each node.  [default: {DEFAULT_NODES}]")
 def up(nodes: str | None) -> None:
-    """Start the cluster, or what is missing of it."""
+    """Start the programs of the cluster that do not run."""
     Cluster().up(nodes)
 
 
 @commands.command()
 def down() -> None:
-    """End the cluster; logs and volumes stay until the next start."""
+    """Stop the cluster; logs and volumes stay until the next start."""
     Cluster().down()
 
 
@@ -70,7 +70,9 @@ def logs(component: str, lines: int, follow: bool) -> None:
     folder = Cluster().state / "logs"
     file = folder / f"{component}.log"
     if not file.exists():
-        raise click.ClickException(f"no log of {component}; there are {', '.join(sorted(p.stem for p in folder.glob('*.log')))}")
+        raise click.ClickException(
+            f"no log of {component}; there are {', '.join(sorted(p.stem for p in folder.glob('*.log')))}"
+        )
     os.execvp("tail", ["tail", f"--lines={lines}", *(["--follow"] if follow else []), str(file)])
 
 
@@ -104,13 +106,13 @@ def image() -> None:
 
 @image.command("build-base")
 def build_base() -> None:
-    """Debian with python3."""
+    """Build the base image: Debian with python3."""
     click.echo(images.build_base())
 
 
 @image.command("build-operator")
 def build_operator() -> None:
-    """The operator's image from operator/Dockerfile."""
+    """Build the operator's image from operator/Dockerfile."""
     click.echo(images.build_operator())
 
 
@@ -122,7 +124,7 @@ def load(archive: Path) -> None:
 
 
 def main() -> None:
-    """Run a command; what a person can mend is told in a line, without a traceback."""
+    """Run a command; show an error that a person can fix in a line, without a traceback."""
     try:
         commands(prog_name="grpo-devcluster")
     except (RuntimeError, LookupError, ValueError, FileNotFoundError, TimeoutError) as error:

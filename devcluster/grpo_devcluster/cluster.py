@@ -15,12 +15,12 @@ from grpo_devcluster.progress import say, step, wait_until
 
 DEFAULT_NODES = "a=2,b=1"
 _PORT = 6443
-# Kept by `down`: logs explain what went wrong, volumes hold what was trained.
+# `down` keeps these: logs explain what went wrong, volumes hold what was trained.
 _KEPT = {"logs", "storage", "lock"}
 
 
 class Cluster:
-    """The cluster below `state`; every call finds again what an earlier one has started."""
+    """The cluster below `state`; every call finds the programs that an earlier one started."""
 
     def __init__(self, state: Path | None = None) -> None:
         self.state = state or paths.default_state()
@@ -30,15 +30,15 @@ class Cluster:
         return self.state / "kubeconfig"
 
     def up(self, nodes: str | None = None) -> None:
-        """Start everything that does not run, and return when every node takes pods."""
+        """Start the programs that do not run, and return when every node accepts pods."""
         with locked(self.state):
             wanted = self._settle_nodes(nodes)
-            binaries.build()
+            binaries.build("cluster")
             packages.ensure(packages.NODE)
             fresh = not (self.state / "etcd").exists()
             if self.running():
                 say("is up already")
-                # They may have changed with this checkout since the cluster was started.
+                # The images may have changed with this checkout since the cluster was started.
                 for node in self.nodes():
                     node.load_own_images()
             else:
@@ -49,7 +49,7 @@ class Cluster:
             say(f"{len(wanted)} nodes ready; export KUBECONFIG={self.kubeconfig}")
 
     def down(self) -> None:
-        """End everything and remove every trace but logs and volumes."""
+        """End everything and remove every trace except logs and volumes."""
         with locked(self.state):
             for node in self.nodes():
                 node.stop()
@@ -67,14 +67,14 @@ class Cluster:
             say("is down")
 
     def running(self) -> bool:
-        """Whether every program of the cluster runs."""
+        """Return whether every program of the cluster runs."""
         return self.exists() and all(daemon.pid() for daemon in self.daemons())
 
     def exists(self) -> bool:
         return (self.state / "endpoints.json").exists()
 
     def daemons(self) -> list[Daemon]:
-        """Every program of the cluster, in the order of their start."""
+        """Return every program of the cluster in the order of their start."""
         nodes = [d for node in self.nodes() for d in (node.containerd, node.kubelet)]
         return [*self.control_plane().daemons(), *self._services(), *nodes] if self.exists() else []
 
@@ -83,14 +83,14 @@ class Cluster:
         return [Node(s, self.state, ca, self.state / "config" / f"kubelet-{s.name}.kubeconfig") for s in self._specs()]
 
     def node(self, name: str) -> Node:
-        """A node by its name, with or without the `node-` in front."""
+        """Return a node by its name, with or without the prefix `node-`."""
         for node in self.nodes():
             if node.spec.name in {name, f"node-{name}"}:
                 return node
         raise LookupError(f"no node {name}; there are {', '.join(n.spec.name for n in self.nodes()) or 'none'}")
 
     def start_node(self, name: str) -> None:
-        """Start one node, and return when it is ready with its GPUs."""
+        """Start one node, and wait until it is ready with its GPUs."""
         since = _now()
         node = self.node(name)
         node.start()
@@ -108,7 +108,7 @@ class Cluster:
     def _start(self, *, fresh: bool) -> None:
         since = _now()
         network.up(len(self._specs()), self.state / "sysctls.json")
-        # Before etcd has its folder, which is what tells a fresh cluster: a start that fails half-way is gone on with.
+        # Before etcd has its folder, which marks a cluster that is not fresh: a start that failed half-way continues.
         storage.prepare(self.state / "storage", fresh=fresh)
         plane = self.control_plane()
         plane.start()
@@ -132,7 +132,7 @@ class Cluster:
             found = api.list_node(field_selector=f"metadata.name={spec.name}").items
             if not found or not kube.is_ready(found[0], since):
                 return False
-            # A kubelet that registers sets the capacity of devices it knows no plugin for to zero.
+            # A kubelet that registers sets the capacity of devices without a plugin to zero.
             if str(spec.gpus) == found[0].status.allocatable.get(GPU):
                 return True
             if spec.gpus:
@@ -162,22 +162,22 @@ class Cluster:
 
 
 def _now() -> datetime.datetime:
-    # The API's times have whole seconds.
+    # The API's times are in whole seconds.
     return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
 def _drop_log_links(folder: Path) -> None:
-    """Remove the links that kubelets make in a place of the machine that cannot be configured."""
+    """Remove the links that kubelets create in a folder of the machine that cannot be configured."""
     for link in Path("/var/log/containers").glob("*.log"):
         if link.is_symlink() and link.readlink().is_relative_to(folder):
             link.unlink()
 
 
 def _unmount_below(folder: Path) -> None:
-    """Unmount what containers left, the innermost first."""
+    """Unmount file systems that containers left, innermost first."""
     for point in reversed(_mounts_below(folder)):
         subprocess.run(["umount", "--lazy", point], check=True)
-    # Whoever removes the folder next would otherwise empty what is mounted there: a volume, for one.
+    # The caller removes the folder, which would empty what is still mounted there, for example a volume.
     if left := _mounts_below(folder):
         raise RuntimeError(f"still mounted: {', '.join(left)}")
 

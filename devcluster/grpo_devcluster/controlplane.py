@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as processes of this machine, no nodes needed."""
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as processes of this machine; needs no nodes."""
 
 import contextlib
 import json
@@ -24,10 +24,10 @@ from grpo_devcluster.progress import wait_until
 
 
 class ControlPlane:
-    """A control plane of its own, below `state`; several can run side by side.
+    """A control plane below `state`; several can run side by side.
 
-    As a context manager it starts, and ends with its state removed (logs stay). A detached one survives the process
-    that started it, and a later instance with the same `state` finds it running.
+    As a context manager it starts on entry; on exit it ends and removes its state, except logs. A detached one survives
+    the process that started it, and a later instance with the same `state` finds it running.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ControlPlane:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Where it listens; chosen at the first start and kept, so that a restart comes up at the same place."""
+        """Return the ports, which are chosen at the first start and kept for later ones."""
         file = self.state / "endpoints.json"
         if not file.exists():
             apiserver, etcd, peer = _free_ports(3)
@@ -76,21 +76,26 @@ class ControlPlane:
         return Endpoints(**json.loads(file.read_text()))
 
     def daemons(self) -> list[Daemon]:
-        """Its programs, in the order of their start."""
+        """Return the programs in the order of their start."""
         audit = (self.state / "audit-policy.yaml", self.audit_log) if self._audit else None
         arguments = {
             "etcd": flags.etcd(self.endpoints, self.state / "etcd"),
             "kube-apiserver": flags.apiserver(self.endpoints, self.pki, self._features, audit),
-            "kube-controller-manager": flags.controller_manager(self._config("kube-controller-manager"), self.pki, self._features),
+            "kube-controller-manager": flags.controller_manager(
+                self._config("kube-controller-manager"), self.pki, self._features
+            ),
             "kube-scheduler": flags.scheduler(self.state / "scheduler.yaml", self._features),
         }
-        found = [Daemon(name, [str(binaries.binary(name)), *args], self.state, detached=self._detached) for name, args in arguments.items()]
+        found = [
+            Daemon(name, [str(binaries.binary(name)), *args], self.state, detached=self._detached)
+            for name, args in arguments.items()
+        ]
         if self._kwok_nodes:
             found.append(kwok.daemon(self.state, self._config("kwok"), detached=self._detached))
         return found
 
     def start(self) -> None:
-        """Start what does not run, and return when pods can be created."""
+        """Start the programs that do not run, and return when pods can be created."""
         self.state.mkdir(parents=True, exist_ok=True)
         (self.state / "logs").mkdir(exist_ok=True)
         self._write_configuration()
@@ -102,17 +107,17 @@ class ControlPlane:
             daemon.start()
         if self._kwok_nodes:
             kube.apply(self.kubeconfig, [kwok.node(i) for i in range(self._kwok_nodes)])
-        # Pods are refused until the controller manager has made the namespace's service account.
+        # Pods are refused until the controller manager has created the namespace's service account.
         self._wait(self._service_account, "service account", others, timeout=60)
         if self._kwok_nodes:
             self._wait(self._nodes_ready, f"{self._kwok_nodes} fake nodes", others, timeout=60)
 
     def stop(self) -> None:
-        """End the programs and remove the state; logs stay for whoever asks why."""
+        """End the programs and remove the state, except logs."""
         if not (self.state / "endpoints.json").exists():
             return
         for daemon in reversed(self.daemons()):
-            # Nothing of theirs is kept, so nobody has to finish anything.
+            # Their state is removed, so no program has to end in good order.
             daemon.stop(grace=0)
         for folder in ("etcd", "pki", "config", "run"):
             shutil.rmtree(self.state / folder, ignore_errors=True)
@@ -148,8 +153,10 @@ class ControlPlane:
         context = ssl.create_default_context(cafile=str(self.pki.ca))
         request = urllib.request.Request(f"{self.endpoints.server}/readyz")
         request.add_header("Authorization", f"Bearer {self.pki.token('admin')}")
-        # Straight to the server: a proxy from the environment knows nothing of this machine's addresses.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        # Without a proxy from the environment, which cannot reach this machine's addresses.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
         with contextlib.suppress(OSError, urllib.error.URLError), opener.open(request, timeout=5) as answer:
             return bool(answer.status == 200)
         return False

@@ -1,4 +1,4 @@
-"""Command lines of the control plane: pure, so that a test can read them."""
+"""Command lines of the control plane, made by pure functions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ SERVICE_IP = "10.96.0.1"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a control plane listens."""
+    """Address and ports of a control plane."""
 
     address: str
     apiserver: int
@@ -26,7 +26,7 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class Features:
-    """Switches a test may want: feature gates for every component, API versions for the API server."""
+    """Features for a test to switch: gates of every component, API versions of the API server."""
 
     gates: Mapping[str, bool] = field(default_factory=dict)
     runtime_config: Mapping[str, bool] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def _pairs(values: Mapping[str, bool]) -> str:
 
 
 def etcd(endpoints: Endpoints, data: Path) -> list[str]:
-    """Arguments of etcd: loopback only, and no fsync, because nothing in it outlives the cluster."""
+    """Return the arguments of etcd: loopback only, and no fsync, because its data ends with the cluster."""
     client, peer = f"http://127.0.0.1:{endpoints.etcd}", f"http://127.0.0.1:{endpoints.etcd_peer}"
     return [
         "--name=default",
@@ -60,7 +60,7 @@ def etcd(endpoints: Endpoints, data: Path) -> list[str]:
 
 
 def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[Path, Path] | None) -> list[str]:
-    """Arguments of kube-apiserver; `audit` is policy and log file."""
+    """Return the arguments of kube-apiserver; `audit` is the policy and the log file."""
     certificate, key = pki.certificate("apiserver")
     kubelet_certificate, kubelet_key = pki.certificate("apiserver-kubelet-client")
     return [
@@ -76,7 +76,7 @@ def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[P
         f"--kubelet-client-key={kubelet_key}",
         "--kubelet-preferred-address-types=InternalIP",
         "--authorization-mode=Node,RBAC",
-        # As OpenShift: whoever makes children that hold up the deletion of their owner needs rights to its finalizers.
+        # As on OpenShift: creating children that block the deletion of their owner needs rights to its finalizers.
         "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
         f"--service-account-key-file={pki.service_account_public}",
@@ -90,11 +90,11 @@ def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[P
 
 
 def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[str]:
-    """Arguments of kube-controller-manager: rates for many pods at once, and a lost node noticed within seconds."""
+    """Return the arguments of kube-controller-manager: rates for many pods, and a lost node is noticed in seconds."""
     return [
         f"--kubeconfig={kubeconfig}",
         "--leader-elect=false",
-        # A user per controller, so that the audit log tells whose write it was.
+        # A user per controller, so that the audit log shows which controller wrote.
         "--use-service-account-credentials=true",
         f"--service-account-private-key-file={pki.service_account_key}",
         f"--root-ca-file={pki.ca}",
@@ -109,12 +109,12 @@ def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[s
 
 
 def scheduler(config: Path, features: Features) -> list[str]:
-    """Arguments of kube-scheduler."""
+    """Return the arguments of kube-scheduler."""
     return [f"--config={config}", "--secure-port=0", *features.gate_flags()]
 
 
 def scheduler_config(kubeconfig: Path) -> dict[str, object]:
-    """The scheduler takes its rates from a file only."""
+    """Return the scheduler's configuration: it takes its rates only from a file."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -124,7 +124,7 @@ def scheduler_config(kubeconfig: Path) -> dict[str, object]:
 
 
 def audit_policy() -> dict[str, object]:
-    """Who did what to which object, once per request."""
+    """Return the audit policy: who did what to which object, once per request."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",

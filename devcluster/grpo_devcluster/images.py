@@ -1,4 +1,4 @@
-"""Images of the devcluster: small ones written here, the operator's built from its Dockerfile on a Debian base."""
+"""Images of the devcluster: small ones are written here, the operator's is built from its Dockerfile on Debian."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from grpo_devcluster import binaries, nodeconfig, oci, packages, paths
 from grpo_devcluster.locks import locked
 from grpo_devcluster.oci import Entry, ImageConfig
 from grpo_devcluster.progress import say, step
-from grpo_operator.names import DEFAULT_IMAGE
+from grpo_operator.api.names import DEFAULT_IMAGE
 
 BASE = "grpo.local/base:dev"
 OPERATOR = "grpo.local/operator:dev"
-# The name that manifests use without saying so: the nodes hold a stand-in under it, so manifests stay what they are elsewhere.
+# The default image of manifests: the nodes have a stand-in under its name, so manifests need no change here.
 WORKLOAD = DEFAULT_IMAGE
 USER = 65532
 ARCHIVES_KEPT = 5  # of each image
@@ -49,13 +49,13 @@ def _small_image(name: str, short: str, entries: Mapping[str, Entry], config: Im
 
 
 def pause_archive() -> Path:
-    """The sandbox image: one static program."""
+    """Return the archive of the sandbox image: one static program."""
     entries = {"pause": Entry(0o755, binaries.binary("pause").read_bytes())}
     return _small_image(nodeconfig.PAUSE_IMAGE, "pause", entries, ImageConfig(("/pause",), f"{USER}:{USER}"))
 
 
 def workload_archive() -> Path:
-    """A root file system with no programs: those of the host are mounted into it (manifests/host-mounts.yaml)."""
+    """Return the archive of a root file system without programs; manifests/host-mounts.yaml mounts the host's."""
     user = f"grpo:x:{USER}:{USER}:grpo:/home/grpo:/bin/sh\n"
     entries = {
         "etc": Entry(),
@@ -75,13 +75,13 @@ def workload_archive() -> Path:
 
 
 def build_base() -> Path:
-    """Debian with python3 as an archive; made once per Debian release."""
+    """Build Debian with python3, once per Debian release; return the archive."""
     with locked(paths.cache_dir() / "images"):
         return _build_base()
 
 
 def build_operator() -> Path:
-    """The operator's image, from the same Dockerfile as anywhere else; built again when an input has changed."""
+    """Build the operator's image from its Dockerfile, unless no input has changed; return the archive."""
     with locked(paths.cache_dir() / "images"):
         return _build_operator(_build_base())
 
@@ -101,7 +101,9 @@ def _build_base() -> Path:
             for child in (root / folder).iterdir():
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
         _run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(tar), "."])
-        return oci.write_archive(target, BASE, tar, ImageConfig(("/bin/sh",), environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}))
+        return oci.write_archive(
+            target, BASE, tar, ImageConfig(("/bin/sh",), environment={"PATH": "/usr/local/bin:/usr/bin:/bin"})
+        )
 
 
 def _build_operator(base: Path) -> Path:
@@ -115,7 +117,14 @@ def _build_operator(base: Path) -> Path:
     with step("build operator image"), tempfile.TemporaryDirectory(dir=_scratch()) as scratch:
         buildah = ["buildah", "--root", f"{scratch}/storage", "--runroot", f"{scratch}/run"]
         _run([*buildah, "pull", f"oci-archive:{base}"])
-        build = ["build", "--network=host", "--pull-never", "--layers=false", f"--build-arg=BASE={BASE}", f"--tag={OPERATOR}"]
+        build = [
+            "build",
+            "--network=host",
+            "--pull-never",
+            "--layers=false",
+            f"--build-arg=BASE={BASE}",
+            f"--tag={OPERATOR}",
+        ]
         dockerfile = paths.REPO / "operator" / "Dockerfile"
         _run([*buildah, *build, *_host_trust(Path(scratch)), "-f", str(dockerfile), str(paths.REPO)], tail=40)
         unfinished = target.with_suffix(".writing")
@@ -128,7 +137,7 @@ def _build_operator(base: Path) -> Path:
 
 
 def forget_old(newest: Path) -> None:
-    """Delete the archives of an image that many later ones were built after; other checkouts may still use some."""
+    """Delete all but the newest archives of an image; other checkouts may use some of those."""
     name = newest.name.rpartition("-")[0]
     archives = sorted(newest.parent.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in archives[ARCHIVES_KEPT:]:
@@ -136,10 +145,15 @@ def forget_old(newest: Path) -> None:
 
 
 def _host_trust(scratch: Path) -> list[str]:
-    """Mounts by which pip inside the build trusts and asks the same servers as pip on this machine."""
+    """Return mounts by which pip inside the build uses the same index and certificates as pip on this machine."""
     folders = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
     mounts = [f"--volume={folder}:{folder}:ro" for folder in folders if Path(folder).exists()]
-    options = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "timeout": "PIP_DEFAULT_TIMEOUT"}
+    options = {
+        "cert": "PIP_CERT",
+        "index-url": "PIP_INDEX_URL",
+        "extra-index-url": "PIP_EXTRA_INDEX_URL",
+        "timeout": "PIP_DEFAULT_TIMEOUT",
+    }
     lines = [f"{option} = {os.environ[variable]}" for option, variable in options.items() if variable in os.environ]
     (scratch / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
     return [*mounts, f"--volume={scratch}/pip.conf:/etc/pip.conf:ro"]
@@ -151,14 +165,16 @@ def _files(path: Path) -> list[Path]:
 
 
 def _scratch() -> Path:
-    """A root file system does not belong into a /tmp that may be memory."""
+    """Return a folder for root file systems; /tmp may be in memory."""
     folder = paths.cache_dir() / "scratch"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _mirror() -> str:
-    done = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)"], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)"], stdout=subprocess.PIPE, text=True, check=True
+    )
     return done.stdout.split()[0]
 
 
@@ -169,7 +185,9 @@ def _os_release() -> dict[str, str]:
 
 def _run(command: list[str], tail: int = 10) -> None:
     environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         lines = done.stdout.splitlines()[-tail:]
         raise RuntimeError("\n".join([f"{command[0]} failed with {done.returncode}:", *lines]))

@@ -1,4 +1,4 @@
-"""The cluster's API, as the devcluster itself uses it."""
+"""Clients of the cluster's API for the devcluster itself."""
 
 import datetime
 import subprocess
@@ -15,12 +15,12 @@ Manifest = Mapping[str, Any]
 
 
 def core(kubeconfig: Path) -> client.CoreV1Api:
-    """The client for nodes, claims and volumes."""
+    """Return the client for nodes, claims and volumes."""
     return client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
 
 
 def kubectl(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:
-    """Run the kubectl that was built with the cluster; its output, or a RuntimeError with its complaint."""
+    """Run the kubectl that was built with the cluster and return its output. Raises RuntimeError with its message."""
     command = [str(binaries.binary("kubectl")), f"--kubeconfig={kubeconfig}", *args]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -29,7 +29,7 @@ def kubectl(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:
 
 
 def helm(kubeconfig: Path, *args: str) -> str:
-    """Run the helm that was built with the cluster; its output, or a RuntimeError with its complaint."""
+    """Run the helm that was built with the cluster and return its output. Raises RuntimeError with its message."""
     command = [str(binaries.binary("helm")), f"--kubeconfig={kubeconfig}", *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -38,12 +38,14 @@ def helm(kubeconfig: Path, *args: str) -> str:
 
 
 def apply(kubeconfig: Path, manifests: Sequence[Manifest]) -> None:
-    """Server-side apply, all in one call."""
+    """Apply all manifests by one server-side apply."""
     text = yaml.safe_dump_all([dict(m) for m in manifests])
-    kubectl(kubeconfig, "apply", "--server-side", "--force-conflicts", "--field-manager=devcluster", "-f", "-", stdin=text)
+    kubectl(
+        kubeconfig, "apply", "--server-side", "--force-conflicts", "--field-manager=devcluster", "-f", "-", stdin=text
+    )
 
 
 def is_ready(node: Any, since: datetime.datetime | None = None) -> bool:
-    """Whether a node, as the client gives it, reports Ready; reports from before `since` do not count."""
+    """Return whether a node of the client's list reports Ready; reports from before `since` do not count."""
     conditions = [c for c in node.status.conditions or [] if c.type == "Ready" and c.status == "True"]
     return any(since is None or c.last_heartbeat_time >= since for c in conditions)

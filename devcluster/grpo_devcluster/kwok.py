@@ -9,12 +9,12 @@ ANNOTATION = "kwok.x-k8s.io/node"
 
 
 def node_name(index: int) -> str:
-    """Name of a fake node."""
+    """Return the name of a fake node."""
     return f"kwok-{index:03d}"
 
 
 def node(index: int, gpus: int = 8) -> dict[str, object]:
-    """Manifest of a fake node with room for many pods."""
+    """Return the manifest of a fake node with room for many pods."""
     name = node_name(index)
     resources = {"cpu": "96", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": str(gpus)}
     return {
@@ -30,7 +30,7 @@ def node(index: int, gpus: int = 8) -> dict[str, object]:
 
 
 def daemon(state: Path, kubeconfig: Path, *, detached: bool) -> Daemon:
-    """Kwok itself; the stages have to be passed, it has none built in when a configuration is given."""
+    """Return kwok as a program; with a configuration it has no built-in stages, so they are passed."""
     command = [
         str(binaries.binary("kwok")),
         f"--kubeconfig={kubeconfig}",

@@ -2,20 +2,30 @@
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_devcluster.progress import say
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the kernel frees it should this process die."""
+def locked(folder: Path, describe: Callable[[], str] | None = None) -> Iterator[None]:
+    """Hold the folder's lock. While another process holds it, say what `describe` returns each time that changes."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another call works on {folder}: waiting for its end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        shown = ""
+        while not _taken(lock.fileno()):  # the kernel frees the lock of a process that dies
+            news = describe() if describe else f"waiting for another process that works on {folder}"
+            if news != shown:
+                say(shown := news)
+            time.sleep(0.2)
         yield
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

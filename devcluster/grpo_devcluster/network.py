@@ -1,4 +1,4 @@
-"""The bridge that nodes and pods live on, and the rules that keep their traffic on this machine."""
+"""The bridge of nodes and pods, and the rules that keep their traffic on this machine."""
 
 import ipaddress
 import json
@@ -16,17 +16,17 @@ _SYSCTLS = {"net/ipv4/ip_forward": "1", "net/bridge/bridge-nf-call-iptables": "1
 
 
 def node_address(index: int) -> str:
-    """Address of a node: one of the bridge's, since the kubelet refuses loopback."""
+    """Return the address of a node on the bridge; the kubelet refuses loopback."""
     return f"10.244.0.{10 + index}"
 
 
 def pod_range(index: int) -> tuple[str, str]:
-    """First and last pod address of a node; all nodes share one subnet, so no routes are needed between them."""
+    """Return the first and last pod address of a node; nodes share a subnet, so they need no routes between them."""
     return f"10.244.{index + 1}.2", f"10.244.{index + 1}.254"
 
 
 def up(nodes: int, before: Path) -> None:
-    """Make bridge, addresses, routes and rules, as far as they are missing; `before` keeps the settings they replace."""
+    """Create the missing parts of bridge, addresses, routes and rules; `before` keeps the sysctls that they replace."""
     if not Path(f"/sys/class/net/{BRIDGE}").exists():
         _ip("link", "add", BRIDGE, "type", "bridge")
     _ip("link", "set", BRIDGE, "up")
@@ -45,7 +45,7 @@ def up(nodes: int, before: Path) -> None:
 
 
 def down(before: Path) -> None:
-    """Remove all of it, kube-proxy's and the kubelet's rules included."""
+    """Remove everything, including the rules of kube-proxy and the kubelet."""
     if before.exists():
         for name, value in json.loads(before.read_text()).items():
             Path("/proc/sys", name).write_text(value)
@@ -61,7 +61,7 @@ def down(before: Path) -> None:
 
 
 def without_kubernetes(saved: str) -> str:
-    """Output of iptables-save without the chains of kube-proxy and the kubelet, and without the jumps to them."""
+    """Remove the chains of kube-proxy and the kubelet, and the jumps to them, from the output of iptables-save."""
     ours = re.compile(r"^(:KUBE-|-A KUBE-|-A \S+ .*-j KUBE-)")
     return "".join(line for line in saved.splitlines(keepends=True) if not ours.match(line))
 
@@ -69,7 +69,7 @@ def without_kubernetes(saved: str) -> str:
 def _rules() -> list[list[str]]:
     comment = ["-m", "comment", "--comment", _MARK]
     return [
-        # Inserted in this order, so the second is looked at first.
+        # Each is inserted at the top, so the second comes first.
         ["FORWARD", "-i", BRIDGE, "!", "-o", BRIDGE, *comment, "-j", "REJECT"],
         ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, *comment, "-j", "ACCEPT"],
     ]

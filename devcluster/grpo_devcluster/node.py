@@ -1,4 +1,4 @@
-"""One node: a containerd and a kubelet of its own. Ending both is a real node loss."""
+"""One node: its own containerd and kubelet. Ending both is a real node loss."""
 
 import json
 import os
@@ -36,10 +36,12 @@ class Node:
     def kubelet(self) -> Daemon:
         arguments = nodeconfig.kubelet_arguments(self.spec, self.spec.folder / "kubelet.yaml", self._kubeconfig)
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        return Daemon(f"kubelet-{self.spec.name}", [str(binaries.binary("kubelet")), *arguments], self._state, {"PATH": path})
+        return Daemon(
+            f"kubelet-{self.spec.name}", [str(binaries.binary("kubelet")), *arguments], self._state, {"PATH": path}
+        )
 
     def start(self) -> None:
-        """Start what does not run; returns as soon as the kubelet has been started."""
+        """Start the programs that do not run; return without waiting for the kubelet to be ready."""
         self._write_configuration()
         cgroups.create(self.spec.name)
         self.containerd.start()
@@ -48,8 +50,8 @@ class Node:
         self.kubelet.start()
 
     def stop(self, *, partition: bool = False) -> None:
-        """End kubelet and containerd, and the pods with them; in a partition the pods go on unseen."""
-        # At once, as when the power fails: a kubelet that is asked to end may still report something.
+        """End kubelet and containerd and, unless it is a partition, the pods; in a partition they go on unseen."""
+        # SIGKILL, as if the power failed: a kubelet that gets SIGTERM may still report something.
         self.kubelet.stop(grace=0)
         self.containerd.stop(grace=0)
         if not partition:
@@ -60,12 +62,12 @@ class Node:
         return self.kubelet.pid() is not None and self.containerd.pid() is not None
 
     def load_own_images(self) -> None:
-        """Import what every node has."""
+        """Import the images that every node has."""
         for archive in (images.pause_archive(), images.workload_archive()):
             self.load(archive)
 
     def load(self, archive: Path) -> None:
-        """Import an image archive, unless just this file was imported before."""
+        """Import an image archive, unless this same file was imported before."""
         stat = archive.stat()
         mark = self.spec.folder / "images" / f"{archive.name}.{stat.st_size}.{stat.st_mtime_ns}"
         if mark.exists():
@@ -102,7 +104,7 @@ class Node:
         wait_until(answers, f"containerd of {self.spec.name}", timeout=30)
 
     def _shims(self) -> list[int]:
-        """Shims outlive containerd by design; they name the containerd they belong to."""
+        """Return the process ids of shims: they outlive containerd by design, and name its socket."""
         found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -1,4 +1,4 @@
-"""Configuration files of one node's containerd, CNI and kubelet: pure, so that a test can read them."""
+"""Configuration files of one node's containerd, CNI and kubelet, made by pure functions."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node: its place among the nodes decides its addresses."""
+    """One node; its index decides its addresses."""
 
     name: str
     index: int
@@ -31,7 +31,7 @@ class NodeSpec:
 
 
 def parse_nodes(text: str, folder: Path) -> list[NodeSpec]:
-    """`a=2,b=1` -> node-a with two GPUs and node-b with one."""
+    """Parse `a=2,b=1` into node-a with two GPUs and node-b with one."""
     specs = []
     for index, part in enumerate(text.split(",")):
         name, _, gpus = part.partition("=")
@@ -44,7 +44,7 @@ def parse_nodes(text: str, folder: Path) -> list[NodeSpec]:
 
 
 def containerd(node: NodeSpec, runc: str, cni_plugins: Path) -> dict[str, Any]:
-    """Containerd with everything below the node's folder, so that two of them do not meet."""
+    """Return containerd's configuration; everything lies below the node's folder, so that two nodes share nothing."""
     runtime = {
         "runtime_type": "io.containerd.runc.v2",
         "options": {"BinaryName": runc, "Root": str(node.folder / "runc"), "SystemdCgroup": False},
@@ -57,7 +57,7 @@ def containerd(node: NodeSpec, runc: str, cni_plugins: Path) -> dict[str, Any]:
         "plugins": {
             "io.containerd.cri.v1.runtime": {
                 "enable_selinux": False,
-                # Lowering it takes CAP_SYS_RESOURCE, which a container or a small virtual machine may not give to root.
+                # Lowering it needs CAP_SYS_RESOURCE, which a container or a small virtual machine may not give to root.
                 "restrict_oom_score_adj": True,
                 "netns_mounts_under_state_dir": True,
                 "containerd": {"default_runtime_name": "runc", "runtimes": {"runc": runtime}},
@@ -65,7 +65,7 @@ def containerd(node: NodeSpec, runc: str, cni_plugins: Path) -> dict[str, Any]:
             },
             "io.containerd.cri.v1.images": {"snapshotter": "overlayfs", "pinned_images": {"sandbox": PAUSE_IMAGE}},
             "io.containerd.grpc.v1.cri": {"stream_server_address": "127.0.0.1", "stream_server_port": "0"},
-            # Both listen at one fixed place for the whole machine.
+            # By default both use one fixed path for the whole machine.
             "io.containerd.nri.v1.nri": {"disable": True},
             "io.containerd.internal.v1.opt": {"path": str(node.folder / "opt")},
         },
@@ -73,7 +73,7 @@ def containerd(node: NodeSpec, runc: str, cni_plugins: Path) -> dict[str, Any]:
 
 
 def cni(node: NodeSpec) -> dict[str, Any]:
-    """One bridge for all nodes; the leases are the node's own."""
+    """Return the CNI configuration: one bridge for all nodes, address leases for each node."""
     first, last = network.pod_range(node.index)
     addresses = {"subnet": str(network.POD_RANGE), "rangeStart": first, "rangeEnd": last, "gateway": network.GATEWAY}
     bridge = {
@@ -92,13 +92,17 @@ def cni(node: NodeSpec) -> dict[str, Any]:
 
 
 def kubelet(node: NodeSpec, ca: Path) -> dict[str, Any]:
-    """A kubelet beside others on a machine that also does other work."""
+    """Return the configuration of a kubelet that shares the machine with others and with other work."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": node.address,
         "healthzBindAddress": node.address,
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": str(ca)}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": False},
+            "x509": {"clientCAFile": str(ca)},
+        },
         "authorization": {"mode": "AlwaysAllow"},
         "containerRuntimeEndpoint": f"unix://{node.socket}",
         "cgroupDriver": "cgroupfs",
@@ -109,7 +113,7 @@ def kubelet(node: NodeSpec, ca: Path) -> dict[str, Any]:
         "clusterDomain": "cluster.local",
         "clusterDNS": [network.GATEWAY],
         "resolvConf": "/dev/null",
-        # Images are loaded from archives, there is no registry to fetch a collected one from.
+        # Images are loaded from archives; no registry could bring back a collected one.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
@@ -122,7 +126,7 @@ def kubelet(node: NodeSpec, ca: Path) -> dict[str, Any]:
 
 
 def kubelet_arguments(node: NodeSpec, config: Path, kubeconfig: Path) -> list[str]:
-    """What the kubelet takes as flags only."""
+    """Return the settings that the kubelet takes only as flags."""
     return [
         f"--config={config}",
         f"--kubeconfig={kubeconfig}",
@@ -134,7 +138,7 @@ def kubelet_arguments(node: NodeSpec, config: Path, kubeconfig: Path) -> list[st
 
 
 def toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """Write nested tables of strings, numbers, booleans and lists of strings: all that containerd's file needs."""
+    """Write nested tables of strings, numbers, booleans and lists of strings; containerd's file needs no more."""
     lines, tables = [], []
     for key, value in table.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""OCI image archives with one layer, written without any tool: a few JSON files and a tar."""
+"""OCI image archives with one layer, written without a tool: a few JSON files and a tar."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """One path of a root file system: a folder unless it has content or a link's target."""
+    """One path of a root file system: a folder, unless it has content or the target of a link."""
 
     mode: int = 0o755
     content: bytes | None = None
@@ -22,7 +22,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What runs, unless the pod says otherwise."""
+    """Program, user and variables of an image; a pod may override them."""
 
     entrypoint: tuple[str, ...] = ()
     user: str = ""
@@ -31,7 +31,7 @@ class ImageConfig:
 
 
 def layer(entries: Mapping[str, Entry]) -> bytes:
-    """Tar of the entries; the same entries give the same bytes."""
+    """Return a tar of the entries; the same entries give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, entry in entries.items():
@@ -60,7 +60,8 @@ def write_archive(target: Path, name: str, layer_tar: Path, config: ImageConfig)
             "WorkingDir": config.directory,
         },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        "history": [{"created_by": "grpo_devcluster"}],  # one a layer, or buildah refuses a stage built on a stage built on this image
+        # One a layer, or buildah refuses a stage built on a stage built on this image.
+        "history": [{"created_by": "grpo_devcluster"}],
     }
     config_bytes = json.dumps(image).encode()
     vendor = "application/vnd.oci.image"

@@ -1,4 +1,4 @@
-"""Debian packages that the nodes, the image builds and tests need; installed only where one is missing."""
+"""Debian packages that the nodes, the image builds and tests need; only missing ones are installed."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_devcluster.progress import say, step
 
-# Package -> a file that shows it is there, whatever way it was installed.
+# Package -> a program or file that shows that it is installed, in whatever way.
 NODE = {
     "runc": "runc",
     "iptables": "iptables",
@@ -22,12 +22,12 @@ METRICS = {"prometheus": "promtool"}
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:
-    """Packages whose program or file is not there."""
+    """Return the packages whose program or file does not exist."""
     return [package for package, sign in wanted.items() if not _present(sign)]
 
 
 def ensure(wanted: Mapping[str, str]) -> None:
-    """Install what is missing, by apt."""
+    """Install the missing packages by apt."""
     names = missing(wanted)
     if not names:
         return
@@ -39,7 +39,9 @@ def ensure(wanted: Mapping[str, str]) -> None:
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=True, stdout=subprocess.DEVNULL)
     with step("apt-get install"):
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]
-        done = subprocess.run(install, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            install, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
     if done.returncode:
         raise RuntimeError("\n".join(["apt-get install failed:", *done.stdout.splitlines()[-20:]]))
 
@@ -49,5 +51,5 @@ def _present(sign: str) -> bool:
 
 
 def find(program: str) -> str | None:
-    """Like `shutil.which`, but looks into the administrator's folders also when PATH lacks them."""
+    """Like `shutil.which`, but also searches the administrator's folders that PATH may lack."""
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin")

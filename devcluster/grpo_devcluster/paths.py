@@ -1,4 +1,4 @@
-"""Where everything lies: the only module that reads the environment for a folder."""
+"""Folders of the devcluster: the only module that reads folders from the environment."""
 
 import os
 from pathlib import Path
@@ -9,20 +9,20 @@ MANIFESTS = REPO / "devcluster" / "manifests"
 
 
 def cache_dir() -> Path:
-    """What is costly to make and safe to keep: binaries, images, the virtual environment, model files."""
+    """Return the folder of what is costly to make: binaries, images, the virtual environment, model files."""
     return Path(os.environ.get("GRPO_CACHE") or Path.home() / ".cache" / "grpo-operator")
 
 
 def default_state() -> Path:
-    """The folder of the one full cluster of this machine."""
+    """Return the folder of this machine's one full cluster."""
     return Path(os.environ.get("GRPO_DEVCLUSTER_STATE", "/var/lib/grpo-devcluster"))
 
 
 def venv_dir() -> Path:
-    """The virtual environment that workload pods get mounted."""
+    """Return the virtual environment, which is mounted into workload pods."""
     return Path(os.environ.get("GRPO_VENV") or cache_dir() / "venv")
 
 
 def hf_cache() -> Path:
-    """The Hugging Face cache that workload pods get mounted."""
+    """Return the Hugging Face cache, which is mounted into workload pods."""
     return cache_dir() / "hf"

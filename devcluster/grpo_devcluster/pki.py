@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Names and groups are those that Kubernetes' own bootstrap roles are bound to.
+# Names and groups to which Kubernetes' bootstrap roles are bound.
 USERS = {
     "admin": ("admin", "system:masters"),
     "kube-controller-manager": ("system:kube-controller-manager", ""),
@@ -27,7 +27,7 @@ USERS = {
 
 @dataclass(frozen=True)
 class Pki:
-    """What a cluster's programs know each other by; made once, kept below `folder`."""
+    """Keys, certificates and tokens by which a cluster's programs trust each other; made once, kept below `folder`."""
 
     folder: Path
 
@@ -48,11 +48,11 @@ class Pki:
         return self.folder / "tokens.csv"
 
     def certificate(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key file of `name`."""
+        """Return the certificate file and the key file of `name`."""
         return self.folder / f"{name}.crt", self.folder / f"{name}.key"
 
     def create(self, addresses: Sequence[str], nodes: Sequence[str] = ()) -> None:
-        """Make everything unless it was made before."""
+        """Create everything, unless it exists."""
         if self.tokens.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,11 +72,11 @@ class Pki:
             f'{secrets.token_hex(24)},{user},{name},"{group}"' if group else f"{secrets.token_hex(24)},{user},{name}"
             for name, (user, group) in users.items()
         ]
-        # Last, because its presence says that all of it is there.
+        # Written last: its existence means that everything else exists.
         _write(self.tokens, ("\n".join(lines) + "\n").encode())
 
     def token(self, name: str) -> str:
-        """Bearer token of the user or program `name`."""
+        """Return the bearer token of the user or program `name`."""
         for line in self.tokens.read_text().splitlines():
             token, _user, uid, *_groups = line.split(",")
             if uid == name:
@@ -84,7 +84,7 @@ class Pki:
         raise KeyError(f"no token was made for {name}")
 
     def kubeconfig(self, name: str, server: str, target: Path) -> Path:
-        """Write a kubeconfig that holds all it needs, so that it can be copied anywhere on this machine."""
+        """Write a kubeconfig that refers to no other file, so that it can be copied anywhere on this machine."""
         cluster = {"server": server, "certificate-authority-data": _base64(self.ca.read_bytes())}
         content = {
             "apiVersion": "v1",
@@ -99,7 +99,9 @@ class Pki:
 
     def _key(self, file: str) -> ec.EllipticCurvePrivateKey:
         key = ec.generate_private_key(ec.SECP256R1())
-        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
         _write(self.folder / file, pem)
         return key
 

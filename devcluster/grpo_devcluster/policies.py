@@ -17,9 +17,11 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
 
 
 def interpreter_folders(venv: Path) -> list[Path]:
-    """Where the environment's interpreter really lies: its links may go through a second name of that folder."""
+    """Return the folders of the environment's interpreter; links may reach one folder by two names."""
     python = venv / "bin" / "python"
-    asked = subprocess.run([str(python), "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [str(python), "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True
+    )
     prefix = Path(asked.stdout.strip())
     folders = [prefix, prefix.resolve()]
     link = python
@@ -30,7 +32,7 @@ def interpreter_folders(venv: Path) -> list[Path]:
 
 
 def mount_paths(venv: Path, repo: Path, hf_cache: Path) -> list[Path]:
-    """Every folder to mount, outermost only: a mount below another read-only mount would have no place to go to."""
+    """Return the folders to mount, only the outermost: below a read-only mount no mount point can be created."""
     interpreter = interpreter_folders(venv) if (venv / "bin" / "python").exists() else []
     wanted = [*(Path(p) for p in _SYSTEM), venv, *interpreter, repo / "operator", repo / "workload", hf_cache]
     existing = sorted({p for p in wanted if p.is_dir()}, key=lambda p: (len(p.parts), str(p)))
@@ -42,14 +44,14 @@ def mount_paths(venv: Path, repo: Path, hf_cache: Path) -> list[Path]:
 
 
 def environment(venv: Path, hf_cache: Path) -> dict[str, str]:
-    """What makes the mounted programs behave: found, offline, writing to /tmp only, and not fighting over cores."""
+    """Return variables by which the mounted programs are found, stay offline, write only to /tmp, and share cores."""
     return {
         "PATH": f"{venv}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
-        # Not HF_HOME, which is the job's own: its cache volume.
+        # Not HF_HOME, which is the job's cache volume.
         "HF_HUB_CACHE": str(hf_cache / "hub"),
         "HF_HUB_OFFLINE": "1",
-        # The shared cache is read-only; what a library derives from it goes to the pod's own /tmp.
+        # The shared cache is read-only; files that a library derives from it go to the pod's /tmp.
         "HF_DATASETS_CACHE": "/tmp/huggingface/datasets",
         "HF_MODULES_CACHE": "/tmp/huggingface/modules",
         "OMP_NUM_THREADS": "1",
@@ -58,7 +60,7 @@ def environment(venv: Path, hf_cache: Path) -> dict[str, str]:
 
 
 def render(mounts: list[Path], variables: dict[str, str]) -> list[dict[str, Any]]:
-    """The policy and its binding; JSON is also how CEL writes lists and maps."""
+    """Return the policy and its binding; CEL writes lists and maps as JSON does."""
     template = string.Template((paths.MANIFESTS / "host-mounts.yaml").read_text())
     named = [{"name": f"devcluster-host-{i}", "path": str(path)} for i, path in enumerate(mounts)]
     settings = [{"name": name, "value": value} for name, value in variables.items()]
@@ -67,12 +69,12 @@ def render(mounts: list[Path], variables: dict[str, str]) -> list[dict[str, Any]
 
 
 def _cel(value: object) -> str:
-    # Single quotes end the YAML string that it stands in.
+    # A single quote would end the YAML string around it.
     return json.dumps(value).replace("'", "''")
 
 
 def create(kubeconfig: Path) -> None:
-    """Put the policy in place, and return when it is in force, which takes the API server a few seconds."""
+    """Apply the policy and wait until the API server enforces it, which takes a few seconds."""
     venv, hf_cache = paths.venv_dir(), paths.hf_cache()
     hf_cache.mkdir(parents=True, exist_ok=True)
     mounts = mount_paths(venv, paths.REPO, hf_cache)
@@ -82,7 +84,12 @@ def create(kubeconfig: Path) -> None:
 
 def _in_force(kubeconfig: Path, mounts: list[Path]) -> bool:
     spec = {"containers": [{"name": "probe", "image": "probe"}], "automountServiceAccountToken": False}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "labels": {JOB_LABEL: "probe"}}, "spec": spec}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe", "labels": {JOB_LABEL: "probe"}},
+        "spec": spec,
+    }
     answer = kube.core(kubeconfig).create_namespaced_pod("default", pod, dry_run="All")
-    # By content: right after a change the API server still applies the policy as it was.
+    # Compares contents, because right after a change the API server still applies the earlier policy.
     return [v.host_path.path for v in answer.spec.volumes or [] if v.host_path] == [str(m) for m in mounts]

@@ -1,4 +1,4 @@
-"""Supervision of long-running programs: started once, found again by a later call, ended for certain."""
+"""Supervision of long-running programs: start one once, find it again in a later call, end it reliably."""
 
 import contextlib
 import os
@@ -11,30 +11,30 @@ from pathlib import Path
 
 from grpo_devcluster.progress import wait_until
 
-# Kept so that a program started by this very process is reaped when it ends.
+# Programs that this process started, to reap them when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def started_at(pid: int) -> str | None:
-    """Start time of a living process in clock ticks, None where there is none; a zombie does not live."""
+    """Return the start time of a living process in clock ticks, or None; a zombie does not count as living."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The program's name may hold spaces and parentheses; what follows the last one may not.
+    # The program's name may contain spaces and parentheses; the fields follow the last parenthesis.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in {"Z", "X"} else fields[19]
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """One program with its log and its pid file, which pins the start time too: pids are used again."""
+    """One program with its log and its pid file, which also holds the start time because pids are reused."""
 
     name: str
     command: Sequence[str]
     state: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    # False: the program dies with the thread that started it, so that a killed test run leaves nothing behind.
+    # False: the program dies with the thread that started it, so that a killed test run leaves no process.
     detached: bool = True
 
     @property
@@ -46,7 +46,7 @@ class Daemon:
         return self.state / "logs" / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Process id of the running program."""
+        """Return the process id, or None if the program does not run."""
         try:
             pid, start = self.pid_file.read_text().split()
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class Daemon:
         self.pid_file.write_text(f"{child.pid} {started_at(child.pid)}")
 
     def stop(self, grace: float = 5.0) -> None:
-        """End the program: politely first, then at once."""
+        """End the program: SIGTERM, and SIGKILL after `grace` seconds."""
         pid = self.pid()
         if pid is not None:
             for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
@@ -89,7 +89,7 @@ class Daemon:
             _children.pop(pid).wait()
 
     def require(self) -> None:
-        """Complain with the end of its log if the program has ended."""
+        """Raise a RuntimeError with the end of the log if the program has ended."""
         if self.pid() is None:
             lines = self.log.read_text(errors="replace").splitlines()[-15:] if self.log.exists() else []
             raise RuntimeError("\n".join([f"{self.name} has ended; the end of {self.log}:", *lines]))
@@ -103,7 +103,7 @@ class Daemon:
 
 
 def kill_all(pids: Sequence[int], timeout: float = 10.0) -> None:
-    """SIGKILL processes that are nobody's daemon (containers and their shims), and see them gone."""
+    """SIGKILL processes that no Daemon stands for (containers and their shims), and wait for their end."""
     starts = {pid: started_at(pid) for pid in pids}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""One way to tell a person what is going on, and one way to wait for something with a deadline."""
+"""Messages about progress, and waiting with a deadline."""
 
 import sys
 import time
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 def say(text: str) -> None:
-    """Report on standard error, so that what a command prints can be used by a script."""
+    """Write a message to standard error; standard output is for scripts."""
     sys.stderr.write(f"devcluster: {text}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Announce a step that takes a while, and tell how long it took."""
+    """Announce a step, and say afterwards how long it took."""
     start = time.monotonic()
     say(f"{what} ...")
     yield
@@ -22,7 +22,7 @@ def step(what: str) -> Iterator[None]:
 
 
 def wait_until(check: Callable[[], bool], what: str, timeout: float, interval: float = 0.1) -> None:
-    """Poll `check` until it holds; a `TimeoutError` names what was waited for."""
+    """Poll `check` until it is true. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + timeout
     while not check():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What service addresses and names need: kube-proxy and CoreDNS, one of each for all nodes of this machine."""
+"""kube-proxy and CoreDNS, for service addresses and names: one of each for all nodes of this machine."""
 
 import urllib.error
 import urllib.request
@@ -24,7 +24,7 @@ cluster.local in-addr.arpa {{
 . {{
     bind {gateway}
     errors
-    # Nothing outside the cluster has a name here; refusing instead would make resolvers try again and again.
+    # Names outside the cluster do not exist; a refusal instead would make resolvers retry.
     template ANY ANY . {{
         rcode NXDOMAIN
     }}
@@ -33,12 +33,12 @@ cluster.local in-addr.arpa {{
 
 
 def corefile(kubeconfig: Path) -> str:
-    """CoreDNS on the bridge; records live a second, because pods that wait for each other ask again soon."""
+    """Return CoreDNS' configuration; records live a second, because pods that wait for each other ask again soon."""
     return _COREFILE.format(gateway=network.GATEWAY, kubeconfig=kubeconfig)
 
 
 def coredns_rights() -> list[dict[str, Any]]:
-    """What CoreDNS reads."""
+    """Return the rights of CoreDNS to read services, pods and endpoints."""
     rules = [
         {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
@@ -57,7 +57,7 @@ def coredns_rights() -> list[dict[str, Any]]:
 
 
 def proxy_config(kubeconfig: Path, node: str) -> dict[str, Any]:
-    """All nodes share this machine's network, so one kube-proxy serves them."""
+    """Return kube-proxy's configuration; all nodes share this machine's network, so one kube-proxy serves them."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -65,7 +65,7 @@ def proxy_config(kubeconfig: Path, node: str) -> dict[str, Any]:
         "hostnameOverride": node,
         "clientConnection": {"kubeconfig": str(kubeconfig)},
         "clusterCIDR": str(network.POD_RANGE),
-        # Conntrack's limits belong to the machine, not to us.
+        # Conntrack's limits belong to the machine.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "iptables": {"minSyncPeriod": "0s", "syncPeriod": "30s", "localhostNodePorts": False},
         "nodePortAddresses": ["primary"],
@@ -75,7 +75,7 @@ def proxy_config(kubeconfig: Path, node: str) -> dict[str, Any]:
 
 
 def daemons(state: Path, config: Path, node: str) -> list[Daemon]:
-    """Both programs; their configuration is written below `config`."""
+    """Write the configuration of both programs below `config`, and return the programs."""
     _write(config / "Corefile", corefile(config / "coredns.kubeconfig"))
     _write(config / "kube-proxy.yaml", yaml.safe_dump(proxy_config(config / "kube-proxy.kubeconfig", node)))
     proxy = [str(binaries.binary("kube-proxy")), f"--config={config / 'kube-proxy.yaml'}"]
@@ -84,14 +84,16 @@ def daemons(state: Path, config: Path, node: str) -> list[Daemon]:
 
 
 def _write(path: Path, text: str) -> None:
-    # kube-proxy ends itself when its file is written, even with the same content.
+    # kube-proxy exits when its file is written, even with the same content.
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 
 
 def wait_ready(programs: list[Daemon]) -> None:
-    """Until names resolve and the rules for service addresses are there."""
-    for daemon, url in zip(programs, (f"http://{network.GATEWAY}:10256/healthz", f"http://{network.GATEWAY}:8181/ready"), strict=True):
+    """Wait until names resolve and the rules for service addresses exist."""
+    for daemon, url in zip(
+        programs, (f"http://{network.GATEWAY}:10256/healthz", f"http://{network.GATEWAY}:8181/ready"), strict=True
+    ):
         wait_until(lambda daemon=daemon, url=url: _healthy(daemon, url), daemon.name, timeout=60)  # type: ignore[misc]
 
 

@@ -12,7 +12,7 @@ VOLUMES = 16
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
-    """The storage class and its volumes; every node is this machine, so each of them is ReadWriteMany for real."""
+    """Return the storage class and its volumes, which are truly ReadWriteMany because every node is this machine."""
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
     storage_class = {
         "apiVersion": "storage.k8s.io/v1",
@@ -40,18 +40,18 @@ def _volume(path: Path) -> dict[str, Any]:
 
 
 def prepare(folder: Path, *, fresh: bool) -> None:
-    """Make the folders; those of an earlier cluster are emptied if this one is `fresh`."""
+    """Create the folders; empty those of an earlier cluster if this one is `fresh`."""
     for index in range(VOLUMES):
         path = folder / f"pv{index:02d}"
         if fresh:
             shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True, exist_ok=True)
-        # Pods run under any user, and a host folder is not changed over to a pod's fsGroup.
+        # Pods run as any user, and Kubernetes does not apply a pod's fsGroup to a host folder.
         path.chmod(0o777)
 
 
 def recycle(kubeconfig: Path) -> None:
-    """Empty the volumes whose claim is gone and offer them again: no controller does that for host folders."""
+    """Empty the volumes whose claim was deleted and offer them again: no controller does that for host folders."""
     api = kube.core(kubeconfig)
     for volume in api.list_persistent_volume(label_selector=LABEL).items:
         if volume.status.phase in {"Released", "Failed"}:
@@ -63,7 +63,7 @@ def recycle(kubeconfig: Path) -> None:
 
 
 def claim_path(kubeconfig: Path, namespace: str, claim: str) -> Path:
-    """The folder of this machine that is behind a bound claim."""
+    """Return the folder of this machine behind a bound claim."""
     api = kube.core(kubeconfig)
     volume = api.read_namespaced_persistent_volume_claim(claim, namespace).spec.volume_name
     if not volume:

@@ -7,14 +7,14 @@ FORMAT = re.compile(r"\n#### -?[\d,]+(\.\d+)?\s*\Z")
 
 
 def prepare(row):
-    """A row of the dataset as the one to use: `prompt` in chat form, and the columns that rewards read."""
+    """Return the row to use: `prompt` as chat messages, and the columns that rewards read."""
     thoughts, _, number = row["answer"].rpartition("####")
     messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": row["question"]}]
     return {"prompt": messages, "solution": number.strip().replace(",", ""), "num_steps": thoughts.count("\n")}
 
 
 def readable(completions, num_steps, **columns):
-    """1 for an answer in the format that takes a line a step at least, 0.5 for one in the format, 0 for others."""
+    """Return 0.5 for an answer in the format, 1 if it also has a line for each step, and 0 for all others."""
     rewards = []
     for messages, steps in zip(completions, num_steps, strict=True):
         text = messages[-1]["content"]

@@ -1,1 +1,1 @@
-"""The Kubernetes half of grpo-operator: from a GRPOJob to StatefulSets, and from their pods back to a truthful status."""
+"""The operator: it turns a GRPOJob into StatefulSets and reports the state of their pods in the job's status."""

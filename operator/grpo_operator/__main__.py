@@ -1,4 +1,4 @@
-"""`python -m grpo_operator run`: the operator."""
+"""The command line of the operator's image: `run` and `check`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ import logging
 import click
 import kopf
 
-from grpo_operator.check import check as check_installation
-from grpo_operator.handlers import Options, registry, settings
+from grpo_operator.edge.check import check as check_installation
+from grpo_operator.edge.handlers import Options, registry, settings
 
 
 @click.group()
 def main() -> None:
-    """Reconcile GRPOJobs."""
+    """Run the operator, or check an installation."""
 
 
 @main.command()
-@click.option("--namespace", "namespaces", multiple=True, help="Namespace to watch; may be repeated. All of them when not given.")
+@click.option(
+    "--namespace", "namespaces", multiple=True, help="Namespace to watch; may be repeated. Default: all namespaces."
+)
 @click.option("--liveness-port", type=int, default=8080, show_default=True, help="Port of /healthz.")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics. Not served when not given.")
-@click.option("--no-progress", is_flag=True, help="Do not ask launchers for progress: for clusters whose pods are not real.")
-@click.option("--no-nodes", is_flag=True, help="Do not read nodes: for roles without them. Lost pods are then given up later.")
-@click.option("--no-network-policies", is_flag=True, help="Give jobs no NetworkPolicy, and take it from those that have one.")
-@click.option("--log-format", type=click.Choice(["plain", "full", "json"]), default="full", show_default=True, help="Form of the log.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics. Default: not served.")
+@click.option(
+    "--no-progress", is_flag=True, help="Do not ask launchers for progress; for clusters whose pods are not real."
+)
+@click.option(
+    "--no-nodes",
+    is_flag=True,
+    help="Do not read nodes; for roles without that right. Pods of a lost node are then given up later.",
+)
+@click.option("--no-network-policies", is_flag=True, help="Give jobs no NetworkPolicy and delete existing ones.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["plain", "full", "json"]),
+    default="full",
+    show_default=True,
+    help="Format of the log.",
+)
 def run(
     namespaces: tuple[str, ...],
     liveness_port: int,
@@ -34,12 +48,16 @@ def run(
     no_network_policies: bool,
     log_format: str,
 ) -> None:
-    """Watch GRPOJobs and reconcile them until told to end."""
+    """Watch GRPOJobs and reconcile them until the process is ended."""
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
-    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for every event of every pod, and every probe
+    # These write a line for every event of every pod and for every probe.
+    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     options = Options(
-        ask_progress=not no_progress, read_nodes=not no_nodes, network_policies=not no_network_policies, metrics_port=metrics_port
+        ask_progress=not no_progress,
+        read_nodes=not no_nodes,
+        network_policies=not no_network_policies,
+        metrics_port=metrics_port,
     )
     asyncio.run(
         kopf.operator(
@@ -54,12 +72,12 @@ def run(
 
 
 @main.command()
-@click.option("--namespace", required=True, help="Where the operator runs.")
-@click.option("--selector", required=True, help="Labels of its pod.")
-@click.option("--port", type=int, default=8080, show_default=True, help="Port of its /healthz.")
-@click.option("--timeout", type=float, default=30, show_default=True, help="Seconds until what is wrong is told.")
+@click.option("--namespace", required=True, help="Namespace of the operator.")
+@click.option("--selector", required=True, help="Label selector of the operator's pod.")
+@click.option("--port", type=int, default=8080, show_default=True, help="Port of the operator's /healthz.")
+@click.option("--timeout", type=float, default=30, show_default=True, help="Seconds to wait until nothing is wrong.")
 def check(namespace: str, selector: str, port: int, timeout: float) -> None:
-    """Look whether the CRD is served, with all fields of this release, and whether the operator answers."""
+    """Check that the API server serves the CRD with all fields of this release, and that the operator answers."""
     wrong = asyncio.run(check_installation(namespace, selector, port, timeout))
     if wrong:
         raise click.ClickException("\n".join(wrong))

@@ -1,16 +1,18 @@
-"""One control plane for all API tests: tests keep apart by namespace."""
+"""One control plane for all API tests; each test has its own namespace."""
 
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import audit
 import pytest
-from launcher import free_ports
-from operator_fixture import Jobs, Operator, Release, install_chart
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 
-from grpo_devcluster import binaries, kube
+from grpo_devcluster import binaries, kube, packages
 from grpo_devcluster.controlplane import ControlPlane
+from support.control_plane import audit
+from support.control_plane.operators import Jobs, Operator, Release, install_chart
+from support.trainer.launchers import free_ports
 
 Kubectl = Callable[..., str]
 
@@ -30,7 +32,7 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def kubectl(kubeconfig: Path) -> Kubectl:
-    """`kubectl("get", "pods", stdin=...)`: its output, or a RuntimeError with its complaint."""
+    """`kubectl("get", "pods", stdin=...)` returns its output, or raises RuntimeError with its error."""
 
     def run(*args: str, stdin: str | None = None) -> str:
         return kube.kubectl(kubeconfig, *args, stdin=stdin)
@@ -40,13 +42,13 @@ def kubectl(kubeconfig: Path) -> Kubectl:
 
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[str]:
-    """A namespace of the test's own, removed after it without waiting."""
+    """A namespace for one test; its deletion is not waited for."""
     yield from _namespace(kubectl)
 
 
 @pytest.fixture
 def other_namespace(kubectl: Kubectl) -> Iterator[str]:
-    """One more."""
+    """A second namespace for the same test."""
     yield from _namespace(kubectl)
 
 
@@ -65,7 +67,7 @@ def release(control_plane: ControlPlane, kubectl: Kubectl) -> Release:
 
 @pytest.fixture(scope="session")
 def operator(control_plane: ControlPlane, release: Release) -> Iterator[Operator]:
-    """The operator, running. Whatever the tests made it do, its roles allowed."""
+    """The running operator. At the end no request of it may have been denied by its roles."""
     log = control_plane.state / "logs" / "operator.log"
     process = Operator(release.kubeconfig, log, release.arguments, metrics_port=free_ports(1)[0])
     process.start()
@@ -76,6 +78,26 @@ def operator(control_plane: ControlPlane, release: Release) -> Iterator[Operator
 
 @pytest.fixture
 def jobs(operator: Operator, kubectl: Kubectl, namespace: str) -> Jobs:
-    """GRPOJobs in the test's own namespace, with the operator running."""
+    """GRPOJobs in the test's namespace, with the operator running."""
     operator.start()
     return Jobs(kubectl, namespace)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    """Headless Chromium."""
+    packages.ensure(packages.BROWSER)
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(packages.find("chromium"))
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1300,950",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(packages.find("chromedriver")))
+    yield driver
+    driver.quit()

@@ -1,4 +1,4 @@
-"""The chart's objects and the examples, to the API server's own taste."""
+"""The API server accepts the chart's objects and the examples, and the chart's roles reach Kubernetes' own."""
 
 import json
 import subprocess
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from operator_fixture import ROOT, Operator, Release
 
 from grpo_devcluster import binaries
 from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Operator, Release
+from support.paths import ROOT
 
 pytestmark = pytest.mark.api
 
@@ -19,15 +20,22 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def rendered() -> list[dict]:
-    """All that the chart can render."""
-    helm = [str(binaries.binary("helm")), "template", "second", str(ROOT / "charts/grpo-operator"), "--set", "networkPolicy.enabled=true"]
+    """All objects that the chart can render."""
+    helm = [
+        str(binaries.binary("helm")),
+        "template",
+        "second",
+        str(ROOT / "charts/grpo-operator"),
+        "--set",
+        "networkPolicy.enabled=true",
+    ]
     text = subprocess.run(helm, capture_output=True, text=True, check=True).stdout
     return [o for o in yaml.safe_load_all(text) if o]
 
 
 def test_every_object_is_accepted_as_it_is(kubectl: Kubectl, namespace: str, rendered: list[dict]) -> None:
     for manifest in rendered:
-        if manifest["kind"] == "Pod":  # of `helm test`: its account is looked up at once, and a dry run makes none
+        if manifest["kind"] == "Pod":  # of `helm test`: it needs an existing account, and a dry run creates none
             manifest = manifest | {"spec": manifest["spec"] | {"serviceAccountName": "default"}}
             kubectl("wait", "serviceaccount/default", "-n", namespace, "--for=create", "--timeout=30s")
         if "namespace" in manifest["metadata"]:
@@ -49,18 +57,25 @@ def test_pods_pass_restricted_pod_security(kubectl: Kubectl, namespace: str, ren
         kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(pod))
 
 
-def test_editors_of_a_namespace_manage_jobs_and_viewers_see_them(release: Release, kubectl: Kubectl, namespace: str) -> None:
+def test_editors_of_a_namespace_manage_jobs_and_viewers_see_them(
+    release: Release, kubectl: Kubectl, namespace: str
+) -> None:
     for role in ("view", "edit", "admin"):
         kubectl("create", "rolebinding", role, "-n", namespace, f"--clusterrole={role}", f"--user={role}")
 
     def may(who: str, verb: str) -> bool:
-        review = {"user": who, "resourceAttributes": {"namespace": namespace, "verb": verb, "group": "training.grpo.dev"}}
+        review = {
+            "user": who,
+            "resourceAttributes": {"namespace": namespace, "verb": verb, "group": "training.grpo.dev"},
+        }
         review["resourceAttributes"] |= {"resource": "grpojobs"}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": review}
         return bool(json.loads(kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(body)))["status"]["allowed"])
 
     # Another controller copies the rules into Kubernetes' own roles.
-    wait_until(lambda: may("view", "list") and may("edit", "create") and may("admin", "delete"), "the roles are extended", 30)
+    wait_until(
+        lambda: may("view", "list") and may("edit", "create") and may("admin", "delete"), "the roles are extended", 30
+    )
     assert not may("view", "create")
     assert may("edit", "get")
     assert may("admin", "watch")

@@ -1,4 +1,8 @@
-"""`grpo` against a real API server, with the operator at work; the kubelet's words are put in by the tests."""
+"""`grpo` with a real API server and a running operator: jobs are submitted, watched, explained, suspended and
+diagnosed.
+
+The nodes are fake: the tests write what kubelets would report.
+"""
 
 import io
 import json
@@ -9,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from operator_fixture import Jobs, make_job, outcome
 
 from grpo_cli.main import main
+from support.control_plane.operators import Jobs, make_job, outcome
 
 pytestmark = pytest.mark.api
 
@@ -23,7 +27,9 @@ SECRET = "hf_" + "Pl4ntedS3cretT0ken99"
 @pytest.fixture
 def grpo(jobs: Jobs, kubeconfig: Path) -> Grpo:
     """`grpo("status", "job")` in the test's namespace."""
-    return lambda *args: CliRunner().invoke(main, [*args, "--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace])
+    return lambda *args: CliRunner().invoke(
+        main, [*args, "--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace]
+    )
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def manifest(tmp_path: Path) -> Callable[..., str]:
 
 
 def one_line(result: Result) -> str:
-    """What a command that failed says: one line and no traceback."""
+    """Return the error of a command that failed, which must be one line without a traceback."""
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1, result.output
     assert result.stderr.splitlines()[-1] == lines[0]
@@ -60,11 +66,15 @@ def test_a_job_is_submitted_listed_and_changed(grpo: Grpo, jobs: Jobs, manifest:
     assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "TRAINER", "RESTARTS", "AGE", "WHY"]
     assert line.split()[:6] == ["first", "Running", "-", "-", "2/2", "0"]
     assert jobs.namespace in grpo("list", "-A").stdout
-    written = json.loads(jobs("get", "grpo", "first", "-o", "json", "--show-managed-fields"))["metadata"]["managedFields"]
+    written = json.loads(jobs("get", "grpo", "first", "-o", "json", "--show-managed-fields"))["metadata"][
+        "managedFields"
+    ]
     assert {field["manager"] for field in written} == {"grpo-cli", "grpo-operator"}
 
 
-def test_what_is_wrong_with_a_manifest_is_told_before_and_by_the_server(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+def test_a_wrong_manifest_is_refused_before_it_is_sent_or_by_the_server(
+    grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]
+) -> None:
     wrong = grpo("submit", manifest("wrong", trainer={"groups": [{"name": "a", "gpus": 0}]}))
     assert wrong.exit_code == 2
     assert "spec.trainer.groups[0].gpus: Input should be greater than or equal to 1 (found 0)" in one_line(wrong)
@@ -74,7 +84,7 @@ def test_what_is_wrong_with_a_manifest_is_told_before_and_by_the_server(grpo: Gr
     jobs.wait_for("fixed", "Running", "True")
     moved = grpo("submit", manifest("fixed", model={"name": "other"}))
     assert moved.exit_code == 2
-    assert "the API server refuses it" in one_line(moved)
+    assert "the API server refuses the request" in one_line(moved)
 
     jobs.apply(make_job("theirs", activeDeadlineSeconds=900))
     taken = grpo("submit", manifest("theirs", activeDeadlineSeconds=1000))
@@ -83,10 +93,10 @@ def test_what_is_wrong_with_a_manifest_is_told_before_and_by_the_server(grpo: Gr
     assert grpo("submit", manifest("theirs", activeDeadlineSeconds=1000), "--force-conflicts").exit_code == 0
 
 
-def test_waiting_ends_as_the_job_does(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
+def test_waiting_ends_with_the_job_and_with_its_exit_code(grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]) -> None:
     late = grpo("submit", manifest("works"), "--wait", "--timeout", "0")
     assert late.exit_code == 124
-    assert "--timeout 0 s is over" in one_line(late)
+    assert "--timeout 0 s has passed" in one_line(late)
     jobs.wait_for("works", "Running", "True")
     progress = {"step": 5, "totalSteps": 5, "reward": 0.75}
     jobs.finish_pod("works-b-0", 0, outcome(0))
@@ -97,7 +107,7 @@ def test_waiting_ends_as_the_job_does(grpo: Grpo, jobs: Jobs, manifest: Callable
 
     refused = grpo("submit", manifest("stored", claim="nothing"), "--wait", "--timeout", "30")
     assert refused.exit_code == 2
-    assert "there is no PersistentVolumeClaim nothing" in one_line(refused)
+    assert "has no PersistentVolumeClaim nothing" in one_line(refused)
     assert "create the PersistentVolumeClaim" in one_line(refused)
 
 
@@ -128,7 +138,10 @@ def test_pods_that_do_not_fit_are_named_with_their_ranks(grpo: Grpo, jobs: Jobs)
 
     shown = grpo("status", "huge").stdout
 
-    assert "huge-b-0, huge-b-1 (ranks 8-135): no node for it: 0/8 nodes are available: 8 Insufficient nvidia.com/gpu" in shown
+    assert (
+        "huge-b-0, huge-b-1 (ranks 8-135): no node fits: 0/8 nodes are available: 8 Insufficient nvidia.com/gpu"
+        in shown
+    )
     assert "ask for fewer: trainer.groups[].gpus" in shown
 
 
@@ -138,19 +151,19 @@ def test_a_job_is_suspended_and_resumed(grpo: Grpo, jobs: Jobs, manifest: Callab
     assert grpo("suspend", "pause").exit_code == 0
     jobs.wait_for("pause", "Suspended", "True", "Suspended")
     assert "Suspended" in grpo("status", "pause").stdout
-    assert "is suspended already" in grpo("suspend", "pause").stderr
+    assert "is already suspended" in grpo("suspend", "pause").stderr
     assert grpo("resume", "pause").exit_code == 0
     jobs.wait_for("pause", "Running", "True")
 
 
-def test_what_is_not_there_is_told_with_what_is(grpo: Grpo, jobs: Jobs, kubeconfig: Path) -> None:
+def test_a_name_that_does_not_exist_is_answered_with_names_that_do(grpo: Grpo, jobs: Jobs, kubeconfig: Path) -> None:
     jobs.apply(make_job("math-large"))
     typo = grpo("status", "math-larg")
     assert typo.exit_code == 4
     assert "did you mean math-large?" in one_line(typo)
     elsewhere = CliRunner().invoke(main, ["status", "math-large", "--kubeconfig", str(kubeconfig)])
     assert elsewhere.exit_code == 4
-    assert f"there is one in {jobs.namespace}: give --namespace" in one_line(elsewhere)
+    assert f"there is one in {jobs.namespace}: use --namespace" in one_line(elsewhere)
     assert "it has 0-2" in one_line(grpo("logs", "math-large", "--rank", "3"))
     jobs.wait_for("math-large", "Running", "True")
     silent = grpo("logs", "math-large")
@@ -159,7 +172,9 @@ def test_what_is_not_there_is_told_with_what_is(grpo: Grpo, jobs: Jobs, kubeconf
     assert "curve           unknown: no connection to pod math-large-a-0" in grpo("status", "math-large").stdout
 
 
-def test_a_cluster_that_is_away_or_says_no_is_told_in_one_line(jobs: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_or_refuses_is_reported_in_one_line(
+    jobs: Jobs, kubeconfig: Path, tmp_path: Path
+) -> None:
     config = yaml.safe_load(kubeconfig.read_text())
 
     def list_with(change: Callable[[dict], None]) -> Result:
@@ -179,7 +194,7 @@ def test_a_cluster_that_is_away_or_says_no_is_told_in_one_line(jobs: Jobs, kubec
     assert "cannot list resource" in one_line(forbidden)
     unknown = list_with(lambda c: c.update(users=[{"name": c["users"][0]["name"], "user": {"token": "x"}}]))
     assert unknown.exit_code == 3
-    assert "log in to the cluster anew" in one_line(unknown)
+    assert "log in to the cluster again" in one_line(unknown)
     nothing = CliRunner().invoke(main, ["list", "--kubeconfig", str(tmp_path / "none")])
     assert nothing.exit_code == 3
     assert "no usable kubeconfig" in one_line(nothing)
@@ -187,7 +202,9 @@ def test_a_cluster_that_is_away_or_says_no_is_told_in_one_line(jobs: Jobs, kubec
 
 def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
     env = [{"name": "HF_TOKEN", "value": SECRET}, {"name": "HARMLESS", "value": "swordfish"}]
-    jobs.apply(make_job("secretive", podTemplate={"env": env, "annotations": {"note": f"see {SECRET}"}}, failurePolicy=ONCE))
+    jobs.apply(
+        make_job("secretive", podTemplate={"env": env, "annotations": {"note": f"see {SECRET}"}}, failurePolicy=ONCE)
+    )
     jobs.wait_for("secretive", "Running", "True")
     jobs.finish_pod("secretive-b-0", 70, outcome(70, "RankFailed", f"rank 2: 401 for {SECRET}"))
     jobs.wait_for("secretive", "Failed", "True")
@@ -197,8 +214,20 @@ def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_p
 
     assert written.exit_code == 0, written.output
     with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
-        files = {member.name.removeprefix("report/"): tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
-    wanted = {"job.yaml", "status.txt", "events.txt", "nodes.yaml", "versions.yaml", "children/ConfigMap.yaml", "children/StatefulSet.yaml"}
+        files = {}
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            files[member.name.removeprefix("report/")] = file.read().decode()
+    wanted = {
+        "job.yaml",
+        "status.txt",
+        "events.txt",
+        "nodes.yaml",
+        "versions.yaml",
+        "children/ConfigMap.yaml",
+        "children/StatefulSet.yaml",
+    }
     assert wanted <= files.keys()
     assert "HF_TOKEN" in files["children/StatefulSet.yaml"]
     assert "contract.json" in files["children/ConfigMap.yaml"]

@@ -1,4 +1,4 @@
-"""The control plane does what the tests of the operator rely on."""
+"""The control plane of the tests works as the operator's tests need it: version, fake GPUs, StatefulSets, audit log."""
 
 import json
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_a_termination_written_by_a_test_stays(kubectl: Kubectl, namespace: str)
     patch = json.dumps({"status": {"containerStatuses": [status]}})
     kubectl("patch", "pod", "ends-0", "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
 
-    # A later change of another pod, seen by kwok, shows that it has passed over the patched one.
+    # kwok handles a later change of another pod: it has left the patched one alone.
     kubectl("delete", "pod", "ends-1", "-n", namespace)
     kubectl("wait", "pod/ends-1", "-n", namespace, "--for=condition=Ready", "--timeout=30s")
 
@@ -75,7 +75,8 @@ def test_audit_log_names_the_writer(control_plane: ControlPlane, kubectl: Kubect
     def written_by_admin() -> bool:
         events = [json.loads(line) for line in control_plane.audit_log.read_text().splitlines() if "seen" in line]
         return any(
-            e["user"]["username"] == "admin" and e["verb"] == "create" and e["objectRef"].get("namespace") == namespace for e in events
+            e["user"]["username"] == "admin" and e["verb"] == "create" and e["objectRef"].get("namespace") == namespace
+            for e in events
         )
 
     wait_until(written_by_admin, "the write in the audit log", timeout=30)

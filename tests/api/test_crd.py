@@ -1,7 +1,8 @@
-"""What the API server itself says of a GRPOJob: CEL, defaults, columns, immutability."""
+"""The API server itself checks a GRPOJob: CEL rules, defaults, `kubectl explain`, fields that cannot change."""
 
 import pytest
-from operator_fixture import Jobs, make_job
+
+from support.control_plane.operators import Jobs, make_job
 
 pytestmark = pytest.mark.api
 
@@ -13,13 +14,22 @@ pytestmark = pytest.mark.api
         ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
         ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
         ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, reasoningGym, stopped, function must be set"),
-        ({"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]}, "env goes with function alone: built-in rewards read no variables"),
+        (
+            {"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]},
+            "env needs function: built-in rewards read no variables",
+        ),
         ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
         ({"training": {"promptsPerStep": 2}}, "training.promptsPerStep must be at least the number of ranks"),
-        ({"training": {"numGenerations": 1}}, "spec.training.numGenerations in body should be greater than or equal to 2"),
+        (
+            {"training": {"numGenerations": 1}},
+            "spec.training.numGenerations in body should be greater than or equal to 2",
+        ),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
-        ({"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}}, "model.dtype float16 needs device.type cuda"),
+        (
+            {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
+            "model.dtype float16 needs device.type cuda",
+        ),
         (
             {
                 "parallelism": {"offloadOptimizer": "generating"},
@@ -27,11 +37,23 @@ pytestmark = pytest.mark.api
             },
             "parallelism.offloadOptimizer generating needs generation.topology Colocate",
         ),
-        ({"lora": {"targetModules": ["all-linear", "lm_head"]}}, "targetModules must be all-linear alone or names of modules"),
-        ({"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}}, "a module is either in targetModules or in modulesToSave"),
+        (
+            {"lora": {"targetModules": ["all-linear", "lm_head"]}},
+            "targetModules must be either all-linear or names of modules",
+        ),
+        (
+            {"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}},
+            "a module must not be in both targetModules and modulesToSave",
+        ),
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
-        ({"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}}, "env must not set the operator's own variables"),
-        ({"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}}, 'Duplicate value: {"name":"a"}'),
+        (
+            {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
+            "env must not set variables that the operator sets",
+        ),
+        (
+            {"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}},
+            'Duplicate value: {"name":"a"}',
+        ),
         ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
     ],
 )
@@ -55,7 +77,7 @@ def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> No
     spec = jobs.get("grpo", "defaults")["spec"]
     assert spec["training"]["lossType"] == "dapo"
     assert spec["generation"]["topology"] == "Colocate"
-    assert "Completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
+    assert "completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
 
 
 def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> None:
@@ -69,13 +91,14 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
 
     with pytest.raises(RuntimeError, match="cannot change once the job has started"):
         patch('{"training": {"maxSteps": 7}}')
-    with pytest.raises(RuntimeError, match="can only change while the job is suspended; set suspend to true"):
+    with pytest.raises(RuntimeError, match="can change only while the job is suspended; set suspend to true"):
         patch('{"podTemplate": {"labels": {"team": "research"}}}')
     with pytest.raises(RuntimeError, match="managedBy cannot change"):
         patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
     with pytest.raises(RuntimeError, match="lora, storage, device, rendezvous cannot change once the job has started"):
         patch('{"lora": {"r": 8}}')
-    patch('{"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 60, "suspend": true}')
+    patch('{"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 3600}')
+    patch('{"ttlSecondsAfterFinished": 60, "suspend": true}')
     jobs.wait_for("frozen", "Suspended", "True")
     patch('{"podTemplate": {"labels": {"team": "research"}}}')
     jobs("label", "grpo", "frozen", "team=research")

@@ -1,4 +1,7 @@
-"""Commands in the pages that are marked as tested, against a real API server, with what is shown of their output."""
+"""Commands that pages mark as tested run against a real API server and print the lines that the page shows.
+
+`kubectl explain` has a description for every field.
+"""
 
 import os
 import subprocess
@@ -7,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from documents import PAGES, ROOT, blocks, commands
-from operator_fixture import Operator
 
 from grpo_devcluster import binaries
+from support.control_plane.operators import Operator
+from support.documents import PAGES, blocks, commands
+from support.paths import ROOT
 
 pytestmark = pytest.mark.api
 
@@ -46,7 +50,7 @@ def test_a_command_does_what_its_page_shows(shell: dict[str, str], command: str,
 
 
 def test_every_field_is_explained(operator: Operator, kubectl: Callable[..., str]) -> None:
-    told = kubectl("explain", "grpojob.spec", "--recursive")
-    assert "memoryLimit" in told
-    assert "<no description>" not in told
-    assert "Memory of the process" in kubectl("explain", "grpojob.spec.rewards.memoryLimit")
+    explained = kubectl("explain", "grpojob.spec", "--recursive")
+    assert "memoryLimit" in explained
+    assert "<no description>" not in explained
+    assert "Memory limit of the process" in kubectl("explain", "grpojob.spec.rewards.memoryLimit")

@@ -1,4 +1,4 @@
-"""Metrics of a real operator and of real launchers in a real Prometheus: dashboard and alerts find what they ask for."""
+"""A real Prometheus scrapes a real operator and real launchers: dashboard and alerts find their metrics."""
 
 import json
 import math
@@ -10,32 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import World
-from operator_fixture import Jobs, Operator, make_job, outcome
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_fixture import Prometheus, promtool, render_monitoring, scrape_config, write_rules
 
 from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Jobs, Operator, make_job, outcome
+from support.control_plane.prometheus import Prometheus, promtool, render_monitoring, scrape_config, write_rules
+from support.trainer.launchers import World
 
 pytestmark = pytest.mark.api
 
-# A step every 0.2 s, told by the real reports. There is no GPU to ask here: its figures are made up.
+# A step every 0.2 s, reported by the real code. There is no GPU here: its figures are made up.
 TRAINING = """
-    from grpo_workload.metrics import summarise
-    from grpo_workload.rank_metrics import DeviceUse, RankStep, summarise_ranks
-    from grpo_workload.report import RankReport, RunReport
-    from grpo_workload.rewards import RewardTable
-    use = DeviceUse(gpu_utilization=75.0, memory_used_peak=2**36, memory_allocated_peak=2**34, memory_reserved_peak=2**35)
+    from grpo_workload.training.step_metrics import summarise
+    from grpo_workload.reporting.rank_metrics import DeviceUse, RankStep, summarise_ranks
+    from grpo_workload.reporting.run_report import RankReport, RunReport
+    from grpo_workload.rewards.scoring import RewardTable
+    use = DeviceUse(gpu_utilization=75.0, memory_used_peak=2**36, memory_allocated_peak=2**34,
+                    memory_reserved_peak=2**35)
+    seconds = {"prompts": 0.01, "reward": 0.01, "journal": 0.01, "train": 0.05}
     ranks = [
-        RankStep(rank=rank, seconds={"prompts": 0.01, "generate": 0.1 + rank / 10, "reward": 0.01, "journal": 0.01, "train": 0.05},
-                 generated_tokens=40, sample_tokens=60, longest_sample_tokens=20, trained_tokens=50, fed_tokens=60, device=use)
+        RankStep(rank=rank, seconds=seconds | {"generate": 0.1 + rank / 10}, generated_tokens=40, sample_tokens=60,
+                 longest_sample_tokens=20, trained_tokens=50, fed_tokens=60, device=use)
         for rank in range(3)
     ]
     table = RewardTable(names=["accuracy"], values=[[1.0, 0.0, 1.0, 1.0]], totals=[1.0, 0.0, 1.0, 1.0])
-    step_metrics = summarise(table, num_generations=2, scale_rewards="group", prompt_lengths=[5] * 4, completion_lengths=[9, 10, 11, 10],
-                             truncated=[False] * 4, step_time=0.2)
+    step_metrics = summarise(table, num_generations=2, scale_rewards="group", prompt_lengths=[5] * 4,
+                             completion_lengths=[9, 10, 11, 10], truncated=[False] * 4, step_time=0.2)
     step_metrics |= {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.5} | summarise_ranks(ranks)
-    report = RunReport(STATE.parent / "run", STATE, total_steps=10_000, step=0) if RANK == 0 else RankReport(STATE, RANK)
+    run = STATE.parent / "run"
+    report = RunReport(run, STATE, total_steps=10_000, step=0) if RANK == 0 else RankReport(STATE, RANK)
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     step = 0
@@ -72,12 +75,20 @@ def own_jobs(operator: Operator, kubectl: Any) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def prometheus(
-    operator: Operator, own_jobs: Jobs, launchers: World, rendered: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+    operator: Operator,
+    own_jobs: Jobs,
+    launchers: World,
+    rendered: dict[str, dict[str, Any]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Prometheus]:
-    """It scrapes from before the first job: one is restarted while it looks, and one fails."""
+    """Prometheus, scraping since before the first job; one job was restarted meanwhile, and one failed."""
     folder = tmp_path_factory.mktemp("prometheus")
     pods = {
-        f"127.0.0.1:{pod.port}": {"namespace": "ns", "pod": pod.name, "__meta_kubernetes_pod_label_training_grpo_dev_job": "job"}
+        f"127.0.0.1:{pod.port}": {
+            "namespace": "ns",
+            "pod": pod.name,
+            "__meta_kubernetes_pod_label_training_grpo_dev_job": "job",
+        }
         for pod in launchers.pods
     }
     service = {f"127.0.0.1:{operator.metrics_port}": {"namespace": "grpo-system", "service": "grpo-operator-metrics"}}
@@ -94,14 +105,14 @@ def prometheus(
             own_jobs.wait_for(name, "Running", "True")
             own_jobs.finish_pod(f"{name}-b-0", 70, outcome(70, "RankFailed", "rank 2: no luck"))
         own_jobs.wait_for("failed", "Failed", "True")
-        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["epoch"] == 1, "the second attempt", 80)
+        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["attempt"] == 1, "the second attempt", 80)
         yield server
     finally:
         server.close()
 
 
 def _queries(rendered: dict[str, dict[str, Any]]) -> list[str]:
-    """Every query of the dashboard, as Grafana asks it with all namespaces and jobs chosen."""
+    """Return every query of the dashboard as Grafana asks it for all namespaces and jobs."""
     dashboard = json.loads(rendered["ConfigMap"]["data"]["grpo.json"])
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     variables = [v["query"]["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
@@ -129,7 +140,7 @@ def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus, rende
         pytest.fail("no data for:\n" + "\n".join(sorted(waiting)))
 
 
-def test_every_metric_of_an_alert_exists_and_a_job_that_failed_is_told_of(
+def test_every_metric_of_an_alert_exists_and_the_alert_of_a_failed_job_fires(
     prometheus: Prometheus, own_jobs: Jobs, rendered: dict[str, dict[str, Any]]
 ) -> None:
     rules = [rule for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
@@ -144,9 +155,15 @@ def test_every_metric_of_an_alert_exists_and_a_job_that_failed_is_told_of(
     assert f"GRPOJob {own_jobs.namespace}/failed has failed" in [alert["annotations"]["summary"] for alert in alerts]
 
 
-def test_metrics_are_labelled_by_who_knows(prometheus: Prometheus, own_jobs: Jobs) -> None:
+def test_labels_of_jobs_and_pods_come_from_the_cluster_and_not_from_the_pods(
+    prometheus: Prometheus, own_jobs: Jobs
+) -> None:
     (step,) = prometheus.wait_for("grpo_step")
-    assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {"namespace": "ns", "grpojob": "job", "pod": "pod-0"}
+    assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {
+        "namespace": "ns",
+        "grpojob": "job",
+        "pod": "pod-0",
+    }
     assert not prometheus.query('{exported_namespace!=""}')
 
     found = prometheus.wait_for("grpo_rank_gpu_utilization_ratio", lambda vector: len(vector) == 3, timeout=120)
@@ -154,21 +171,37 @@ def test_metrics_are_labelled_by_who_knows(prometheus: Prometheus, own_jobs: Job
     assert use == [("pod-0", "0", 0.75), ("pod-0", "1", 0.75), ("pod-1", "2", 0.75)]
     restarts = prometheus.wait_for(f'grpo_operator_restarts_total{{namespace="{own_jobs.namespace}"}}')
     assert [(labels["reason"], value) for labels, value in restarts] == [("RankFailed", 1.0)]
-    kinds = prometheus.wait_for('count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})')
-    assert {labels["kind"] for labels, _ in kinds} == {"GRPOJob", "Event", "Service", "NetworkPolicy", "ConfigMap", "StatefulSet"}
+    kinds = prometheus.wait_for(
+        'count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})'
+    )
+    assert {labels["kind"] for labels, _ in kinds} == {
+        "GRPOJob",
+        "Event",
+        "Service",
+        "NetworkPolicy",
+        "ConfigMap",
+        "StatefulSet",
+    }
 
 
 def _jobs_by_phase(operator: Operator, namespace: str) -> dict[str, float]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics", timeout=5) as response:
             text = response.read().decode()
-    except OSError:  # it is not there yet
+    except OSError:  # the operator does not serve yet
         return {}
-    samples = [s for family in text_string_to_metric_families(text) if family.name == "grpo_operator_jobs" for s in family.samples]
+    samples = [
+        s
+        for family in text_string_to_metric_families(text)
+        if family.name == "grpo_operator_jobs"
+        for s in family.samples
+    ]
     return {s.labels["phase"]: s.value for s in samples if s.labels["namespace"] == namespace and s.value}
 
 
-def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: Prometheus, operator: Operator, own_jobs: Jobs) -> None:
+def test_jobs_are_counted_right_after_a_restart_and_after_deletion(
+    prometheus: Prometheus, operator: Operator, own_jobs: Jobs
+) -> None:
     assert prometheus.wait_for(f'grpo_operator_jobs{{namespace="{own_jobs.namespace}",phase="Failed"}}')
     own_jobs.wait_for("restarted", "Running", "True")
     with operator.down():
@@ -180,7 +213,7 @@ def test_jobs_are_counted_right_after_a_restart_and_after_deletion(prometheus: P
     wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 20)
 
 
-def test_a_port_that_is_taken_ends_the_operator_with_a_line(operator: Operator, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_ends_the_operator_with_an_error(operator: Operator, tmp_path: Path) -> None:
     other = Operator(operator.kubeconfig, tmp_path / "operator.log", metrics_port=operator.metrics_port)
     operator.start()
     other.start()
@@ -198,4 +231,6 @@ def test_rules_are_sound_and_alerts_fire_when_they_should(rendered: dict[str, di
     (tests := tmp_path / "tests.yaml").write_text(cases)
     assert "SUCCESS" in promtool("test", "rules", str(tests))
     tested = set(re.findall(r'alertname="(\w+)"', cases))
-    assert tested == {rule["alert"] for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]}
+    assert tested == {
+        rule["alert"] for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]
+    }

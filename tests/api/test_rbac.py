@@ -1,4 +1,4 @@
-"""The operator's roles, held against the audit log: every right is used, none is missing, and none reaches beyond its namespaces."""
+"""The operator's roles match the audit log: every right is used, none is missing, none reaches other namespaces."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import audit
 import pytest
 import yaml
-from operator_fixture import Jobs, Operator, Release, install_chart, make_job, outcome
 
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
+from support.control_plane import audit
+from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome
 
 pytestmark = pytest.mark.api
 
@@ -30,7 +30,7 @@ def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[s
 
 
 def _bound_claim(jobs: Jobs) -> None:
-    """A claim with a volume behind it: the scheduler places no pod before."""
+    """Create a claim that is bound to a volume: the scheduler places no pod without one."""
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
     volume |= {"claimRef": {"namespace": jobs.namespace, "name": "runs"}, "persistentVolumeReclaimPolicy": "Retain"}
@@ -40,7 +40,7 @@ def _bound_claim(jobs: Jobs) -> None:
 
 
 def _drive(jobs: Jobs) -> None:
-    """One job through all that asks something of the API server: claim, engine anew, restart, another shape, completion, deletion."""
+    """Take one job through everything that needs a right: claim, restarts, another shape, completion, deletion."""
     _bound_claim(jobs)
     policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
     jobs.apply(make_job("all", claim="runs", generation=ENGINE, failurePolicy=policy))
@@ -51,7 +51,7 @@ def _drive(jobs: Jobs) -> None:
     unready = {"status": {"conditions": [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]}}
     jobs("patch", "pod", "all-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(unready))
     jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed"))
-    wait_until(lambda: jobs.get("grpo", "all")["status"].get("epoch") == 1, "the second attempt", 30)
+    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 1, "the second attempt", 30)
     jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     jobs.wait_for("all", "Suspended", "True", "Suspended")
     shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}, "suspend": False}
@@ -64,8 +64,12 @@ def _drive(jobs: Jobs) -> None:
 
 
 @contextmanager
-def _running(plane: ControlPlane, release: Release, *more: str, program: tuple[str, ...] = ("-m", "grpo_operator")) -> Iterator[None]:
-    process = Operator(release.kubeconfig, plane.state / "logs" / f"{release.namespace}.log", [*release.arguments, *more], program)
+def _running(
+    plane: ControlPlane, release: Release, *more: str, program: tuple[str, ...] = ("-m", "grpo_operator")
+) -> Iterator[None]:
+    process = Operator(
+        release.kubeconfig, plane.state / "logs" / f"{release.namespace}.log", [*release.arguments, *more], program
+    )
     process.start()
     try:
         yield
@@ -75,7 +79,9 @@ def _running(plane: ControlPlane, release: Release, *more: str, program: tuple[s
 
 def _loses_its_policy(jobs: Jobs) -> None:
     jobs.wait_for("kept", "Running", "True")
-    wait_until(lambda: not jobs.list("networkpolicy", "training.grpo.dev/job=kept"), "the job has no policy any more", 30)
+    wait_until(
+        lambda: not jobs.list("networkpolicy", "training.grpo.dev/job=kept"), "the job has no policy any more", 30
+    )
     assert jobs.list("service", "training.grpo.dev/job=kept")
 
 
@@ -94,7 +100,7 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
         _loses_its_policy(jobs)
     log = control_plane.audit_log
     used = audit.used(log, release.user)
-    # No request of its own: the API server asks for it where a child that holds up its owner's deletion is made.
+    # No request of the operator: the API server checks this right when a child with blockOwnerDeletion is created.
     used |= {FINALIZERS} if ("apps", "statefulsets", "create") in used else set()
     granted = audit.granted(_roles(kubectl, release, None))
     assert granted - used == set()
@@ -103,18 +109,25 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
 
 
 def test_children_are_refused_without_the_right_to_finalizers(kubectl: Any, release: Release, jobs: Jobs) -> None:
-    """As on OpenShift; this API server runs the same admission plugin."""
+    """This API server runs the same admission plugin as OpenShift."""
     jobs.apply(make_job("owner"))
     jobs.wait_for("owner", "Running", "True")
     child = jobs.list("configmap", "training.grpo.dev/job=owner")[0]
     assert child["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] is True
     child["metadata"] = {key: child["metadata"][key] for key in ("namespace", "ownerReferences")} | {"name": "child"}
-    rules = [rule for rule in _roles(kubectl, release, None)[0]["rules"] if "grpojobs/finalizers" not in rule["resources"]]
+    rules = [
+        rule for rule in _roles(kubectl, release, None)[0]["rules"] if "grpojobs/finalizers" not in rule["resources"]
+    ]
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fewer", "namespace": jobs.namespace}}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "fewer"}
     subject = {"kind": "User", "name": "fewer", "apiGroup": "rbac.authorization.k8s.io"}
     jobs("apply", "-f", "-", stdin=yaml.safe_dump(kind | {"kind": "Role", "rules": rules}))
-    jobs("apply", "-f", "-", stdin=yaml.safe_dump(kind | {"kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}))
+    jobs(
+        "apply",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump(kind | {"kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}),
+    )
     create = ("create", "--dry-run=server", "-f", "-")
     with pytest.raises(RuntimeError, match="cannot set blockOwnerDeletion"):
         jobs(*create, "--as=fewer", stdin=yaml.safe_dump(child))
@@ -124,11 +137,13 @@ def test_children_are_refused_without_the_right_to_finalizers(kubectl: Any, rele
 def test_two_namespaced_releases_side_by_side(
     control_plane: ControlPlane, operator: Operator, kubectl: Any, jobs: Jobs, other_namespace: str
 ) -> None:
-    """Each with rights in its own namespace alone, without nodes, and the CRD left to another release."""
+    """Each release has rights only in its own namespace, none on nodes, and leaves the CRD to another release."""
     mine, theirs = jobs, Jobs(kubectl, other_namespace)
     values = ("crds.install=false", "watchNamespaces={%s}")
     first, second = (
-        install_chart(control_plane, kubectl, values[0], values[1] % each.namespace, name="team", namespace=each.namespace)
+        install_chart(
+            control_plane, kubectl, values[0], values[1] % each.namespace, name="team", namespace=each.namespace
+        )
         for each in (mine, theirs)
     )
     log = control_plane.audit_log
@@ -153,13 +168,20 @@ def test_two_namespaced_releases_side_by_side(
 
 
 def _lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
-    """A pod whose kubelet never confirms its end, given up by the clock alone: a minute after its grace, which for this operator is now."""
-    jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": ["tests.example.com/silent-kubelet"]}}')
+    """Delete a pod whose kubelet never confirms its end: by this operator's clock its grace period is long over."""
+    jobs(
+        "patch",
+        "pod",
+        "kept-b-0",
+        "--type=merge",
+        "-p",
+        '{"metadata": {"finalizers": ["tests.example.com/silent-kubelet"]}}',
+    )
     old = jobs.get("pod", "kept-b-0")["metadata"]["uid"]
     jobs("delete", "pod", "kept-b-0", "--wait=false", "--grace-period=1")
     wait_until(lambda: _forced(plane, release), "the pod is deleted by force", 30)
     jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-    wait_until(lambda: jobs.get("grpo", "kept")["status"].get("epoch") == 1, "the second attempt", 40)
+    wait_until(lambda: jobs.get("grpo", "kept")["status"].get("attempt") == 1, "the second attempt", 40)
     jobs.wait_for("kept", "Running", "True")
     assert jobs.get("pod", "kept-b-0")["metadata"]["uid"] != old
     assert jobs.get("grpo", "kept")["status"]["lastFailure"]["pod"] == "kept-b-0"

@@ -1,6 +1,6 @@
-"""`helm` as people use it: the CRD changes owner and version under jobs that stay, and releases do not overlap.
+"""Releases by `helm`: jobs survive a CRD that changes its owner and version, and releases do not overlap.
 
-Nodes are fake, so the operator's pod becomes ready and runs nothing; the end-to-end tests run the real one.
+Nodes are fake: the operator's pod becomes ready and runs nothing. The end-to-end tests run the real one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import audit
 import pytest
 import yaml
-from operator_fixture import ROOT, Jobs, Operator, kubeconfig_of, make_job
 
 from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
+from support.control_plane import audit
+from support.control_plane.operators import Jobs, Operator, kubeconfig_of, make_job
+from support.paths import ROOT
 
 pytestmark = pytest.mark.api
 
@@ -33,7 +34,7 @@ Helm = Callable[..., str]
 
 @pytest.fixture
 def helm(control_plane: ControlPlane, kubectl: Any) -> Iterator[Helm]:
-    """`helm(...)`; whatever was installed is gone after the test, but for the CRD."""
+    """`helm(...)`; after the test all releases are uninstalled, which keeps the CRD."""
 
     def run(*args: str) -> str:
         return kube.helm(control_plane.kubeconfig, *args)
@@ -45,7 +46,7 @@ def helm(control_plane: ControlPlane, kubectl: Any) -> Iterator[Helm]:
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart as it was before GRPOJobs could be suspended."""
+    """An older chart, from before GRPOJobs could be suspended."""
     chart = tmp_path_factory.mktemp("older") / "grpo-operator"
     shutil.copytree(CHART, chart)
     file = chart / "files" / "grpojobs.training.grpo.dev.yaml"
@@ -59,8 +60,10 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _knows_suspend(jobs: Jobs) -> bool:
-    """Whether the API server keeps the field, and does not drop it."""
-    made = json.loads(jobs("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-", stdin=json.dumps(_suspended())))
+    """Whether the API server keeps the field `suspend` and does not drop it."""
+    made = json.loads(
+        jobs("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-", stdin=json.dumps(_suspended()))
+    )
     return "suspend" in made["spec"]
 
 
@@ -76,7 +79,9 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
     uid = jobs.get("grpo", "stays")["metadata"]["uid"]
     where = ("--namespace", jobs.namespace, "--set", f"watchNamespaces={{{jobs.namespace}}}")
     with operator.down():
-        with pytest.raises(RuntimeError, match=r'CustomResourceDefinition "grpojobs\.training\.grpo\.dev".* invalid ownership metadata'):
+        with pytest.raises(
+            RuntimeError, match=r'CustomResourceDefinition "grpojobs\.training\.grpo\.dev".* invalid ownership metadata'
+        ):
             helm("install", "mine", str(older), *where)
         helm("install", "mine", str(older), *where, "--take-ownership", "--force-conflicts")
         wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 30, interval=0.2)
@@ -87,14 +92,20 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         stays = jobs.get("grpo", "stays")
         assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
         assert len(jobs.list("pod", "training.grpo.dev/job=stays")) == 2
-    labels = ("app.kubernetes.io/managed-by=Helm", "meta.helm.sh/release-name=again", f"meta.helm.sh/release-namespace={jobs.namespace}")
+    labels = (
+        "app.kubernetes.io/managed-by=Helm",
+        "meta.helm.sh/release-name=again",
+        f"meta.helm.sh/release-namespace={jobs.namespace}",
+    )
     kubectl("label", CRD, "--overwrite", labels[0])
     kubectl("annotate", CRD, "--overwrite", *labels[1:])
     helm("install", "again", str(CHART), *where)
     assert "suspend" in jobs("explain", "grpojob.spec")
 
 
-def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrote(operator: Operator, jobs: Jobs) -> None:
+def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrote(
+    operator: Operator, jobs: Jobs
+) -> None:
     jobs.apply(make_job("upgraded"))
     jobs.wait_for("upgraded", "Running", "True")
     with operator.down():
@@ -106,16 +117,23 @@ def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrot
         jobs("delete", "configmap", "upgraded-0")
         jobs.apply(written)
     jobs("scale", "statefulset", "upgraded-b", "--replicas=3")
-    wait_until(lambda: jobs.get("statefulset", "upgraded-b")["spec"]["replicas"] == 1, "the job is looked after", 20)
+    wait_until(
+        lambda: jobs.get("statefulset", "upgraded-b")["spec"]["replicas"] == 1, "the operator corrects the scale", 20
+    )
     assert jobs.get("configmap", "upgraded-0")["data"]["contract.json"] == contract
 
 
-def test_the_check_of_an_installation_tells_what_is_wrong_and_needs_no_more_rights(
+def test_the_check_of_an_installation_says_what_is_wrong_and_needs_no_other_rights(
     control_plane: ControlPlane, operator: Operator, kubectl: Any, namespace: str
 ) -> None:
-    """What `helm test` starts, here beside an operator that is a process: a pod without a node stands for its address."""
+    """Run what `helm test` starts. The operator is a process here; a pod without a node has its address."""
     rendered = kube.helm(
-        control_plane.kubeconfig, "template", "own", str(CHART), "--show-only=templates/tests/check.yaml", f"-n={namespace}"
+        control_plane.kubeconfig,
+        "template",
+        "own",
+        str(CHART),
+        "--show-only=templates/tests/check.yaml",
+        f"-n={namespace}",
     )
     *access, pod = yaml.safe_load_all(rendered)
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
@@ -131,11 +149,20 @@ def test_the_check_of_an_installation_tells_what_is_wrong_and_needs_no_more_righ
     assert missing.returncode == 1
     assert f"no pod of the operator runs in {namespace}" in missing.stderr
     labels = dict(pair.split("=") for pair in arguments[1].removeprefix("--selector=").split(","))
-    stand_in = {"metadata": {"name": "operator", "namespace": namespace, "labels": labels}, "apiVersion": "v1", "kind": "Pod"}
-    spec = {"schedulingGates": [{"name": "tests.example.com/never"}], "containers": [{"name": "operator", "image": "example.invalid/any"}]}
+    stand_in = {
+        "metadata": {"name": "operator", "namespace": namespace, "labels": labels},
+        "apiVersion": "v1",
+        "kind": "Pod",
+    }
+    spec = {
+        "schedulingGates": [{"name": "tests.example.com/never"}],
+        "containers": [{"name": "operator", "image": "example.invalid/any"}],
+    }
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump(stand_in | {"spec": spec}))
     address = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
-    kubectl("patch", "pod", "operator", "-n", namespace, "--subresource=status", "--type=merge", "-p", json.dumps(address))
+    kubectl(
+        "patch", "pod", "operator", "-n", namespace, "--subresource=status", "--type=merge", "-p", json.dumps(address)
+    )
     assert "the operator does not answer on http://127.0.0.1:1/healthz" in check(1, 0).stderr
     well = check(operator.port, 30)
     assert (well.returncode, well.stderr) == (0, "")
@@ -149,12 +176,15 @@ def test_a_release_that_would_overlap_another_is_refused(helm: Helm, namespace: 
 
     install("one", namespace, namespace)
     install("two", other_namespace, other_namespace)
-    with pytest.raises(RuntimeError, match=f"release one in namespace {namespace} looks after {namespace} already"):
+    taken = f"release one in namespace {namespace} already runs the jobs of {namespace}"
+    with pytest.raises(RuntimeError, match=taken):
         install("three", other_namespace, namespace)
-    with pytest.raises(RuntimeError, match=r"looks after .* already"):
+    with pytest.raises(RuntimeError, match=r"already runs the jobs of "):
         install("everything", other_namespace)
     install("everything", other_namespace, more=("--set", "refuseOverlap=false"))
-    with pytest.raises(RuntimeError, match=f"release everything in namespace {other_namespace} looks after all namespaces already"):
+    with pytest.raises(
+        RuntimeError, match=f"release everything in namespace {other_namespace} already runs the jobs of all namespaces"
+    ):
         helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")
     helm("uninstall", "everything", "--namespace", other_namespace)
     helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")

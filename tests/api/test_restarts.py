@@ -1,23 +1,19 @@
-"""Restarts, suspension and deadlines against a real API server, controller manager and scheduler."""
+"""Restarts, suspension and deadlines on a real API server, controller manager and scheduler."""
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from operator_fixture import Jobs, Operator, make_job, outcome
 
 from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Jobs, Operator, make_job, outcome
 
 pytestmark = pytest.mark.api
 
 AT_ONCE = {"backoffSeconds": 0}
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
-
-
-def _run(jobs: Jobs, name: str, **spec: Any) -> None:
-    jobs.apply(make_job(name, **spec))
-    jobs.wait_for(name, "Running", "True")
 
 
 def _status(jobs: Jobs, name: str) -> dict[str, Any]:
@@ -29,7 +25,9 @@ def _fail(jobs: Jobs, pod: str, message: str = "rank 2: RuntimeError: no luck") 
     jobs.finish_pod(pod, 70, outcome(70, "RankFailed", message))
 
 
-def _wait(jobs: Jobs, name: str, holds: Callable[[dict[str, Any]], bool], what: str, timeout: float = 80) -> dict[str, Any]:
+def _wait(
+    jobs: Jobs, name: str, holds: Callable[[dict[str, Any]], bool], what: str, timeout: float = 80
+) -> dict[str, Any]:
     try:
         wait_until(lambda: holds(_status(jobs, name)), f"{what} of {name}", timeout, interval=0.2)
     except TimeoutError as error:
@@ -37,98 +35,116 @@ def _wait(jobs: Jobs, name: str, holds: Callable[[dict[str, Any]], bool], what: 
     return _status(jobs, name)
 
 
-def _runs_again(epoch: int) -> Callable[[dict[str, Any]], bool]:
-    return lambda status: status.get("epoch") == epoch and status["phase"] == "Running"
+def _runs_again(attempt: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: status.get("attempt") == attempt and status["phase"] == "Running"
 
 
-def test_a_failure_makes_all_pods_anew_from_the_next_contract(jobs: Jobs) -> None:
-    _run(jobs, "again", failurePolicy=AT_ONCE)
+def test_a_failure_recreates_all_pods_with_the_next_contract(jobs: Jobs) -> None:
+    jobs.run("again", failurePolicy=AT_ONCE)
     before = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=again")}
     _fail(jobs, "again-b-0")
     status = _wait(jobs, "again", _runs_again(1), "the second attempt")
     pods = {p["metadata"]["name"]: p["metadata"] for p in jobs.list("pod", "training.grpo.dev/job=again")}
     assert pods.keys() == before.keys()
     assert all(pods[name]["uid"] != uid for name, uid in before.items())
-    assert {meta["labels"]["training.grpo.dev/epoch"] for meta in pods.values()} == {"1"}
+    assert {meta["labels"]["training.grpo.dev/attempt"] for meta in pods.values()} == {"1"}
     assert [c["metadata"]["name"] for c in jobs.list("configmap", "training.grpo.dev/job=again")] == ["again-1"]
-    assert json.loads(jobs.get("configmap", "again-1")["data"]["contract.json"])["epoch"] == 1
+    assert json.loads(jobs.get("configmap", "again-1")["data"]["contract.json"])["attempt"] == 1
     assert status["restarts"] == {"total": 1, "counted": 1}
     assert {m["uid"] for m in status["members"]} == {meta["uid"] for meta in pods.values()}
-    assert (status["lastFailure"]["pod"], status["lastFailure"]["epoch"]) == ("again-b-0", 0)
+    assert (status["lastFailure"]["pod"], status["lastFailure"]["attempt"]) == ("again-b-0", 0)
     events = jobs("events", "--for", "grpojob/again")
     assert "no luck; restart 1 of 3" in events
     assert "1" in jobs("get", "grpo", "again", "-o", "jsonpath={.status.restarts.total}")
 
 
-def test_the_budget_is_spent_and_the_job_fails(jobs: Jobs) -> None:
-    _run(jobs, "spent", failurePolicy=AT_ONCE | {"maxRestarts": 1})
+def test_the_job_fails_once_its_restarts_are_used_up(jobs: Jobs) -> None:
+    jobs.run("spent", failurePolicy=AT_ONCE | {"maxRestarts": 1})
     _fail(jobs, "spent-a-0")
     _wait(jobs, "spent", _runs_again(1), "the second attempt")
     _fail(jobs, "spent-a-0")
-    told = jobs.wait_for("spent", "Failed", "True", "RankFailed")
-    assert "all 1 restarts of failurePolicy.maxRestarts are used up" in told["message"]
+    condition = jobs.wait_for("spent", "Failed", "True", "RankFailed")
+    assert "all 1 restarts of failurePolicy.maxRestarts are used up" in condition["message"]
     wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=spent"), "no pod is left", 40)
 
 
 def test_a_restart_waits_and_says_until_when(jobs: Jobs) -> None:
-    _run(jobs, "waits", failurePolicy={"backoffSeconds": 3600, "maxBackoffSeconds": 3600})
+    jobs.run("waits", failurePolicy={"backoffSeconds": 3600, "maxBackoffSeconds": 3600})
     _fail(jobs, "waits-a-0")
-    told = jobs.wait_for("waits", "Restarting", "True")
+    condition = jobs.wait_for("waits", "Restarting", "True")
     status = _wait(jobs, "waits", lambda s: s["phase"] == "Restarting" and "nextRestartTime" in s, "the wait")
-    assert f"not before {status['nextRestartTime']}" in told["message"]
+    assert f"not before {status['nextRestartTime']}" in condition["message"]
     wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=waits"), "its GPUs are given back meanwhile", 40)
     jobs("delete", "grpo", "waits", "--timeout=60s")
 
 
-def test_an_operator_killed_at_any_moment_of_a_restart_goes_on_with_it(jobs: Jobs, operator: Operator) -> None:
-    """Before it has seen the failure, after the intent, at the first scale to 0, when no pod is left, in the next attempt."""
-    _run(jobs, "killed", failurePolicy=AT_ONCE | {"maxRestarts": 9})
+def test_an_operator_killed_at_any_moment_of_a_restart_continues_it(jobs: Jobs, operator: Operator) -> None:
+    """Killed before the failure is seen, after `Restarting`, at the first scale to 0, with no pod, in attempt N + 1."""
+    jobs.run("killed", failurePolicy=AT_ONCE | {"maxRestarts": 9})
 
     def pods() -> int:
         return len(jobs.list("pod", "training.grpo.dev/job=killed"))
 
     moments: list[Callable[[int], bool]] = [
         lambda _: True,
-        lambda epoch: _status(jobs, "killed")["phase"] == "Restarting" or _status(jobs, "killed")["epoch"] > epoch,
-        lambda epoch: any(not s["spec"]["replicas"] for s in jobs.list("statefulset")) or _status(jobs, "killed")["epoch"] > epoch,
-        lambda epoch: pods() == 0 or _status(jobs, "killed")["epoch"] > epoch,
-        lambda epoch: _status(jobs, "killed")["epoch"] > epoch,
+        lambda attempt: (
+            _status(jobs, "killed")["phase"] == "Restarting" or _status(jobs, "killed")["attempt"] > attempt
+        ),
+        lambda attempt: (
+            any(not s["spec"]["replicas"] for s in jobs.list("statefulset"))
+            or _status(jobs, "killed")["attempt"] > attempt
+        ),
+        lambda attempt: pods() == 0 or _status(jobs, "killed")["attempt"] > attempt,
+        lambda attempt: _status(jobs, "killed")["attempt"] > attempt,
     ]
-    for epoch, moment in enumerate(moments):
+    for attempt, moment in enumerate(moments):
         _fail(jobs, "killed-a-0")
-        wait_until(lambda epoch=epoch, moment=moment: moment(epoch), f"moment {epoch}", 30, interval=0.01)  # type: ignore[misc]
+        wait_until(partial(moment, attempt), f"moment {attempt}", 30, interval=0.01)
         with operator.down():
             pass
-        status = _wait(jobs, "killed", _runs_again(epoch + 1), f"attempt {epoch + 1}")
-        assert status["restarts"] == {"total": epoch + 1, "counted": epoch + 1}
+        status = _wait(jobs, "killed", _runs_again(attempt + 1), f"attempt {attempt + 1}")
+        assert status["restarts"] == {"total": attempt + 1, "counted": attempt + 1}
         assert len(jobs.list("configmap", "training.grpo.dev/job=killed")) == 1
 
 
 def test_eviction_restarts_and_is_not_counted(jobs: Jobs) -> None:
-    _run(jobs, "drained", failurePolicy=AT_ONCE)
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drained-b-0", "namespace": jobs.namespace}}
-    jobs("create", "--raw", f"/api/v1/namespaces/{jobs.namespace}/pods/drained-b-0/eviction", "-f", "-", stdin=json.dumps(eviction))
+    jobs.run("drained", failurePolicy=AT_ONCE)
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "drained-b-0", "namespace": jobs.namespace},
+    }
+    jobs(
+        "create",
+        "--raw",
+        f"/api/v1/namespaces/{jobs.namespace}/pods/drained-b-0/eviction",
+        "-f",
+        "-",
+        stdin=json.dumps(eviction),
+    )
     status = _wait(jobs, "drained", _runs_again(1), "the second attempt")
     assert status["restarts"] == {"total": 1, "counted": 0}
     assert (status["lastFailure"]["pod"], status["lastFailure"]["reason"]) == ("drained-b-0", "Evicted")
 
 
-def test_an_engine_is_made_anew_and_the_trainer_is_not(jobs: Jobs) -> None:
-    _run(jobs, "engines", generation=SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
+def test_a_failed_engine_is_recreated_and_the_trainer_is_not(jobs: Jobs) -> None:
+    jobs.run("engines", generation=SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
     uids = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
     assert json.loads(jobs.get("configmap", "engines-0")["data"]["contract.json"])["restartEngines"] is True
     jobs.finish_pod("engines-gen-1", 70, outcome(70, "EngineDied", "engine engines-gen-1 was killed"))
-    status = _wait(jobs, "engines", lambda s: {g["name"]: g["incarnation"] for g in s["groups"]}["gen"] == 1, "another incarnation")
+    status = _wait(
+        jobs, "engines", lambda s: {g["name"]: g["incarnation"] for g in s["groups"]}["gen"] == 1, "another incarnation"
+    )
     wait_until(lambda: jobs.get("pod", "engines-gen-1")["metadata"]["uid"] != uids["engines-gen-1"], "another pod", 30)
     status = _wait(jobs, "engines", lambda s: s["phase"] == "Running", "running again")
-    assert status["epoch"] == 0
+    assert status["attempt"] == 0
     now = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
     assert {name for name in now if now[name] != uids[name]} == {"engines-gen-1"}
     assert {m["pod"]: m["uid"] for m in status["members"]} == now
 
 
-def test_suspend_gives_the_gpus_back_and_resume_may_bring_another_shape(jobs: Jobs) -> None:
-    _run(jobs, "paused")
+def test_suspending_gives_the_gpus_back_and_the_shape_may_change_before_resuming(jobs: Jobs) -> None:
+    jobs.run("paused")
     jobs("patch", "grpo", "paused", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     jobs.wait_for("paused", "Suspended", "True", "Suspended")
     assert not jobs.list("pod", "training.grpo.dev/job=paused")
@@ -136,13 +152,16 @@ def test_suspend_gives_the_gpus_back_and_resume_may_bring_another_shape(jobs: Jo
     shape = {"trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 2}]}, "suspend": False}
     jobs("patch", "grpo", "paused", "--type=merge", "-p", json.dumps({"spec": shape}))
     status = _wait(jobs, "paused", _runs_again(1), "the resumed attempt")
-    assert {p["metadata"]["name"] for p in jobs.list("pod", "training.grpo.dev/job=paused")} == {"paused-a-0", "paused-a-1"}
+    assert {p["metadata"]["name"] for p in jobs.list("pod", "training.grpo.dev/job=paused")} == {
+        "paused-a-0",
+        "paused-a-1",
+    }
     assert {s["metadata"]["name"] for s in jobs.list("statefulset", "training.grpo.dev/job=paused")} == {"paused-a"}
     assert status["restarts"] == {"total": 0, "counted": 0}
 
 
-def test_a_job_that_ended_is_deleted_after_its_time(jobs: Jobs) -> None:
-    _run(jobs, "brief", ttlSecondsAfterFinished=1)
+def test_an_ended_job_is_deleted_after_its_time_to_live(jobs: Jobs) -> None:
+    jobs.run("brief", ttlSecondsAfterFinished=1)
     for pod in ("brief-a-0", "brief-b-0"):
         jobs.finish_pod(pod, 0, outcome(0))
     wait_until(lambda: not jobs.list("grpo", ""), "the job is gone", 20)
@@ -151,18 +170,18 @@ def test_a_job_that_ended_is_deleted_after_its_time(jobs: Jobs) -> None:
 
 def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
     jobs.apply(make_job("theirs", managedBy="kueue.x-k8s.io/multikueue"))
-    _run(jobs, "ours", managedBy="training.grpo.dev/grpo-operator")
+    jobs.run("ours", managedBy="training.grpo.dev/grpo-operator")
     assert "status" not in jobs.get("grpo", "theirs")
 
 
 def test_a_deadline_ends_the_job_and_names_itself(jobs: Jobs) -> None:
-    _run(jobs, "late", activeDeadlineSeconds=5)
-    told = jobs.wait_for("late", "Failed", "True", "DeadlineExceeded")
-    assert "spec.activeDeadlineSeconds is 5" in told["message"]
+    jobs.run("late", activeDeadlineSeconds=5)
+    condition = jobs.wait_for("late", "Failed", "True", "DeadlineExceeded")
+    assert "spec.activeDeadlineSeconds is 5" in condition["message"]
 
 
-def test_the_pods_of_a_node_that_is_gone_are_replaced_elsewhere(jobs: Jobs, kubectl: Any) -> None:
-    """A node whose heartbeat stops; nodeLostSeconds counts from when the cluster finds it not ready."""
+def test_pods_of_a_lost_node_are_recreated_on_other_nodes(jobs: Jobs, kubectl: Any) -> None:
+    """nodeLostSeconds counts from the time when the cluster marks the node not ready."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -175,8 +194,10 @@ def test_the_pods_of_a_node_that_is_gone_are_replaced_elsewhere(jobs: Jobs, kube
     prefers = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_prefers("dying")]}}
     try:
         jobs.apply(make_job("moved", failurePolicy=AT_ONCE | {"nodeLostSeconds": 1}, podTemplate={"affinity": prefers}))
-        wait_until(lambda: len(jobs.list("pod", "training.grpo.dev/job=moved")) == 2, "the pods are made", 30)
-        wait_until(lambda: jobs.get("pod", "moved-b-0")["spec"].get("nodeName") == "dying", "the pod is on the node", 30)
+        wait_until(lambda: len(jobs.list("pod", "training.grpo.dev/job=moved")) == 2, "the pods exist", 30)
+        wait_until(
+            lambda: jobs.get("pod", "moved-b-0")["spec"].get("nodeName") == "dying", "the pod is on the node", 30
+        )
         for name in ("moved-a-0", "moved-b-0"):
             started = {"status": {"phase": "Running", "podIP": "10.9.9.9", "conditions": [_ready("True")]}}
             jobs("patch", "pod", name, "--subresource=status", "--type=strategic", "-p", json.dumps(started))
@@ -195,7 +216,14 @@ def test_the_pods_of_a_node_that_is_gone_are_replaced_elsewhere(jobs: Jobs, kube
 
 def _ready(status: str) -> dict[str, str]:
     now = "2026-01-01T00:00:00Z"
-    return {"type": "Ready", "status": status, "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "Test", "message": ""}
+    return {
+        "type": "Ready",
+        "status": status,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+        "reason": "Test",
+        "message": "",
+    }
 
 
 def _prefers(tier: str) -> dict[str, Any]:

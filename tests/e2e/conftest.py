@@ -1,23 +1,23 @@
-"""One real cluster for all end-to-end tests; tests keep apart by namespace."""
+"""Fixtures of the end-to-end tests: one real cluster for all of them; tests are separated by namespace."""
 
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_on_cluster import JobOnCluster
 
 from grpo_demo.cluster import install_operator
 from grpo_demo.kubectl import Kubectl as DemoKubectl
 from grpo_devcluster import images, kube, storage
 from grpo_devcluster.cluster import Cluster
+from support.cluster.jobs_on_cluster import JobOnCluster
 
 Kubectl = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
 def devcluster() -> Iterator[Cluster]:
-    """The machine's cluster of two nodes, node-a with two GPUs and node-b with one; one that runs already is used and left."""
+    """The machine's cluster: node-a has two GPUs, node-b one. A cluster that runs already is used and left running."""
     cluster = Cluster()
     was_running = cluster.running()
     cluster.up("a=2,b=1")
@@ -34,7 +34,7 @@ def cluster(devcluster: Cluster) -> Path:
 
 @pytest.fixture(scope="session")
 def kubectl(cluster: Path) -> Kubectl:
-    """`kubectl("get", "pods", stdin=...)`: its output, or a RuntimeError with its complaint."""
+    """`kubectl("get", "pods", stdin=...)` returns its output, or raises a RuntimeError with its message."""
 
     def run(*args: str, stdin: str | None = None) -> str:
         return kube.kubectl(cluster, *args, stdin=stdin)
@@ -52,16 +52,29 @@ def operator(devcluster: Cluster) -> None:
 
 @pytest.fixture
 def namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
-    """A namespace of the test's own; the end of its pods is waited for, so that the next test finds the GPUs free."""
+    """A namespace for one test."""
+    yield from _namespace(cluster, kubectl)
+
+
+def _namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
+    """Create a namespace; in the end delete it and wait for its pods, so that the next test finds the GPUs free."""
     storage.recycle(cluster)
     name = f"test-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
+    kubectl("delete", "pod", "--all", "-n", name, "--grace-period=1", "--wait=false")
     kubectl("wait", "pod", "--all", "-n", name, "--for=delete", "--timeout=240s")
 
 
 @pytest.fixture
 def job(operator: None, kubectl: Kubectl, cluster: Path, namespace: str) -> JobOnCluster:
-    """The job of a namespace with an operator at work."""
+    """The job of one test, in its own namespace, with an operator at work."""
     return JobOnCluster(kubectl, cluster, namespace)
+
+
+@pytest.fixture(scope="module")
+def module_job(operator: None, kubectl: Kubectl, cluster: Path) -> Iterator[JobOnCluster]:
+    """The job that all tests of a module share: starting one takes most of a test's time."""
+    for name in _namespace(cluster, kubectl):
+        yield JobOnCluster(kubectl, cluster, name)

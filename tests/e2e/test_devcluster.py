@@ -1,4 +1,8 @@
-"""The nodes do what the end-to-end tests of the operator rely on."""
+"""The nodes of the devcluster do what the end-to-end tests of the operator rely on.
+
+Asserted: nodes are ready with their GPUs; pods meet across nodes and share a claim; exit codes are reported; host
+mounts reach only pods of jobs and cover no mount of the pod; a killed node is noticed and comes back.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 Kubectl = Callable[..., str]
 
-# Runs in the pod, on the mounted interpreter: finds all peers by name, then its API server by service address.
+# Runs in each pod on the mounted interpreter: reaches all peers by name, then the API server by its service address.
 MEET = """
 import os, socket, time
 deadline = time.monotonic() + 120
@@ -63,7 +67,12 @@ def meeting() -> list[dict[str, Any]]:
     spec = pod_spec(MEET, gpus=1)
     spec["containers"][0]["volumeMounts"] = [{"name": "store", "mountPath": "/store"}]
     spec["volumes"] = [{"name": "store", "persistentVolumeClaim": {"claimName": "store"}}]
-    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": "meet"}, "ports": [{"port": 29500}]}
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"app": "meet"},
+        "ports": [{"port": 29500}],
+    }
     stateful_set = {
         "replicas": 3,
         "serviceName": "meet",
@@ -79,12 +88,17 @@ def meeting() -> list[dict[str, Any]]:
 
 
 def apply(kubectl: Kubectl, namespace: str, *manifests: dict[str, Any]) -> None:
-    kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
+    kubectl(
+        "apply", "-n", namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+    )
 
 
 def test_nodes_are_ready_with_their_gpus(kubectl: Kubectl) -> None:
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
-    assert {n["metadata"]["name"]: n["status"]["allocatable"]["nvidia.com/gpu"] for n in nodes} == {"node-a": "2", "node-b": "1"}
+    assert {n["metadata"]["name"]: n["status"]["allocatable"]["nvidia.com/gpu"] for n in nodes} == {
+        "node-a": "2",
+        "node-b": "1",
+    }
 
 
 def test_pods_of_one_set_meet_across_nodes_and_share_a_claim(cluster: Path, kubectl: Kubectl, namespace: str) -> None:
@@ -106,7 +120,12 @@ def test_an_exit_code_and_its_message_are_reported(kubectl: Kubectl, namespace: 
     apply(
         kubectl,
         namespace,
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ends", "labels": {policies.JOB_LABEL: "ends"}}, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "ends", "labels": {policies.JOB_LABEL: "ends"}},
+            "spec": spec,
+        },
     )
     kubectl("wait", "pod/ends", "-n", namespace, "--for=jsonpath={.status.phase}=Failed", "--timeout=120s")
     status = json.loads(kubectl("get", "pod", "ends", "-n", namespace, "-o", "json"))["status"]["containerStatuses"][0]
@@ -120,13 +139,20 @@ def test_a_pod_without_the_job_label_gets_no_host_mounts(kubectl: Kubectl) -> No
     assert "volumes" not in answer["spec"]
 
 
-def test_a_mount_of_the_pods_own_is_not_mounted_over(kubectl: Kubectl) -> None:
+def test_a_mount_that_the_pod_sets_takes_precedence(kubectl: Kubectl) -> None:
     spec = pod_spec("pass", gpus=0)
     spec["containers"][0]["volumeMounts"] = [{"name": "own", "mountPath": "/usr"}]
     spec["containers"][0]["env"] = [{"name": "OMP_NUM_THREADS", "value": "2"}]
     spec["volumes"] = [{"name": "own", "emptyDir": {}}]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "own", "labels": {policies.JOB_LABEL: "own"}}, "spec": spec}
-    answer = json.loads(kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod)))["spec"]["containers"][0]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "own", "labels": {policies.JOB_LABEL: "own"}},
+        "spec": spec,
+    }
+    answer = json.loads(kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod)))["spec"][
+        "containers"
+    ][0]
 
     mounts = {m["mountPath"]: m["name"] for m in answer["volumeMounts"]}
     assert mounts["/usr"] == "own"

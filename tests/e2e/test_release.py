@@ -1,15 +1,19 @@
-"""README's installation on real kubelets: `helm install`, `helm test`, `helm upgrade`, and an uninstall that keeps the jobs."""
+"""README's installation on real kubelets.
+
+Asserted: `helm uninstall` keeps the jobs, `helm install` and `helm test` succeed, `helm upgrade` replaces the
+operator's pod, and the operator then starts a job that was suspended all the while.
+"""
 
 import json
 import re
 
 import pytest
-from jobs_on_cluster import JobOnCluster
 
 from grpo_devcluster import images, kube
 from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.progress import wait_until
+from support.cluster.jobs_on_cluster import JobOnCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -37,9 +41,21 @@ def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job: JobO
     values += [f"--set-json=podAnnotations={json.dumps(annotations)}"]
     chart = str(REPO / "charts" / "grpo-operator")
     helm("install", "grpo-operator", chart, "--create-namespace", *values, "--wait", "--timeout", "4m")
-    assert re.search(r"TEST SUITE:\s+grpo-operator-test(.|\n)*Phase:\s+Succeeded", helm("test", "grpo-operator", "--timeout", "3m"))
+    assert re.search(
+        r"TEST SUITE:\s+grpo-operator-test(.|\n)*Phase:\s+Succeeded", helm("test", "grpo-operator", "--timeout", "3m")
+    )
     before = operators_pod()
-    helm("upgrade", "grpo-operator", chart, "--reset-then-reuse-values", "--set", "logFormat=json", "--wait", "--timeout", "4m")
+    helm(
+        "upgrade",
+        "grpo-operator",
+        chart,
+        "--reset-then-reuse-values",
+        "--set",
+        "logFormat=json",
+        "--wait",
+        "--timeout",
+        "4m",
+    )
     assert operators_pod() != before
     job("patch", "grpojob", "tiny", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     job("wait", "grpojob/tiny", "--for=condition=Scheduled", "--timeout=120s")

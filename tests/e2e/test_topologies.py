@@ -1,31 +1,34 @@
-"""Every topology on real kubelets with real vLLM: engines sample from the trainer's policy, step after step."""
+"""Every topology on real kubelets with real vLLM.
+
+Asserted: after two optimizer steps the engines sample from the trained policy; their log-probabilities are those of
+the trainer. tests/trainer/training/test_topology_parity.py and tests/trainer/generation test several copies in
+slices, uneven groups and more ranks.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jobs_on_cluster import JobOnCluster
 from transformers import AutoModelForCausalLM
+
+from support.cluster.jobs_on_cluster import JobOnCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 ENGINE = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
-TWO_AND_ONE = [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]
+ONE_AND_ONE = [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1}]
 
 TOPOLOGIES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
-    # Two engines in one transfer group, one of them in two slices.
-    "Server": (
-        {"server": {"groups": [{"name": "v", "gpus": 1}, {"name": "w", "gpus": 2, "tensorParallel": 2}]}},
-        TWO_AND_ONE,
-    ),
-    # A transfer group a pod: 2 + 1 ranks, an engine beside each.
-    "NodeLocal": ({"nodeLocal": {"gpusPerNode": 1}}, [{"name": "a", "gpus": 3}, {"name": "b", "gpus": 2}]),
-    # Two copies of the model, each in two slices within a pod.
-    "Colocate": ({"tensorParallel": 2}, [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 2}]),
+    # An engine of two slices in its own pod. Two engines in one transfer group: test_losses.py.
+    "Server": ({"server": {"groups": [{"name": "w", "gpus": 2, "tensorParallel": 2}]}}, ONE_AND_ONE),
+    # A transfer group in each of two pods: a rank and an engine.
+    "NodeLocal": ({"nodeLocal": {"gpusPerNode": 1}}, [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 2}]),
+    # One copy of the model in two slices, each in the process of a rank.
+    "Colocate": ({"tensorParallel": 2}, [{"name": "a", "gpus": 2}]),
 }
 
-# No language is needed to earn it: random weights draw tokens of both kinds, so that every step has something to learn.
+# Random weights draw even and odd tokens, so that every step has something to learn without any language.
 REWARD = """
 def even_tokens(prompts, completions, completion_ids, **columns):
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
@@ -33,11 +36,12 @@ def even_tokens(prompts, completions, completion_ids, **columns):
 
 
 def _change(initial: Path, trained: Path) -> float:
-    """Largest change of a log-probability over a fixed prompt."""
+    """Return the largest change of a log-probability over a fixed prompt."""
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         before, after = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits.log_softmax(-1) for folder in (initial, trained)
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits.log_softmax(-1)
+            for folder in (initial, trained)
         )
     return float((before - after).abs().max())
 
@@ -69,4 +73,6 @@ def test_engines_sample_from_the_trained_policy(job: JobOnCluster, topology: str
     difference = third["sampling/sampling_logp_difference/max"]
     assert difference < 1e-4
     assert difference < change / 100
-    assert {m["role"] for m in status["members"]} == ({"trainer", "generation"} if topology == "Server" else {"trainer"})
+    assert {m["role"] for m in status["members"]} == (
+        {"trainer", "generation"} if topology == "Server" else {"trainer"}
+    )

@@ -1,4 +1,4 @@
-"""Adapters alone over NCCL to an engine on the second GPU, whose own weights stay: what arrives, and how long it takes."""
+"""Adapters pushed over NCCL arrive at an engine on the second GPU, which keeps its own weights; prints seconds."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from random_llama import make_random_llama
-from test_server_nccl import BF16_ERROR, difference, serving
 
-from grpo_workload.exports import Export
-from grpo_workload.lora import Adapters
-from grpo_workload.lora_config import LoraConfig
+from grpo_workload.policy.lora import Adapters
+from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.weights.export import Export
+from support.trainer.nccl_engines import BF16_ERROR, difference, serving
+from support.trainer.random_llama import make_random_llama
 
-pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs"),
+]
 
 LORA = LoraConfig(r=4, alpha=6, push="adapters")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A random Llama of 0.3 billion parameters in bfloat16 on the first GPU, saved where its name says."""
+    """A random Llama of 0.3 billion parameters in bfloat16 on the first GPU; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=16, heads=8)
 
 
-def test_adapters_arrive_and_the_models_weights_stay(model: Any, tmp_path: Path) -> None:
+def test_adapters_arrive_and_the_model_keeps_its_weights(model: Any, tmp_path: Path) -> None:
     with serving(model, tmp_path, 1, lora=LORA) as (generator, _):
         adapters = Adapters(model, LORA, seed=0)
         model.to("cuda:0")
@@ -44,4 +48,4 @@ def test_adapters_arrive_and_the_models_weights_stay(model: Any, tmp_path: Path)
             assert stale > 5 * fresh
         with adapters.disabled():
             assert difference(model, generator) > 5 * fresh
-        print(f"seconds of pushes {seconds}; mean difference {stale:.3f} before, {fresh:.4f} after")  # noqa: T201
+        print(f"pushes took {seconds} s; mean difference {stale:.3f} before, {fresh:.4f} after")

@@ -1,20 +1,20 @@
-"""What NVML and torch tell of a GPU that works."""
+"""Utilization, memory and dtypes that NVML and torch report for a GPU."""
 
 import time
 
 import pytest
 import torch
 
-from grpo_workload.contract import Device
-from grpo_workload.device_use import open_monitor
-from grpo_workload.precision import check_precision, own_support
+from grpo_workload.policy.dtype_support import check_precision, own_support
+from grpo_workload.reporting.gpu_monitor import open_monitor
+from grpo_workload.spec.contract import Device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 GIB = 2**30
 
 
-def test_a_busy_gpu_is_seen_and_an_idle_step_is_told_apart():
+def test_a_busy_step_is_measured_and_does_not_count_in_the_next():
     device = torch.device("cuda", 0)
     matrix = torch.randn(8192, 8192, device=device)
     monitor = open_monitor(device)
@@ -35,7 +35,7 @@ def test_a_busy_gpu_is_seen_and_an_idle_step_is_told_apart():
     monitor.close()
 
 
-def test_what_the_gpu_computes_in():
+def test_dtypes_that_the_gpu_supports():
     support = own_support(0, Device.CUDA)
     assert torch.cuda.get_device_name() in support.device
     check_precision("float32", [support])

@@ -1,4 +1,4 @@
-"""A whole job in float16 on a GPU: loss scaling settles, and the engine samples from what was trained."""
+"""A whole job in float16 on a GPU: the loss scale settles, and the engine samples from the trained weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import pytest
 import torch
 import yaml
 
-from grpo_workload.tiny import make_tiny_model
+from support.paths import PROGRAMS
+from support.trainer.tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 STEPS = 8
-PROGRAMS = Path(__file__).parents[1] / "trainer" / "programs"
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -28,7 +32,13 @@ def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
         "model": {"path": str(make_tiny_model(tmp_path / "model")), "dtype": "float16"},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "even", "function": "token_reward:even_tokens"}],
-        "training": {"promptsPerStep": 4, "numGenerations": 8, "maxSteps": STEPS, "maxCompletionLength": 32, "learningRate": 1e-4},
+        "training": {
+            "promptsPerStep": 4,
+            "numGenerations": 8,
+            "maxSteps": STEPS,
+            "maxCompletionLength": 32,
+            "learningRate": 1e-4,
+        },
         "parallelism": {"zeroStage": stage},
         "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
@@ -44,9 +54,9 @@ def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     scales, skipped = [row["loss_scale"] for row in rows], [row["skipped"] for row in rows]
     kl = [row["sampling/kl"] for row in rows]
-    print(f"ZeRO-{stage}: loss scales {scales}, skipped {skipped}, KL to the engine {kl}")  # noqa: T201
+    print(f"ZeRO-{stage}: loss scales {scales}, skipped {skipped}, KL to the engine {kl}")
     assert len(rows) == STEPS
     assert skipped[-1] == 0.0
     assert all(1.0 <= scale <= 65536.0 for scale in scales)
     assert all(math.isfinite(row["grad_norm"]) == (not row["skipped"]) for row in rows)
-    assert max(kl) < 1e-3, "the engine does not sample from the policy"
+    assert max(kl) < 1e-3, "the engine does not sample from the trained weights"

@@ -1,4 +1,4 @@
-"""The kernels of the training step on a GPU, against PyTorch's own arithmetic."""
+"""Attention, log-probabilities and activation offload on a GPU, against PyTorch's own arithmetic."""
 
 from contextlib import nullcontext
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from grpo_workload import attention, logprobs
-from grpo_workload.activations import Activations
-from grpo_workload.batching import micro_batch
-from grpo_workload.engine import score
-from grpo_workload.logprobs import Scorer
-from grpo_workload.types import Completion, Prompt, Sample
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention, logprobs
+from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.logprobs import LogprobHead
 
 pytestmark = pytest.mark.gpu
 attention.register()
@@ -23,8 +22,15 @@ def samples():
     for index, (prompt, completion) in enumerate(LENGTHS):
         ids = torch.randint(0, 5000, (prompt + completion,), generator=random).tolist()
         zeros = (0.0,) * completion
-        answer = Completion(token_ids=tuple(ids[prompt:]), logprobs=zeros, text="", finish_reason="stop", weight_version=0)
-        yield Sample(prompt=Prompt(index=index, text="", token_ids=tuple(ids[:prompt])), completion=answer, reward=1.0, advantage=1.0)
+        answer = Completion(
+            token_ids=tuple(ids[prompt:]), logprobs=zeros, text="", finish_reason="stop", weight_version=0
+        )
+        yield Sample(
+            prompt=Prompt(index=index, text="", token_ids=tuple(ids[:prompt])),
+            completion=answer,
+            reward=1.0,
+            advantage=1.0,
+        )
 
 
 def make_model(implementation, dtype, window=None):
@@ -45,24 +51,28 @@ def make_model(implementation, dtype, window=None):
 
 
 def logprobs_and_gradient(model, chosen, one_by_one=False):
-    scorer = Scorer(model)
+    head = LogprobHead(model)
     if one_by_one:
-        rows = torch.cat([score(model, scorer, micro_batch([sample]).to("cuda"), 1.0)[0].flatten() for sample in chosen])
+        rows = torch.cat(
+            [head.per_token(model, micro_batch([sample]).to("cuda"), 1.0)[0].flatten() for sample in chosen]
+        )
     else:
         batch = micro_batch(chosen).to("cuda")
-        rows = score(model, scorer, batch, 1.0)[0][batch.is_token_BC]
+        rows = head.per_token(model, batch, 1.0)[0][batch.is_token_BC]
     (rows.sum() / rows.numel()).backward()
     return rows.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("window", [None, 128])
-def test_error_of_packed_sequences_is_at_most_twice_that_of_single_ones(window, record_testsuite_property):
+def test_error_of_packed_sequences_is_at_most_twice_that_of_single_sequences(window, record_testsuite_property):
     chosen = list(samples())
     exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, one_by_one=True)
     alone, alone_gradient = logprobs_and_gradient(make_model("sdpa", torch.bfloat16, window), chosen, one_by_one=True)
     packed, packed_gradient = logprobs_and_gradient(make_model("varlen", torch.bfloat16, window), chosen)
     errors = [(got - exact).abs().mean().item() for got in (alone, packed)]
-    gradient_errors = [((got - exact_gradient).norm() / exact_gradient.norm()).item() for got in (alone_gradient, packed_gradient)]
+    gradient_errors = [
+        ((got - exact_gradient).norm() / exact_gradient.norm()).item() for got in (alone_gradient, packed_gradient)
+    ]
     record_testsuite_property(f"errors, window {window}", {"log-probs": errors, "gradients": gradient_errors})
     assert errors[1] < 2 * errors[0]
     assert gradient_errors[1] < 2 * gradient_errors[0]
@@ -71,53 +81,63 @@ def test_error_of_packed_sequences_is_at_most_twice_that_of_single_ones(window, 
 def test_a_sequence_does_not_see_its_neighbour():
     model = make_model("varlen", torch.bfloat16)
     chosen = list(samples())
-    other = Sample(prompt=Prompt(index=9, text="", token_ids=tuple(range(300))), completion=chosen[3].completion, reward=1.0, advantage=1.0)
+    other = Sample(
+        prompt=Prompt(index=9, text="", token_ids=tuple(range(300))),
+        completion=chosen[3].completion,
+        reward=1.0,
+        advantage=1.0,
+    )
     with torch.no_grad():
-        before, after = (score(model, Scorer(model), micro_batch(three).to("cuda"), 1.0)[0][:3] for three in (chosen, [*chosen[:3], other]))
+        before, after = (
+            LogprobHead(model).per_token(model, micro_batch(three).to("cuda"), 1.0)[0][:3]
+            for three in (chosen, [*chosen[:3], other])
+        )
     assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_scores_are_those_of_whole_logits(dtype):
+def test_logprobs_and_entropies_equal_those_from_whole_logits(dtype):
     random = torch.Generator("cuda").manual_seed(0)
-    hidden, weight = (torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256)))
+    hidden, weight = (
+        torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256))
+    )
     weight /= 16
     targets = torch.randint(0, 20_001, (333,), generator=random, device="cuda")
     pull = torch.randn(333, generator=random, device="cuda")
     hidden.requires_grad_()
     weight.requires_grad_()
-    scored = logprobs.score(hidden, weight, None, targets, 0.8)
-    gradients = torch.autograd.grad((scored[:, 0] * pull).sum(), [hidden, weight])
+    values = logprobs.logprobs_and_entropies(hidden, weight, None, targets, 0.8)
+    gradients = torch.autograd.grad((values[:, 0] * pull).sum(), [hidden, weight])
     exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     whole = torch.distributions.Categorical(logits=exact_hidden @ exact_weight.T / 0.8)
     expected = torch.autograd.grad((whole.log_prob(targets) * pull).sum(), [exact_hidden, exact_weight])
     close = 2e-2 if dtype == torch.bfloat16 else 1e-3  # the logits themselves are rounded; matrix products may use TF32
-    torch.testing.assert_close(scored[:, 0].double(), whole.log_prob(targets), atol=close, rtol=0)
-    torch.testing.assert_close(scored[:, 1].double(), whole.entropy(), atol=close, rtol=0)
+    torch.testing.assert_close(values[:, 0].double(), whole.log_prob(targets), atol=close, rtol=0)
+    torch.testing.assert_close(values[:, 1].double(), whole.entropy(), atol=close, rtol=0)
     for ours, theirs in zip(gradients, expected, strict=True):
         assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)
 
 
-def test_offloaded_activations_change_no_gradient_and_leave_the_device():
+def test_offloaded_activations_leave_the_device_and_give_the_same_gradient():
     model = make_model("varlen", torch.bfloat16)
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    scorer, activations = Scorer(model), Activations(torch.device("cuda"))
+    head, activations = LogprobHead(model), Activations(torch.device("cuda"))
     batch = micro_batch(list(samples()) * 8).to("cuda")
 
     def gradient(context):
         model.zero_grad()
         with context:
-            rows = score(model, scorer, batch, 1.0)[0]
+            rows = head.per_token(model, batch, 1.0)[0]
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         rows.sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), held
 
     plain, held = gradient(nullcontext())
-    for _ in range(3):  # memory of the first is used again
+    for _ in range(3):  # later steps reuse the memory of the first
         moved, left = gradient(activations.offloaded())
-        # Not equal: kernels add up in an order that differs from call to call.
+        # Not bitwise equal: kernels add up in an order that differs between calls.
         assert (moved - plain).float().norm() < 0.01 * plain.float().norm()
     layer_inputs = 4 * batch.num_tokens * 512 * 2
     assert held - left > 0.7 * layer_inputs

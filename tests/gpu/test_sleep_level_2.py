@@ -1,4 +1,4 @@
-"""The real cycle of sleep level 2: memory is given back, noise is refused, and a full push brings back every parameter and buffer."""
+"""Sleep level 2 frees memory, generation without weights is refused, and a full push restores every tensor."""
 
 from __future__ import annotations
 
@@ -10,33 +10,44 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engines import PROMPTS, weights_of
-from launcher import free_ports
-from random_llama import make_random_llama, mean_difference
 
-from grpo_workload import environment
-from grpo_workload.config import TrainerConfig
-from grpo_workload.contract import Device
-from grpo_workload.types import Completion, Prompt
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
+from support.trainer.engines import PROMPTS, weights_of
+from support.trainer.launchers import free_ports
+from support.trainer.random_llama import make_random_llama, mean_difference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A random Llama of 0.4 billion parameters in bfloat16, saved where its name says."""
+    """A random Llama of 0.4 billion parameters in bfloat16; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=24, heads=16)
 
 
 @pytest.fixture(scope="module")
 def generator(model: Any) -> Iterator[Any]:
     port = str(free_ports(1)[0])
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update(place)
     environment.prepare(Device.CUDA, os.environ)
-    from grpo_workload.generation.colocate import ColocateGenerator
+    from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
 
     config = TrainerConfig.model_validate(
         {
@@ -69,7 +80,7 @@ def contents(generator: Any) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in named}
 
     (held,) = generator._llm.collective_rpc(copy)
-    assert any("rotary" in name for name in held), "the model has no buffers to lose"
+    assert any("rotary" in name for name in held), "the model has no buffers that sleep could lose"
     return held
 
 
@@ -78,13 +89,13 @@ def tokens(generator: Any) -> list[tuple[int, ...]]:
     return [one.token_ids for group in groups for one in group]
 
 
-def test_sleeping_gives_memory_back_and_a_push_brings_everything_back(model: Any, generator: Any) -> None:
+def test_sleep_frees_memory_and_a_push_restores_everything(model: Any, generator: Any) -> None:
     before, answers, awake = contents(generator), tokens(generator), memory_in_use()
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     generator.sleep()
     asleep = memory_in_use()
-    assert awake - asleep > weights + 2 * 2**30 - 2**28, f"gave back {(awake - asleep) / 2**30:.2f} GiB"
+    assert awake - asleep > weights + 2 * 2**30 - 2**28, f"freed {(awake - asleep) / 2**30:.2f} GiB"
     with pytest.raises(RuntimeError, match="full push"):
         generator.generate(PROMPT_LIST, 1)
 
@@ -93,11 +104,11 @@ def test_sleeping_gives_memory_back_and_a_push_brings_everything_back(model: Any
     assert after.keys() == before.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert tokens(generator) == answers
-    print(f"in use awake {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB, {len(before)} tensors equal")  # noqa: T201
+    print(f"in use awake {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB, {len(before)} tensors equal")
 
 
-def test_weights_that_wake_an_engine_without_a_push_are_noise(model: Any, generator: Any) -> None:
-    """Why the cycle refuses: vLLM itself would generate from memory that holds no weights, without an error."""
+def test_without_a_push_an_engine_wakes_with_noise_for_weights(model: Any, generator: Any) -> None:
+    """The reason to refuse: vLLM itself would generate from memory that holds no weights, without an error."""
     before = contents(generator)
     generator.sleep()
     generator._llm.wake_up()
@@ -110,7 +121,7 @@ def test_weights_that_wake_an_engine_without_a_push_are_noise(model: Any, genera
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_after_sleep_the_engine_samples_from_what_was_pushed(model: Any, generator: Any) -> None:
+def test_after_sleep_the_engine_samples_from_the_pushed_weights(model: Any, generator: Any) -> None:
     assert mean_difference(model, generator, PROMPT_LIST, 1) < 0.05
     generator.sleep()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Optimizer states leave the GPU between steps and come back for them, bit for bit: what that frees, and how long it takes."""
+"""Optimizer states leave the GPU between steps and return bitwise equal; prints the freed memory and the seconds."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launcher import free_ports
-from random_llama import make_random_llama
 from transformers import AutoTokenizer
 
-from grpo_workload import environment
-from grpo_workload.config import TrainerConfig
-from grpo_workload.contract import Device
-from grpo_workload.generation.memory import num_parameters
+from grpo_workload.generation.memory_check import num_parameters
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
+from support.paths import PROGRAMS
+from support.trainer.launchers import free_ports
+from support.trainer.random_llama import make_random_llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-PROGRAMS = Path(__file__).parents[1] / "trainer" / "programs"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:
-    """One rank of NCCL."""
+    """A world of one rank, with the environment of a job on CUDA."""
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
     environment.prepare(Device.CUDA, os.environ)
@@ -47,10 +46,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any, TrainerConfig]:
+    # These imports read the variables that `world` sets.
     from accelerate.state import AcceleratorState
     from fixed_samples import PAD
 
-    from grpo_workload.engine import Policy
+    from grpo_workload.policy.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainerConfig.model_validate(
@@ -66,8 +66,8 @@ def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any,
 
 
 def in_use() -> tuple[int, int]:
-    """Bytes of the GPU in tensors of this process, and in use by anybody."""
-    for _ in range(4):  # what keeps an engine of before goes in several rounds
+    """Bytes of the GPU in tensors of this process, and in use by all processes."""
+    for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -76,22 +76,23 @@ def in_use() -> tuple[int, int]:
 
 
 def bytes_that_leave(policy: Any) -> tuple[int, int]:
-    """What less is in tensors, and in use by anybody, when states go away again after they were brought back; prints both."""
+    """Bytes that offloading the states frees in tensors of this process, and in use by all processes; prints both."""
     before = in_use()
     with policy.with_states():
         with_states = in_use()
     after = in_use()
-    assert after[0] == before[0], "the second time frees what the first did"
+    assert after[0] == before[0], "the second offload should free as much as the first"
     gone, seconds = with_states[0] - after[0], policy._states.seconds
-    print(  # noqa: T201
-        f"ZeRO-{policy._config.parallelism.zero_stage}: {gone / 2**30:.3f} GiB leave; in use with them {with_states[1] / 2**30:.2f} GiB, "
-        f"without {after[1] / 2**30:.2f}; there and back in {seconds:.3f} s, {2 * gone / seconds / 1e9:.1f} GB/s"
+    print(
+        f"ZeRO-{policy._config.parallelism.zero_stage}: {gone / 2**30:.3f} GiB leave; "
+        f"in use with them {with_states[1] / 2**30:.2f} GiB, without {after[1] / 2**30:.2f} GiB; "
+        f"to the device and back in {seconds:.3f} s, {2 * gone / seconds / 1e9:.1f} GB/s"
     )
     return gone, with_states[1] - after[1]
 
 
 def take(policy: Any, step: int, config: TrainerConfig) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """A step's metrics without seconds, and the weights after it."""
+    """Take a step; returns its metrics without seconds, and the weights after it."""
     from fixed_samples import take_step
 
     metrics: dict[str, float] = take_step(policy, step, config.training)
@@ -103,8 +104,12 @@ def same(ours: tuple[Any, dict[str, torch.Tensor]], expected: tuple[Any, dict[st
     return ours[0] == expected[0] and all(torch.equal(ours[1][name], weight) for name, weight in expected[1].items())
 
 
-@pytest.mark.parametrize(("stage", "dtype", "size"), [(0, "float32", 12), (1, "float32", 12), (2, "bfloat16", 6), (3, "float32", 12)])
-def test_states_leave_the_gpu_between_steps_and_no_bit_changes(model: Path, stage: int, dtype: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("stage", "dtype", "size"), [(0, "float32", 12), (1, "float32", 12), (2, "bfloat16", 6), (3, "float32", 12)]
+)
+def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
+    model: Path, stage: int, dtype: str, size: int
+) -> None:
     policy, config = make_policy(model, stage, dtype, "none")
     expected = [take(policy, step, config) for step in (0, 2, 3)]
     policy, config = make_policy(model, stage, dtype, "generating")
@@ -114,21 +119,21 @@ def test_states_leave_the_gpu_between_steps_and_no_bit_changes(model: Path, stag
     assert all(map(same, steps, expected))
     states = size * num_parameters(policy.module.parameters())
     assert in_tensors == pytest.approx(states, rel=0.01)
-    assert at_all > 0.8 * states, "other processes are to have it"
+    assert at_all > 0.8 * states, "other processes should get the freed memory"
 
 
-def test_a_checkpoint_is_saved_from_the_host_and_leaves_the_gpu_once_loaded(model: Path, tmp_path: Path) -> None:
-    from grpo_workload.checkpoint import Checkpoints, TrainerState
+def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model: Path, tmp_path: Path) -> None:
+    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
     policy, config = make_policy(model, 2, "float32", "generating")
     take(policy, 0, config)
-    checkpoints = Checkpoints(tmp_path, "run", keep=1, epoch=0, pod_uid="uid")
+    checkpoints = Checkpoints(tmp_path, "run", keep=1, attempt=0, pod_uid="uid")
     state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
     torch.cuda.reset_peak_memory_stats()
     resting = torch.cuda.memory_allocated()
     checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
     states = 12 * num_parameters(policy.module.parameters())
-    assert torch.cuda.max_memory_allocated() - resting < 0.5 * states, "states were on the GPU while they were saved"
+    assert torch.cuda.max_memory_allocated() - resting < 0.5 * states, "states were on the GPU during the save"
     expected = take(policy, 2, config)
 
     resumed, config = make_policy(model, 2, "float32", "generating")

@@ -1,4 +1,4 @@
-"""The tiny random model that all trainer tests share, and ranks as processes."""
+"""Fixtures of the trainer tests: a tiny random model, and ranks that run as processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from grpo_cli.local import free_ports
-from grpo_workload.tiny import make_tiny_model
+from grpo_cli.local.processes import free_ports
+from support.paths import PROGRAMS
+from support.trainer.tiny_model import make_tiny_model
 
-PROGRAMS = Path(__file__).parent / "programs"
-DEADLINE = 400.0  # seconds for ranks that load torch, DeepSpeed and vLLM on a busy machine
+DEADLINE = 400.0  # seconds that ranks may take to load torch, DeepSpeed and vLLM on a busy machine
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random Llama of 2 layers and 2 heads of size 32, float32, with a byte tokenizer and a ChatML template."""
+    """Folder of a random Llama with 2 layers and 2 heads of size 32, in float32, with a byte tokenizer and ChatML."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
@@ -33,7 +33,7 @@ def tiny_tokenizer(tiny_model: Path) -> Any:
 
 
 class Ranks:
-    """Processes with torchrun's variables, without a launcher."""
+    """Rank processes with torchrun's variables, without a launcher."""
 
     def __init__(self, command: list[str], world_size: int, folder: Path, env: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,17 +52,19 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+                "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *sys.path]),
                 "TORCHELASTIC_ERROR_FILE": str(state_dir / "error.json"),
                 "GRPO_STATE_DIR": str(state_dir),
                 "POD_UID": "uid-of-job-0",
                 **env,
             }
             with log.open("w") as file:
-                self.processes.append(subprocess.Popen([sys.executable, *command], env=rank_env, stdout=file, stderr=subprocess.STDOUT))
+                self.processes.append(
+                    subprocess.Popen([sys.executable, *command], env=rank_env, stdout=file, stderr=subprocess.STDOUT)
+                )
 
     def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until `condition` holds; fails when a rank ends first, or at the deadline."""
+        """Wait until `condition` holds; fail when a rank ends before, or at the deadline."""
         end = time.monotonic() + DEADLINE
         while not condition():
             assert time.monotonic() < end, self.logs()
@@ -70,7 +72,7 @@ class Ranks:
             time.sleep(0.05)
 
     def exit_codes(self) -> list[int]:
-        """Wait for all ranks."""
+        """Wait until all ranks have ended; return their exit codes."""
         end = time.monotonic() + DEADLINE
         return [process.wait(timeout=max(0.0, end - time.monotonic())) for process in self.processes]
 
@@ -83,7 +85,7 @@ StartRanks = Callable[..., Ranks]
 
 @pytest.fixture
 def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
-    """start_ranks(command, world_size, name, **env): ranks that are killed when the test ends."""
+    """Function start_ranks(command, world_size, name, **env); its ranks are killed when the test ends."""
     started: list[Ranks] = []
 
     def start(command: list[str], world_size: int, name: str = "ranks", **env: str) -> Ranks:
@@ -99,25 +101,32 @@ def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
 
 
 @pytest.fixture
-def run_program(start_ranks: StartRanks) -> Callable[..., None]:
-    """run_program(name, world_size, *arguments): ranks of a file in programs/, which must all end with 0."""
+def run_program(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Function run_program(name, world_size, *arguments): runs a file of programs/ as ranks, which all exit with 0.
 
-    def run(name: str, world_size: int, *arguments: object) -> None:
-        ranks = start_ranks([str(PROGRAMS / name), *map(str, arguments)], world_size, f"{name}-{world_size}")
+    It returns each rank's result (programs/results.py), by rank; None for a rank that reports nothing.
+    """
+
+    def run(name: str, world_size: int, *arguments: object) -> list[Any]:
+        folder = f"{name}-{world_size}"
+        command = [str(PROGRAMS / name), *map(str, arguments)]
+        ranks = start_ranks(command, world_size, folder, RESULTS=str(tmp_path / folder))
         assert ranks.exit_codes() == [0] * world_size, ranks.logs()
+        paths = [tmp_path / folder / f"result-{rank}.json" for rank in range(world_size)]
+        return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
     return run
 
 
 @pytest.fixture
 def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ranks]:
-    """start_training(config, world_size, uid=..., **env): ranks of grpo_workload.train, their data folder below tmp_path / "data"."""
+    """Function start_training(config, world_size, uid=..., **env); the run's folder is below tmp_path / "data"."""
 
     def start(config: dict[str, Any], world_size: int, *, uid: str = "uid", **env: str) -> Ranks:
         contract = {
             "contractVersion": 1,
             "job": {"namespace": "ns", "name": "job", "uid": uid},
-            "epoch": 0,
+            "attempt": 0,
             "device": "cpu",
             "members": [{"pod": "job-0", "group": "a", "host": "127.0.0.1", "gpus": world_size, "rankOffset": 0}],
             "timeoutSeconds": 300,
@@ -127,6 +136,6 @@ def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ran
         path = tmp_path / f"{uid}.json"
         path.write_text(json.dumps(contract))
         env |= {"GRPO_CONTRACT": str(path), "GRPO_DATA_DIR": str(tmp_path / "data")}
-        return start_ranks(["-m", "grpo_workload.train"], world_size, f"train-{uid}", **env)
+        return start_ranks(["-m", "grpo_workload.rank"], world_size, f"train-{uid}", **env)
 
     return start

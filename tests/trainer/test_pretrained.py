@@ -1,10 +1,10 @@
-"""The packaged model, as transformers finds it by its name on the hub."""
+"""The packaged model: transformers loads it by its name on the hub, and it answers a question."""
 
 import os
 import subprocess
 import sys
 
-from grpo_workload.pretrained import MODELS, install
+from grpo_demo.pretrained import MODELS, install
 
 ASK = """
 import torch
@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 name = "HuggingFaceTB/SmolLM2-135M-Instruct"
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)
 assert model.dtype == torch.bfloat16 and not hasattr(model.config, "quantization_config")
-assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>" and model.generation_config.eos_token_id == tokenizer.eos_token_id
+assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 messages = [{"role": "user", "content": "What is the capital of France?"}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, do_sample=False, max_new_tokens=30)[0, inputs["input_ids"].size(1) :]))
@@ -34,7 +35,7 @@ def test_the_packaged_model_answers_by_its_hub_name(tmp_path):
     assert answer.stdout.rstrip().endswith("<|im_end|>")
 
 
-def test_a_download_from_the_hub_is_left_alone(tmp_path):
+def test_a_model_downloaded_from_the_hub_is_not_replaced(tmp_path):
     entry = tmp_path / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
     for folder in ("refs", "blobs", "snapshots/0123"):
         (entry / folder).mkdir(parents=True)

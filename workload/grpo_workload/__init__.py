@@ -1,1 +1,1 @@
-"""The in-container half of grpo-operator: launcher, trainer and generation."""
+"""The part of grpo-operator that runs in a job's pods: launcher, trainer and generation."""

@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Name of roles: unique in the cluster, where a release's name is unique in its namespace alone. */}}
+{{/* Name of roles, unique in the cluster: a release's name is unique only in its namespace. */}}
 {{- define "grpo-operator.roleName" -}}
 {{- printf "%s.%s" .Release.Namespace (include "grpo-operator.fullname" .) -}}
 {{- end -}}

@@ -1,1 +1,1 @@
-"""`grpo convert`: configurations of other trainers as a GRPOJob, with what maps, what maps differently, and what does not."""
+"""`grpo convert`: a GRPOJob from configurations of other trainers, and what became of each option."""

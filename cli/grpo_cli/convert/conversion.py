@@ -1,4 +1,4 @@
-"""Files of other trainers -> a GRPOJob's manifest and what became of every option. Pure."""
+"""Files of other trainers -> the manifest of a GRPOJob, and what became of every option. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_cli.convert.apply import apply
-from grpo_cli.convert.draft import Draft, lines
+from grpo_cli.convert.draft import Draft, to_yaml
 from grpo_cli.convert.read import Source
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.settle import Given, settle
-from grpo_operator import names
-from grpo_operator.api import parse_spec
+from grpo_operator.api import names
+from grpo_operator.api.spec import parse_spec
 
-_FIRST = ("accelerate",)  # what a trainer's own file says has precedence
+_FIRST = ("accelerate",)  # read first, so that the trainer's own file has precedence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,16 @@ class Conversion:
 
     @property
     def left(self) -> tuple[Finding, ...]:
-        """What training would do differently without."""
+        """Findings of options that the job does not take over."""
         return tuple(finding for finding in self.findings if finding.kind is Kind.LEFT)
 
 
 def convert(sources: Sequence[Source], given: Given, name: str | None = None) -> Conversion:
-    """The job that does what `sources` say. Raises ValueError naming the option, or the field that no value could be found for."""
+    """Return the job that does what `sources` say. Raises ValueError naming the option or the field that is wrong."""
     trained = {source.format for source in sources} - set(_FIRST)
     if len(trained) > 1:
-        raise ValueError(f"files of one trainer go together, beside accelerate's; these are of {', '.join(sorted(trained))}")
+        found = ", ".join(sorted(trained))
+        raise ValueError(f"give files of one trainer, and accelerate's; these are of {found}")
     draft = Draft()
     for source in sorted(sources, key=lambda source: source.format not in _FIRST):
         apply(source, draft)
@@ -59,6 +60,7 @@ def _manifest(name: str, spec: dict[str, Any], draft: Draft) -> str:
         head.append("# Not taken over:")
         head += [f"#   {finding.name} = {finding.value}: {finding.note}" for finding in left]
     if "claimName" not in spec.get("storage", {}):
-        head.append("# Name a claim in storage.claimName: without one, checkpoints go with the pods.")
-    body = [f"apiVersion: {names.API_VERSION}", f"kind: {names.KIND}", "metadata:", f"  name: {name}", "spec:"]
-    return "\n".join([*head, *body, *lines(spec, draft.comments, indent=1)]) + "\n"
+        head.append("# Name a claim in storage.claimName: without one, checkpoints are lost with the pods.")
+    document = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
+    comments = {f"spec.{path}": comment for path, comment in draft.comments.items()}
+    return "\n".join(head) + "\n" + to_yaml(document, comments)

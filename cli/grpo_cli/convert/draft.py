@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from grpo_cli.convert.rows import Finding, Kind
+
+_ORDER = [
+    "device",
+    "model",
+    "dataset",
+    "rewards",
+    "training",
+    "lora",
+    "parallelism",
+    "generation",
+    "trainer",
+    "storage",
+    "podTemplate",
+]
 
 
 @dataclass(slots=True)
@@ -26,8 +39,12 @@ class Draft:
         if why:
             self.comments[path] = why
 
-    def tell(self, kind: Kind, name: str, value: object, note: str, to: str = "") -> None:
-        """A finding about what several options say together, or what none says."""
+    def left(self, name: str, value: object, note: str, to: str) -> None:
+        """Report what the options leave undecided; `note` says why, and what to do."""
+        self.find(Kind.LEFT, name, value, note, to)
+
+    def find(self, kind: Kind, name: str, value: object, note: str, to: str) -> None:
+        """Add a finding that is about more than one option, or about none."""
         self.findings.append(Finding(source="together", name=name, value=str(value), kind=kind, to=to, note=note))
 
     def drop(self, section: str) -> None:
@@ -48,38 +65,36 @@ class Draft:
         return nested
 
 
-_ORDER = [
-    "device",
-    "model",
-    "dataset",
-    "rewards",
-    "training",
-    "lora",
-    "parallelism",
-    "generation",
-    "trainer",
-    "storage",
-    "podTemplate",
-]
+class _Dumper(yaml.SafeDumper):
+    """Objects over several lines; lists indented; lists of values, and objects in lists, on one line each."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def list_node(self, data: list[Any]) -> yaml.SequenceNode:
+        node = self.represent_list(data)
+        node.flow_style = not all(isinstance(one, dict) for one in data)
+        for one in node.value:
+            one.flow_style = True
+        return node
 
 
-def lines(node: Any, comments: dict[str, str], path: str = "", indent: int = 0) -> Iterator[str]:
-    """`node` (nested dicts of scalars and lists) as YAML's lines, comments behind their fields."""
-    for key, value in node.items():
-        here = f"{path}.{key}" if path else key
-        pad = "  " * indent
-        comment = f"  # {comments[here]}" if here in comments else ""
-        if isinstance(value, dict) and value:
-            yield f"{pad}{key}:{comment}"
-            yield from lines(value, comments, here, indent + 1)
-        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            yield f"{pad}{key}:{comment}"
-            yield from (f"{pad}  - {flow(one)}" for one in value)
-        else:
-            yield f"{pad}{key}: {flow(value)}{comment}"
+_Dumper.add_representer(list, _Dumper.list_node)
 
 
-def flow(value: Any) -> str:
-    """A value on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+def to_yaml(document: dict[str, Any], comments: dict[str, str]) -> str:
+    """Return `document` as YAML; each comment, by the path of its field, ends that field's line."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    root, ends = yaml.compose(text, yaml.SafeLoader), {}
+    for path, comment in comments.items():
+        value: Any = root
+        for name in path.split("."):
+            key, value = next(pair for pair in value.value if pair[0].value == name)
+        is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+        ends[text.index("\n", (key.start_mark if is_block else value.end_mark).index)] = comment
+    for end, comment in sorted(ends.items(), reverse=True):
+        text = f"{text[:end]}  # {comment}{text[end:]}"
+    return text

@@ -1,4 +1,4 @@
-"""The tables as Markdown, for docs/convert.md: `python -m grpo_cli.convert.pages docs/convert.md` writes them into it."""
+"""The tables as Markdown. `python -m grpo_cli.convert.pages docs/convert.md` writes them into the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = "<!-- From here on written by `python -m grpo_cli.convert.pages docs/conv
 
 
 def page(text: str) -> str:
-    """`text` with the tables of today below its mark. Raises ValueError when it has no mark."""
+    """Return `text` with the present tables below its mark. Raises ValueError when it has no mark."""
     head, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(f"the page lacks the line {MARK}")
@@ -22,34 +22,29 @@ def page(text: str) -> str:
 
 
 def _section(table: Table) -> Iterator[str]:
-    rows = list(table.rows.values())
-    taken = [row for row in rows if row.kind in (Kind.SAME, Kind.DIFFERENT)]
-    left = [row for row in rows if row.kind is Kind.LEFT]
-    idle = [row for row in rows if row.kind is Kind.NOT_NEEDED]
-    yield from ("", f"## {table.format}", "", f"Defaults are those of release {table.release}; names of older ones are read, too.")
-    yield from ("", "| option | field | |", "|---|---|---|")
-    yield from (f"| {names} | {f'`{row.field}`' if row.field else ''} | {_note(row)} |" for names, row in _together(taken))
-    yield from ("", "Not taken over, unless the value is one in brackets:", "", "| option | why, and what to do |", "|---|---|")
-    yield from (f"| {names}{_harmless(row)} | {_note(row)} |" for names, row in _together(left))
-    yield from ("", "Not needed:", "")
-    yield from (f"* {names}: {_note(row)}" for names, row in _together(idle))
+    def groups(*kinds: Kind) -> Iterator[tuple[str, Row]]:
+        """Neighbouring options that say the same, and the row of the first."""
+        rows = [row for row in table.rows.values() if row.kind in kinds]
+        for _, group in groupby(rows, key=lambda row: (row.kind, row.field, row.note, row.harmless)):
+            first, *others = group
+            yield ", ".join(f"`{row.name}`" for row in (first, *others)), first
 
-
-def _together(rows: list[Row]) -> Iterator[tuple[str, Row]]:
-    """Neighbours that say the same, on one line."""
-    for _, group in groupby(rows, key=lambda row: (row.kind, row.field, row.note, row.harmless)):
-        first, *others = group
-        yield ", ".join(f"`{row.name}`" for row in (first, *others)), first
+    yield f"\n## {table.format}\n"
+    yield f"Defaults are those of release {table.release}; option names of older releases are read, too."
+    yield "\n| option | field | note |\n|---|---|---|"
+    for names, row in groups(Kind.SAME, Kind.DIFFERENT):
+        yield f"| {names} | {f'`{row.field}`' if row.field else ''} | {_note(row)} |"
+    yield "\nNot taken over, unless the value is one in brackets:\n\n| option | why, and what to do |\n|---|---|"
+    for names, row in groups(Kind.LEFT):
+        harmless = ", ".join(str(value) for value in row.harmless if value not in ("[]", "{}"))
+        yield f"| {names}{f' ({harmless})' if harmless else ''} | {_note(row)} |"
+    yield "\nNot needed:\n"
+    yield from (f"* {names}: {_note(row)}" for names, row in groups(Kind.NOT_NEEDED))
 
 
 def _note(row: Row) -> str:
     default = "" if row.default is UNSET else f"default {row.default} is written out"
     return "; ".join(filter(None, (row.note, default))).replace("|", r"\|")
-
-
-def _harmless(row: Row) -> str:
-    words = [str(value) for value in row.harmless if value not in ("[]", "{}")]
-    return f" ({', '.join(words)})" if words else ""
 
 
 if __name__ == "__main__":

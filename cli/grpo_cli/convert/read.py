@@ -1,10 +1,10 @@
-"""Files as users have them -> options by name, and the format they are in. Pure."""
+"""Files as users have them -> options by name, and their format. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -13,9 +13,9 @@ import yaml
 
 from grpo_cli.convert.shell import Command, commands
 
-FORMATS = ("trl", "accelerate", "ms-swift", "verl")
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
 _ACCELERATE_KEYS = {"compute_environment", "distributed_type", "num_machines", "machine_rank"}
+_VERL = "verl.trainer.main_ppo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,10 @@ class Source:
 
 
 def read(file: str, text: str, format_: str | None = None) -> list[Source]:
-    """The options in `text`; a script may hold accelerate's beside the trainer's. Raises ValueError saying what was found instead."""
+    """Return the options in `text`; a script may have more than one command with options.
+
+    Raises ValueError saying what is wrong with the file, and what was found instead of options.
+    """
     if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
         return _script(file, text, format_)
     try:
@@ -37,11 +40,15 @@ def read(file: str, text: str, format_: str | None = None) -> list[Source]:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{file}: this is no YAML: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{file}: this is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file}: options are needed as `name: value`, found {type(found).__name__}")
-    is_accelerates = not _ACCELERATE_KEYS.isdisjoint(found)
-    return [_mapping(file, found, "accelerate" if is_accelerates else format_ or _guess(found))]
+        raise ValueError(f"{file}: write options as `name: value`; found {type(found).__name__}")
+    format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
+    if format_ in ("accelerate", "verl"):
+        sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
+        return [Source(file, format_, dict(_flat(found, sections)))]
+    inner = found.get("model_init_kwargs")
+    return [Source(file, format_, (inner if isinstance(inner, dict) else {}) | found)]
 
 
 def _is_mapping(text: str) -> bool:
@@ -57,18 +64,8 @@ def _guess(found: dict[str, Any]) -> str:
     return "verl" if {"actor_rollout_ref", "algorithm"} & found.keys() else "trl"
 
 
-def _mapping(file: str, found: dict[str, Any], format_: str) -> Source:
-    match format_:
-        case "accelerate":
-            return Source(file, format_, dict(_flat(found, {"deepspeed_config", "fsdp_config"})))
-        case "verl":
-            return Source(file, format_, dict(_flat(found)))
-        case _:
-            inner = found.get("model_init_kwargs")
-            return Source(file, format_, (inner if isinstance(inner, dict) else {}) | found)
-
-
-def _flat(found: dict[str, Any], sections: set[str] | None = None, prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flat(found: dict[str, Any], sections: set[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by dotted path; only the top-level mappings in `sections` are sections, or all where that is None."""
     for name, value in found.items():
         if isinstance(value, dict) and value and (sections is None or name in sections):
             yield from _flat(value, None, f"{prefix}{name}.")
@@ -77,35 +74,32 @@ def _flat(found: dict[str, Any], sections: set[str] | None = None, prefix: str =
 
 
 def _script(file: str, text: str, format_: str | None) -> list[Source]:
-    sources = []
-    for command in commands(text):
-        sources.extend(_command(file, command, format_))
-    trained = {source.format for source in sources} - {"accelerate"}
-    if not sources or len(trained) > 1:
-        wanted = "trl grpo, swift rlhf --rlhf_type grpo, or python3 -m verl.trainer.main_ppo"
-        raise ValueError(f"{file}: one command of {wanted} is needed, found {', '.join(sorted(trained)) or 'none'}")
-    return sources
+    found = [source for command in commands(text) if (source := _command(file, command, format_))]
+    trained = sorted({source.format for source in found})
+    if len(trained) != 1:
+        wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL}"
+        raise ValueError(f"{file}: one command of {wanted} is needed, found {', '.join(trained) or 'none'}")
+    return found
 
 
-def _command(file: str, command: Command, format_: str | None) -> list[Source]:
-    words = command.words
-    if "verl.trainer.main_ppo" in words:
-        return [Source(file, "verl", dict(_overrides(words[words.index("verl.trainer.main_ppo") + 1 :])), command.environment)]
-    arguments = next((number for number, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
-    flags = _flags(words[arguments:])
-    head = words[:arguments]
+def _command(file: str, command: Command, format_: str | None) -> Source | None:
+    """Return the options of a command that trains; None for other commands."""
+    words, environment = command.words, command.environment
+    if _VERL in words:
+        return Source(file, "verl", dict(_overrides(words[words.index(_VERL) + 1 :])), environment)
+    first = next((number for number, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
+    head, flags = words[:first], _flags(words[first:])
     swift = any(PurePath(word).name in ("swift", "megatron") for word in head)
     if (swift and "rollout" in head) or head[-1:] == ["rollout"]:
-        return [Source(file, "ms-swift", {f"rollout.{name}": value for name, value in flags.items()})]
+        return Source(file, "ms-swift", {f"rollout.{name}": value for name, value in flags.items()})
     if (swift and "rlhf" in head) or "rlhf_type" in flags or format_ == "ms-swift":
-        return [Source(file, "ms-swift", flags, command.environment)]
+        return Source(file, "ms-swift", flags, environment)
     if words[:2] == ["trl", "grpo"]:
-        return [Source(file, "trl", {name: value for name, value in flags.items() if name != "config"}, command.environment)]
+        flags.pop("config", None)
+        return Source(file, "trl", flags, environment)
     if format_ == "verl" and any("=" in word for word in words):
-        return [Source(file, "verl", dict(_overrides(words)), command.environment)]
-    if format_ == "trl" and flags:
-        return [Source(file, "trl", flags, command.environment)]
-    return []
+        return Source(file, "verl", dict(_overrides(words)), environment)
+    return Source(file, "trl", flags, environment) if format_ == "trl" and flags else None
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
@@ -122,7 +116,8 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     return {name: "true" if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
-def _overrides(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Overrides as hydra reads them, `name=value` or `+name=value`; other words are options without a value."""
     for word in words:
         name, equals, value = word.lstrip("+~-").partition("=")
         if equals:

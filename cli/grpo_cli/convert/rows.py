@@ -1,9 +1,9 @@
-"""What a format's table is made of: one row an option, and what became of an option that was set. Pure."""
+"""A format's table with one row per option, and what became of an option that was set. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,8 +13,8 @@ class Kind(StrEnum):
 
     SAME = "same"  # a field of the job means the same
     DIFFERENT = "differently"  # a field of the job takes its place, and the note says how
-    NOT_NEEDED = "not needed"  # it moves nothing that the job would have to say
-    LEFT = "not taken over"  # training would differ: the note says why, and what to do
+    NOT_NEEDED = "not needed"  # a job needs nothing in its place
+    LEFT = "not taken over"  # training will differ: the note says why, and what to do
 
 
 class LeftError(ValueError):
@@ -23,70 +23,45 @@ class LeftError(ValueError):
 
 UNSET: Any = object()
 
-FIELD_OF_FACT = {
-    "dataset": "dataset",
-    "swift_dataset": "dataset",
-    "verl_files": "dataset",
-    "dataset_configs": "dataset.config",
-    "system": "dataset.systemPrompt",
-    "rewards": "rewards",
-    "reward_weights": "rewards",
-    "reward_file": "rewards",
-    "reward_function": "rewards",
-    "dtype": "model.dtype",
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "mixed_precision": "model.dtype",
-    "use_cpu": "device.type",
-    "per_device": "training.promptsPerStep",
-    "accumulation": "training.promptsPerStep",
-    "verl_batch": "training.promptsPerStep",
-    "verl_mini_batch": "training.promptsPerStep",
-    "max_steps": "training.maxSteps",
-    "epochs": "training.maxSteps",
-    "verl_steps": "training.maxSteps",
-    "warmup": "training.warmupSteps",
-    "warmup_ratio": "training.warmupSteps",
-    "clip_ratio": "training.epsilon",
-    "clipping": "training.maxGradNorm",
-    "use_kl_loss": "training.beta",
-    "kl_coef": "training.beta",
-    "norm_by_std": "training.scaleRewards",
-    "correct_importance": "training.importanceSamplingCorrection",
-    "use_lora": "lora",
-    "lora_rank": "lora.r",
-    "deepspeed": "parallelism",
-    "fsdp": "parallelism",
-    "distributed_type": "parallelism.zeroStage",
-    "zero_stage": "parallelism.zeroStage",
-    "offload": "parallelism.offloadOptimizer",
-    "offload_generating": "parallelism.offloadOptimizer",
-    "use_vllm": "generation.engine",
-    "vllm_mode": "generation.topology",
-    "vllm_device": "generation.topology",
-    "server_copies": "generation.server",
-    "sleep": "generation.colocate.sleepLevel",
-    "prompt": "generation.maxModelLen",
-    "nodes": "trainer.groups",
-    "processes": "trainer.groups",
-    "per_node": "trainer.groups",
-    "save_steps": "storage.checkpointEverySteps",
+_FACTS_OF_FIELD = {
+    "dataset": "dataset swift_dataset verl_files",
+    "dataset.config": "dataset_configs",
+    "dataset.systemPrompt": "system",
+    "rewards": "rewards reward_weights reward_file reward_function",
+    "model.dtype": "dtype bf16 fp16 mixed_precision",
+    "device.type": "use_cpu",
+    "training.promptsPerStep": "per_device accumulation verl_batch verl_mini_batch",
+    "training.maxSteps": "max_steps epochs verl_steps",
+    "training.warmupSteps": "warmup warmup_ratio",
+    "training.epsilon": "clip_ratio",
+    "training.maxGradNorm": "clipping",
+    "training.beta": "use_kl_loss kl_coef",
+    "training.scaleRewards": "norm_by_std",
+    "training.importanceSamplingCorrection": "correct_importance",
+    "lora": "use_lora",
+    "lora.r": "lora_rank",
+    "parallelism": "deepspeed fsdp",
+    "parallelism.zeroStage": "distributed_type zero_stage",
+    "parallelism.offloadOptimizer": "offload offload_generating",
+    "generation.engine": "use_vllm",
+    "generation.topology": "vllm_mode vllm_device",
+    "generation.server": "server_copies",
+    "generation.colocate.sleepLevel": "sleep",
+    "generation.maxModelLen": "prompt",
+    "trainer.groups": "nodes processes per_node",
+    "storage.checkpointEverySteps": "save_steps",
 }
-"""Where `settle` takes each fact to."""
-
-
-def as_is(value: Any) -> Any:
-    """The value."""
-    return value
+FIELD_OF_FACT = {fact: field for field, facts in _FACTS_OF_FIELD.items() for fact in facts.split()}
+"""The field that `settle` computes from each fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One option of a format.
 
-    `to` is a path in the job's spec, `fact` a name that `settle` reads; where both are empty nothing is taken over. `default` is what the
-    other tool does when the option is not set, given where a job without it would do something else. An option of kind LEFT with one of
-    the values `harmless` asks for what happens here anyway.
+    `to` is a path in the job's spec, `fact` a name that `settle` reads; when both are empty nothing is taken over.
+    `default` is what the other tool does when the option is not set, given where a job's own default differs.
+    `harmless` are values of an option of kind LEFT that ask for what a job does anyway; they are not reported.
     """
 
     name: str
@@ -94,7 +69,7 @@ class Row:
     to: str = ""
     fact: str = ""
     note: str = ""
-    convert: Callable[[Any], Any] = as_is
+    convert: Callable[[Any], Any] = lambda value: value
     default: Any = UNSET
     harmless: tuple[Any, ...] = ()
 
@@ -104,12 +79,15 @@ class Row:
         return self.to or (FIELD_OF_FACT[self.fact] if self.fact else "")
 
 
+Rows = list[Row]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of one option; `name` is as the user wrote it, and `source` is the format it is of."""
+    """What became of one option."""
 
-    source: str
-    name: str
+    source: str  # the format
+    name: str  # as the user wrote it
     value: str
     kind: Kind
     to: str = ""
@@ -118,44 +96,52 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All options of one format, by name. Defaults are those of `release`; names of others are read, too."""
+    """All options of one format, by name. Defaults are those of `release`; names of other releases are read, too."""
 
     format: str
     release: str
     rows: dict[str, Row]
 
     @classmethod
-    def of(cls, name: str, release: str, *parts: Iterable[Row]) -> Table:
-        """A table of `parts`; a name stands in one of them alone."""
-        rows: dict[str, Row] = {}
-        for row in (row for part in parts for row in part):
-            assert row.name not in rows, f"{name}: two rows for {row.name}"
-            rows[row.name] = row
-        return cls(name, release, rows)
+    def of(cls, name: str, release: str, *parts: Rows) -> Table:
+        """Return a table of `parts`; an option has one row."""
+        all_rows = rows(*parts)
+        table = cls(name, release, {row.name: row for row in all_rows})
+        assert len(table.rows) == len(all_rows), f"{name}: two rows for one option"
+        return table
 
 
-def same(names: str, to: str, convert: Callable[[Any], Any] = as_is, *, default: Any = UNSET, note: str = "") -> list[Row]:
-    """Options (separated by spaces: aliases) that mean what the field `to` does; the first alone has the default."""
-    return _rows(names, kind=Kind.SAME, to=to, convert=convert, default=default, note=note)
+def same(options: str, to: str, convert: Callable[[Any], Any] = lambda value: value, *, default: Any = UNSET) -> Rows:
+    """Options (aliases, separated by spaces) that mean what the field `to` does; the first alone has the default."""
+    return _rows(options, default, kind=Kind.SAME, to=to, convert=convert)
 
 
-def differs(
-    names: str, note: str, convert: Callable[[Any], Any] = as_is, *, to: str = "", fact: str = "", default: Any = UNSET
-) -> list[Row]:
-    """Options that a field takes the place of, as `note` says."""
-    return _rows(names, kind=Kind.DIFFERENT, to=to, fact=fact, convert=convert, default=default, note=note)
+def differs(options: str, to: str, convert: Callable[[Any], Any], note: str, *, default: Any = UNSET) -> Rows:
+    """Options that become a field as `note` says; `to` is the field, or "@" and the name of a fact, or empty."""
+    target = {"fact": to[1:]} if to.startswith("@") else {"to": to}
+    return _rows(options, default, kind=Kind.DIFFERENT, convert=convert, note=note, **target)
 
 
-def not_needed(names: str, note: str) -> list[Row]:
-    """Options that a job does not have to say."""
-    return _rows(names, kind=Kind.NOT_NEEDED, note=note)
+def not_needed(options: str, note: str) -> Rows:
+    """Options that a job does not need."""
+    return _rows(options, kind=Kind.NOT_NEEDED, note=note)
 
 
-def left(names: str, note: str, *harmless: Any) -> list[Row]:
+def left(options: str, note: str, *harmless: Any) -> Rows:
     """Options that have no place in a job, unless they are not set, None, or one of `harmless`."""
-    return _rows(names, kind=Kind.LEFT, note=note, harmless=harmless)
+    return _rows(options, kind=Kind.LEFT, note=note, harmless=harmless)
 
 
-def _rows(names: str, *, default: Any = UNSET, **fields: Any) -> list[Row]:
-    first, *others = names.split()
+def rows(*parts: Rows) -> Rows:
+    """Join parts of a table."""
+    return [row for part in parts for row in part]
+
+
+def under(section: str, *parts: Rows) -> Rows:
+    """Join parts of a table whose options are in a section: `section` begins their names."""
+    return [replace(row, name=f"{section}{row.name}") for row in rows(*parts)]
+
+
+def _rows(options: str, default: Any = UNSET, **fields: Any) -> Rows:
+    first, *others = options.split()
     return [Row(name=first, default=default, **fields), *(Row(name=name, **fields) for name in others)]

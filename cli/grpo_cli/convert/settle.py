@@ -1,21 +1,27 @@
-"""What several options say together: ranks, batch, steps, topology, precision, rewards. Pure."""
+"""Fields that several options decide together: ranks, batch, steps, topology, precision, loss. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from grpo_cli.convert.draft import Draft
-from grpo_cli.convert.rows import Kind
+from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.sources import dataset, model, rewards
-from grpo_workload.config import TrainingConfig
+from grpo_workload.spec.trainer import TrainingConfig
 
-MAX_STEPS = TrainingConfig.model_fields["max_steps"].default
+
+def _default(name: str) -> Any:
+    return TrainingConfig.model_fields[name].default
+
+
+MAX_STEPS = _default("max_steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the user tells beside the files; None is not told."""
+    """What the command line says in addition to the files; None: nothing."""
 
     nodes: int | None = None
     gpus: int | None = None  # of a node
@@ -42,17 +48,15 @@ def _precision(draft: Draft) -> None:
     if facts.get("use_cpu"):
         draft.set("device.type", "cpu")
     mixed = facts.get("mixed_precision")
-    kind: str | None
+    dtype = facts.get("dtype") or ("float32" if facts.get("bf16") is False or mixed == "no" else None)
     if facts.get("fp16") or mixed == "fp16":
-        kind = "float16"
+        dtype = "float16"
     elif facts.get("bf16") or mixed == "bf16":
-        kind = "bfloat16"
-    else:
-        kind = facts.get("dtype") or ("float32" if facts.get("bf16") is False or mixed == "no" else None)
-    if kind:
-        draft.set("model.dtype", kind)
+        dtype = "bfloat16"
+    if dtype:
+        draft.set("model.dtype", dtype)
     stage, offload = _sharding(draft)
-    if offload or kind == "float16":
+    if offload or dtype == "float16":
         stage = stage or 2
     if stage is not None:
         draft.set("parallelism.zeroStage", stage)
@@ -61,49 +65,55 @@ def _precision(draft: Draft) -> None:
 
 
 def _sharding(draft: Draft) -> tuple[int | None, bool]:
+    """The ZeRO stage, None when nothing decides it, and whether the optimizer is offloaded."""
     facts = draft.facts
-    told = facts.get("deepspeed") or facts.get("fsdp") or {}
+    zero = facts.get("deepspeed") or facts.get("fsdp") or {}
     by_kind = {"MULTI_GPU": 0, "NO": 0, "FSDP": 3}.get(str(facts.get("distributed_type")))
     by_tool = 3 if "verl_mini_batch" in facts else 0 if "swift_dataset" in facts else None
-    stages = (facts.get("zero_stage"), told.get("stage"), by_kind, by_tool)
+    stages = (facts.get("zero_stage"), zero.get("stage"), by_kind, by_tool)
     stage = next((stage for stage in stages if stage is not None), None)
-    return stage, bool(facts.get("offload") or told.get("offload"))
+    return stage, bool(facts.get("offload") or zero.get("offload"))
 
 
 def _lora(draft: Draft) -> None:
     facts = draft.facts
     if rank := facts.get("lora_rank"):
         draft.set("lora.r", rank)
-    if not (rank or facts.get("use_lora")):
-        draft.drop("lora")
-        draft.findings = [
-            replace(finding, kind=Kind.NOT_NEEDED, to="", note="LoRA is off") if finding.to.startswith("lora.") else finding
-            for finding in draft.findings
-            if not (finding.to.startswith("lora.") and finding.note.startswith("not set"))
-        ]
-    else:
+    if rank or facts.get("use_lora"):
         draft.fields.setdefault("lora.targetModules", ["all-linear"])
+    else:
+        draft.drop("lora")
+        draft.findings = [_without_lora(each) for each in draft.findings if not _is_default_of_lora(each)]
     if "swift_dataset" in facts and "training.learningRate" not in draft.fields:
         draft.set("training.learningRate", 1e-4 if facts.get("use_lora") else 1e-5, "ms-swift's default")
 
 
+def _is_default_of_lora(finding: Finding) -> bool:
+    return finding.to.startswith("lora.") and finding.note.startswith("not set")
+
+
+def _without_lora(finding: Finding) -> Finding:
+    is_of_lora = finding.to.startswith("lora.")
+    return replace(finding, kind=Kind.NOT_NEEDED, to="", note="LoRA is off") if is_of_lora else finding
+
+
 def _world(draft: Draft, given: Given) -> int:
-    """The trainer's group; returns its ranks."""
+    """Set the trainer's group; return its number of ranks."""
     facts = draft.facts
     nodes = given.nodes or facts.get("nodes") or 1
     ranks = facts.get("per_node")
-    if ranks is None and (processes := facts.get("processes")) and processes > 0:
+    if ranks is None and (processes := facts.get("processes")):
         ranks = math.ceil(processes / nodes)
         if processes % nodes:
-            note = f"{processes} processes are no equal share of {nodes} nodes: {ranks} on each here; give groups of their own GPUs"
-            draft.tell(Kind.LEFT, "num_processes", processes, note, "trainer.groups")
-    beside = 1 if "vllm_device" in facts else 0
+            note = f"{nodes} nodes cannot share {processes} processes equally: each has {ranks} here; "
+            draft.left("num_processes", processes, f"{note}write a group for each number of GPUs", "trainer.groups")
+    of_engine = 1 if "vllm_device" in facts else 0
     if given.gpus:
-        ranks = given.gpus - beside
+        ranks = given.gpus - of_engine
     if ranks is None:
         ranks = draft.fields.get("generation.tensorParallel", 1)
-        draft.tell(Kind.LEFT, "GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
-    draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + beside}])
+        draft.left("GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
+    draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
     return int(nodes * ranks)
 
 
@@ -111,15 +121,16 @@ def _topology(draft: Draft) -> None:
     facts = draft.facts
     mode = str(facts.get("vllm_mode", "colocate")).lower()
     if mode not in ("colocate", "server"):
-        draft.tell(Kind.LEFT, "vllm_mode", mode, "colocate or server would do: Colocate is written", "generation.topology")
+        draft.left("vllm_mode", mode, "Colocate is written: use colocate or server", "generation.topology")
     if "vllm_device" in facts:
         draft.set("generation.topology", "NodeLocal", "vLLM has the last GPU of every node for itself")
         draft.set("generation.nodeLocal.gpusPerNode", 1)
     elif mode == "server" and facts.get("use_vllm", True):
-        gpus = draft.fields.get("generation.tensorParallel", 1) * facts.get("server_copies", 1)
         draft.set("generation.topology", "Server")
-        why = "" if "server_copies" in facts else "one copy of the model; more GPUs hold more, and more replicas are more servers"
-        draft.set("generation.server.groups", [{"name": "vllm", "replicas": 1, "gpus": gpus}], why)
+        gpus = draft.fields.get("generation.tensorParallel", 1) * facts.get("server_copies", 1)
+        why = "one copy of the model; more GPUs hold more copies, more replicas are more servers"
+        group = {"name": "vllm", "replicas": 1, "gpus": gpus}
+        draft.set("generation.server.groups", [group], "" if "server_copies" in facts else why)
     else:
         draft.set("generation.topology", "Colocate")
         if "sleep" in facts:
@@ -129,30 +140,31 @@ def _topology(draft: Draft) -> None:
         return
     draft.drop("generation.colocate")
     if facts.get("offload_generating"):
-        note = "engines have GPUs of their own: states may stay on the trainer's, or live in memory with cpu"
-        draft.tell(Kind.LEFT, "offload_optimizer", True, note, "parallelism.offloadOptimizer")
+        note = "engines have their own GPUs, so that optimizer states can stay on the trainer's; cpu offloads them"
+        draft.left("offload_optimizer", True, note, "parallelism.offloadOptimizer")
 
 
 def _batch(draft: Draft, ranks: int) -> None:
-    facts, generations = draft.facts, draft.fields.get("training.numGenerations", TrainingConfig.model_fields["num_generations"].default)
+    facts = draft.facts
     if "verl_batch" in facts:
-        prompts = facts.get("verl_mini_batch", facts["verl_batch"])
-        why = "ppo_mini_batch_size"
+        prompts, why = facts.get("verl_mini_batch", facts["verl_batch"]), "ppo_mini_batch_size"
     elif "per_device" in facts:
         per_device, accumulation = facts["per_device"], int(facts.get("accumulation") or 1)
-        prompts = math.ceil(per_device * ranks * accumulation / generations)
-        why = f"{per_device} a device x {ranks} ranks x {accumulation} accumulated / {generations} generations"
+        generations = draft.fields.get("training.numGenerations", _default("num_generations"))
+        completions = per_device * ranks * accumulation
+        prompts = math.ceil(completions / generations)
+        why = f"{per_device} per device x {ranks} ranks x {accumulation} accumulated / {generations} generations"
         draft.set("training.perDeviceTrainBatchSize", per_device)
-        if per_device * ranks * accumulation % generations:
-            note = f"{per_device * ranks * accumulation} completions are no whole number of groups of {generations}: {prompts} prompts"
-            draft.tell(Kind.LEFT, "batch", why, note, "training.promptsPerStep")
+        if completions % generations:
+            note = f"{completions} completions cannot be divided into groups of {generations}: {prompts} prompts"
+            draft.left("batch", why, note, "training.promptsPerStep")
     else:
-        prompts, why = TrainingConfig.model_fields["prompts_per_step"].default, "the default"
+        prompts, why = _default("prompts_per_step"), "the default"
         if prompts >= ranks:
             return
     if prompts < ranks:
-        note = f"{prompts} prompts for {ranks} ranks: each needs one, so that a step has {ranks}; fewer ranks would keep the batch"
-        draft.tell(Kind.LEFT, "batch", why, note, "training.promptsPerStep")
+        note = f"{ranks} ranks need a prompt each, not {prompts} in all: a step has {ranks}; use fewer ranks to keep it"
+        draft.left("batch", why, note, "training.promptsPerStep")
         prompts, why = ranks, f"one for each rank, more than {why}"
     draft.set("training.promptsPerStep", prompts, why)
 
@@ -160,37 +172,36 @@ def _batch(draft: Draft, ranks: int) -> None:
 def _steps(draft: Draft, given: Given) -> None:
     facts, rows = draft.facts, given.rows or draft.facts.get("rows")
     prompts = draft.fields.get("training.promptsPerStep")
-    steps, why = None, ""
+    steps, why = MAX_STEPS, "not known: epochs x rows / promptsPerStep"
     if facts.get("max_steps", -1) > 0:
-        steps = facts["max_steps"]
+        steps, why = facts["max_steps"], ""
     elif "verl_steps" in facts:
-        steps = facts["verl_steps"] * max(1, facts["verl_batch"] // facts["verl_mini_batch"])
+        steps = facts["verl_steps"] * max(1, facts["verl_batch"] // facts["verl_mini_batch"]) or MAX_STEPS
         why = f"{facts['verl_steps']} x train_batch_size / ppo_mini_batch_size"
     elif "epochs" in facts and rows and prompts:
         steps = max(1, math.floor(facts["epochs"] * rows / prompts))
         why = f"{facts['epochs']:g} epochs of {rows} rows / {prompts} prompts"
     elif "epochs" in facts:
-        note = f"how many rows the dataset has is not said: {MAX_STEPS} steps are written; give --rows, or set maxSteps"
-        draft.tell(Kind.LEFT, "epochs", f"{facts['epochs']:g}", note, "training.maxSteps")
-    steps_now = steps or MAX_STEPS
-    draft.set("training.maxSteps", steps_now, why or ("" if steps else "not known: epochs x rows / promptsPerStep"))
+        note = f"no file says how many rows the dataset has: {MAX_STEPS} steps are written; give --rows or set maxSteps"
+        draft.left("epochs", f"{facts['epochs']:g}", note, "training.maxSteps")
+    draft.set("training.maxSteps", steps, why)
     warmup = facts.get("warmup", 0)
-    warmup = warmup if warmup >= 1 else (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps_now
+    if warmup < 1:
+        warmup = (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps
     if warmup:
         draft.set("training.warmupSteps", round(warmup))
     if (every := facts.get("save_steps")) is not None:
-        every = round(every * steps_now) if 0 < every < 1 else int(every)
-        draft.set("storage.checkpointEverySteps", every if every > 0 else steps_now)
+        every = round(every * steps) if 0 < every < 1 else int(every)
+        draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
 
 
 def _loss(draft: Draft) -> None:
     facts = draft.facts
     if "use_kl_loss" in facts:
         draft.set("training.beta", facts.get("kl_coef", 0.001) if facts["use_kl_loss"] else 0.0)
-    if "clip_ratio" in facts:
-        draft.fields.setdefault("training.epsilon", facts["clip_ratio"])
-    if "clipping" in facts:
-        draft.fields.setdefault("training.maxGradNorm", facts["clipping"])
+    for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
+        if fact in facts:
+            draft.fields.setdefault(path, facts[fact])
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
     if facts.get("correct_importance") is False or "verl_batch" in facts:
@@ -199,5 +210,6 @@ def _loss(draft: Draft) -> None:
 
 def _length(draft: Draft) -> None:
     if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
-        completion = draft.fields.get("training.maxCompletionLength", TrainingConfig.model_fields["max_completion_length"].default)
-        draft.set("generation.maxModelLen", prompt + completion, f"prompts of {prompt} tokens and completions of {completion}")
+        completion = draft.fields.get("training.maxCompletionLength", _default("max_completion_length"))
+        why = f"prompts of {prompt} tokens and completions of {completion}"
+        draft.set("generation.maxModelLen", prompt + completion, why)

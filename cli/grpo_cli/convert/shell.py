@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 _ASSIGNMENT = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ALL_OF = re.compile(r"^\$\{(\w+)\[@\]\}$")
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -20,21 +21,22 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_ALL_OF = re.compile(r"^\$\{(\w+)\[@\]\}$")
-_ARRAY = "=("
+_ARRAY = "=("  # ends the first word of `NAME=(one two)`
 _ENDS = {";", "&", "&&", "|", "||", "(", ")"}
+_HIDE = str.maketrans("() #", "\0\1\2\3")  # characters that shlex must not see in some places
+_SHOW = str.maketrans("\0\1\2\3", "() #")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its words, and the variables that are put before it or were exported."""
+    """One command: its words, and the variables that stand before it or were exported."""
 
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def commands(text: str) -> list[Command]:
-    """The script's commands in order, variables filled in as far as the script sets them; what is not set stays as `$NAME`.
+    """Return the script's commands in order; variables that the script does not set stay as `$NAME`.
 
     Raises ValueError when a quote is not closed.
     """
@@ -54,30 +56,30 @@ def commands(text: str) -> list[Command]:
             for match in filter(None, map(_ASSIGNMENT.match, words[1:])):
                 variables[match[1]] = exported[match[1]] = expand(match[2], variables)
         elif words:
-            spread = [one for word in words for one in arrays.get(_name(word), [expand(word, variables)])]
+            spread = [one for word in words for one in arrays.get(_array(word), [expand(word, variables)])]
             found.append(Command(spread, exported | before))
         else:
             variables |= before
     return found
 
 
-def _name(word: str) -> str:
-    """The array that all of a word stands for."""
+def _array(word: str) -> str:
+    """The array that `${NAME[@]}` stands for; empty for other words."""
     match = _ALL_OF.match(word)
     return match[1] if match else ""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with `$A`, `${A}`, `${A:-default}` and `$((A * 2))`; what is not known stays as it is."""
+    """`text` with `$A`, `${A}`, `${A:-default}` and `$((A * 2))` filled in; what is not known stays as it is."""
 
     def variable(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        return variables.get(name, match[0] if match[3] is None else match[3])
+        return variables.get(match[1] or match[2], match[0] if match[3] is None else match[3])
 
     def arithmetic(match: re.Match[str]) -> str:
-        expression = re.sub(r"\b[A-Za-z_]\w*\b", lambda name: variables.get(name[0], name[0]), match[1].replace("$", ""))
+        expression = match[1].replace("$", "").strip()
+        expression = re.sub(r"\b[A-Za-z_]\w*\b", lambda name: variables.get(name[0], name[0]), expression)
         try:
-            return str(_calculate(ast.parse(expression.strip(), mode="eval").body))
+            return str(_calculate(ast.parse(expression, mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError):
             return match[0]
 
@@ -93,31 +95,20 @@ def _calculate(node: ast.expr) -> int:
         case ast.BinOp(left=first, op=op, right=second) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_calculate(first), _calculate(second))
         case _:
-            raise ValueError("no arithmetic of whole numbers")
+            raise ValueError("not an expression of whole numbers")
 
 
 def _split(text: str) -> list[list[str]]:
-    """The words of each command: lines end one, unless a quote is open."""
+    """The words of each command; a command ends with its line, unless a quote or an array is open."""
     split: list[list[str]] = []
-    pending, goes_on = "", False
+    pending, continues = "", False
     for line in [*text.splitlines(), ""]:
-        # A comment ends with its line, also when that ends with a backslash; within quotes it is none.
-        if line.lstrip().startswith("#") and (goes_on or not pending):
+        # A comment ends with its line, also when that ends with a backslash. Within quotes it is no comment.
+        if line.lstrip().startswith("#") and (continues or not pending):
             continue
-        goes_on = line.endswith("\\")
-        pending += line[:-1] + " " if goes_on else line + "\n"
-        if goes_on:
-            continue
-        # One token for $((...)), whose parentheses would end a command.
-        guarded = _ARITHMETIC.sub(lambda match: match[0].replace("(", "\0").replace(")", "\1").replace(" ", "\2"), pending)
-        # shlex takes any # for a comment; a shell only one that begins a word.
-        lexer = shlex.shlex(re.sub(r"(?<=\S)#", "\3", guarded), posix=True, punctuation_chars=";&|()")
-        lexer.whitespace_split = True
-        try:
-            tokens = [token.replace("\0", "(").replace("\1", ")").replace("\2", " ").replace("\3", "#") for token in lexer]
-        except ValueError:
-            continue
-        if _is_open(tokens):
+        continues = line.endswith("\\")
+        pending += line[:-1] + " " if continues else line + "\n"
+        if continues or (tokens := _tokens(pending)) is None:
             continue
         pending = ""
         words: list[str] = []
@@ -134,7 +125,16 @@ def _split(text: str) -> list[list[str]]:
     return split
 
 
-def _is_open(tokens: list[str]) -> bool:
-    """Whether an array's list goes on in the next line."""
+def _tokens(text: str) -> list[str] | None:
+    """Words and operators of `text`; None while a quote or an array is open."""
+    # The parentheses of $((...)) do not end a command, and only a # that begins a word begins a comment.
+    hidden = _ARITHMETIC.sub(lambda match: match[0].translate(_HIDE), text)
+    hidden = re.sub(r"(?<=\S)#", "\3", hidden)
+    lexer = shlex.shlex(hidden, posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split = True
+    try:
+        tokens = [token.translate(_SHOW) for token in lexer]
+    except ValueError:
+        return None
     begun = [number for number in range(1, len(tokens)) if tokens[number] == "(" and tokens[number - 1].endswith("=")]
-    return bool(begun) and ")" not in tokens[begun[-1] :]
+    return None if begun and ")" not in tokens[begun[-1] :] else tokens

@@ -1,4 +1,4 @@
-"""Model, dataset and rewards of a draft: names or paths, and what stands in for what no file names. Pure."""
+"""Model, dataset and rewards of a draft, and placeholders for what no file names. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
-_ACCURACY = {"accuracy", "accuracy_reward"}
+_ACCURACY = {"name": "accuracy", "accuracy": {}}
 _FILL_IN = "no file says it: fill it in"
+_ON_A_VOLUME = "must exist in the container: mount a volume with podTemplate.volumes and volumeMounts"
 
 
 def is_path(name: str) -> bool:
@@ -21,117 +22,116 @@ def is_path(name: str) -> bool:
 
 
 def model(draft: Draft) -> None:
-    """`model.name`, or `model.path` for what looks like a path."""
+    """Set `model.name`, or `model.path` for what looks like a path."""
     name = draft.fields.get("model.name")
     if name is None:
         draft.set("model.name", "organization/model", _FILL_IN)
-        draft.tell(Kind.LEFT, "model", "not said", _FILL_IN, "model.name")
+        draft.left("model", "not said", _FILL_IN, "model.name")
     elif is_path(name):
         draft.drop("model.name")
         draft.drop("model.revision")
-        draft.set("model.path", name)
-        _on_a_volume(draft, "model", name, "model.path")
+        _path(draft, "model", name)
 
 
 def dataset(draft: Draft) -> None:
-    """`dataset`, from whichever format names one."""
+    """Set `dataset`, from whichever format names one."""
     facts = draft.facts
     if "swift_dataset" in facts:
         _swift_dataset(draft, facts["swift_dataset"])
     elif "verl_files" in facts:
-        files = facts["verl_files"]
-        _one(draft, files)
-        _named(draft, files[0])
-        draft.set("dataset.preprocess", "verl_rows:prepare", "brings reward_model.ground_truth into `solution`: docs/convert.md has it")
-        draft.tell(Kind.LEFT, "columns", "of verl", "write verl_rows.prepare as docs/convert.md shows it", "dataset.preprocess")
+        _name_first(draft, facts["verl_files"])
+        why = "copies reward_model.ground_truth to `solution`: docs/convert.md has it"
+        draft.set("dataset.preprocess", "verl_rows:prepare", why)
+        draft.left("columns", "of verl", "write verl_rows.prepare as docs/convert.md shows it", "dataset.preprocess")
     elif "dataset" in facts:
-        _named(draft, str(facts["dataset"]))
+        _name(draft, str(facts["dataset"]))
         if configs := facts.get("dataset_configs"):
             draft.set("dataset.config", configs[0])
     else:
         draft.set("dataset.name", "organization/dataset", _FILL_IN)
-        draft.tell(Kind.LEFT, "dataset", "not said", _FILL_IN, "dataset.name")
+        draft.left("dataset", "not said", _FILL_IN, "dataset.name")
     if system := facts.get("system"):
         text = " ".join(system) if isinstance(system, list) else str(system)
         if PurePath(text).suffix == ".txt":
-            draft.tell(Kind.LEFT, "system", text, "a file: paste its text", "dataset.systemPrompt")
+            draft.left("system", text, "a file: paste its text", "dataset.systemPrompt")
         else:
             draft.set("dataset.systemPrompt", text)
 
 
 def _swift_dataset(draft: Draft, names: list[str]) -> None:
-    _one(draft, names)
     found = re.fullmatch(r"(?:hf::|ms::)?([^#]+?)(?::([^#:]+))?(?:#(\d+))?", names[0])
     name, config, count = found.groups() if found else (names[0], None, None)
-    _named(draft, name)
+    _name_first(draft, names, name)
     if config and "dataset.name" in draft.fields:
         draft.set("dataset.config", config)
     if count:
-        draft.set("dataset.split", f"train[:{count}]", "the first ones; ms-swift draws them")
+        draft.set("dataset.split", f"train[:{count}]", "the first rows; ms-swift draws them at random")
         draft.facts["rows"] = int(count)
 
 
-def _one(draft: Draft, names: list[str]) -> None:
+def _name_first(draft: Draft, names: list[str], name: str | None = None) -> None:
+    """Name the first of several datasets; `name` is how the job writes it."""
     if len(names) > 1:
-        note = "a job has one dataset: write the mixture to a file and name it in dataset.path; the first is taken"
-        draft.tell(Kind.LEFT, "datasets", ", ".join(names), note, "dataset")
+        note = "a job has one dataset and the first is taken: write all to a file and name it in dataset.path"
+        draft.left("datasets", ", ".join(names), note, "dataset")
+    _name(draft, name or names[0])
 
 
-def _named(draft: Draft, name: str) -> None:
+def _name(draft: Draft, name: str) -> None:
     if is_path(name):
-        draft.set("dataset.path", name)
-        _on_a_volume(draft, "dataset", name, "dataset.path")
+        _path(draft, "dataset", name)
     else:
         draft.set("dataset.name", name)
 
 
-def _on_a_volume(draft: Draft, what: str, name: str, to: str) -> None:
-    absolute = name.startswith("/")
-    note = "must be there in the container: mount a volume by podTemplate.volumes and volumeMounts"
-    kind = Kind.DIFFERENT if absolute else Kind.LEFT
-    draft.tell(kind, what, name, note if absolute else f"a path of another machine: it {note}", to)
+def _path(draft: Draft, section: str, path: str) -> None:
+    draft.set(f"{section}.path", path)
+    if path.startswith("/"):
+        draft.find(Kind.DIFFERENT, section, path, _ON_A_VOLUME, f"{section}.path")
+    else:
+        draft.left(section, path, f"a path of another machine: it {_ON_A_VOLUME}", f"{section}.path")
 
 
 def rewards(draft: Draft) -> None:
-    """`rewards`, one for each function that is named."""
+    """Set `rewards`, one for each function that is named."""
     facts = draft.facts
+    names = facts.get("rewards") or []
     if "reward_file" in facts or "reward_function" in facts:
         module = PurePath(facts.get("reward_file", "reward.py")).stem
         function = f"{_identifier(module)}:{_identifier(facts.get('reward_function', 'compute_score'))}"
         draft.set("rewards", [{"name": "score", "function": function}])
-        note = "called as TRL calls it, f(prompts, completions, **columns), not as compute_score: docs/convert.md has a wrapper"
-        draft.tell(Kind.LEFT, "custom_reward_function", function, note, "rewards")
-        return
-    names = facts.get("rewards") or []
-    if not names:
-        draft.set("rewards", [{"name": "accuracy", "accuracy": {}}], _FILL_IN)
-        verl = "verl_files" in facts
-        note = "verl scores by data_source: accuracy is math-verify's; choose another (docs/rewards.md)" if verl else _FILL_IN
-        draft.tell(Kind.LEFT, "rewards", "not said", note, "rewards")
-        return
-    weights = [v.number(weight) for weight in facts.get("reward_weights") or []]
-    if weights and len(weights) != len(names):
-        draft.tell(Kind.LEFT, "reward_weights", weights, f"{len(names)} rewards need as many weights: all are 1", "rewards")
-        weights = []
-    written: list[dict[str, Any]] = []
-    for number, name in enumerate(names):
-        reward = _reward(draft, name)
-        if weights and weights[number] != 1:
-            reward["weight"] = weights[number]
-        written.append(reward)
-    draft.set("rewards", written)
+        note = "called as f(prompts, completions, **columns), not as compute_score: docs/convert.md has a wrapper"
+        draft.left("custom_reward_function", function, note, "rewards")
+    elif names:
+        draft.set(
+            "rewards", [_reward(draft, name) | weight for name, weight in zip(names, _weights(draft), strict=True)]
+        )
+    else:
+        draft.set("rewards", [_ACCURACY], _FILL_IN)
+        verl = "verl scores by data_source, here math-verify checks the answer: or choose another (docs/rewards.md)"
+        draft.left("rewards", "not said", verl if "verl_files" in facts else _FILL_IN, "rewards")
+
+
+def _weights(draft: Draft) -> list[dict[str, float]]:
+    """The field `weight` of each reward, left out where it is 1."""
+    count = len(draft.facts["rewards"])
+    weights = [v.number(weight) for weight in draft.facts.get("reward_weights") or [1] * count]
+    if len(weights) != count:
+        draft.left("reward_weights", weights, f"{count} rewards need {count} weights: all are 1", "rewards")
+        weights = [1.0] * count
+    return [{} if weight == 1 else {"weight": weight} for weight in weights]
 
 
 def _reward(draft: Draft, name: str) -> dict[str, Any]:
-    short = re.sub(r"[^a-z0-9]+", "-", name.rsplit(".", 1)[-1].rsplit(":", 1)[-1].lower()).strip("-")[:63] or "reward"
-    if name in _ACCURACY:
-        return {"name": "accuracy", "accuracy": {}}
+    if name in ("accuracy", "accuracy_reward"):
+        return _ACCURACY
+    short = re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "reward"
     if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*", name):
         module, _, function = name.rpartition(".")
-        draft.tell(Kind.DIFFERENT, "reward", name, "the module must be on PYTHONPATH in the image", "rewards")
+        draft.find(Kind.DIFFERENT, "reward", name, "the module must be on PYTHONPATH in the image", "rewards")
         return {"name": short, "function": f"{module}:{function}"}
     function = f"my_rewards:{_identifier(name)}"
-    draft.tell(Kind.LEFT, "reward", name, f"not built in here: write {function} (docs/rewards.md)", "rewards")
+    draft.left("reward", name, f"not built in: write {function} (docs/rewards.md)", "rewards")
     return {"name": short, "function": function}
 
 

@@ -1,4 +1,4 @@
-"""Values as YAML, a shell or hydra write them -> values of a job's spec. Pure; ValueError says what is wrong with one."""
+"""Values as YAML, a shell or hydra writes them -> values of a job's spec. Pure; a ValueError says what is wrong."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ _NONE = {"", "none", "null", "~"}
 
 
 def is_none(value: Any) -> bool:
-    """Whether a value says nothing."""
+    """Whether a value is empty or None, in any notation."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NONE)
 
 
 def boolean(value: Any) -> bool:
-    """True or False, also as the words that command lines take."""
+    """Return True or False, also for the words of command lines."""
     word = str(value).strip().lower()
     if word not in _TRUE | _FALSE:
-        raise ValueError(f"true or false is needed, not {value!r}")
+        raise ValueError(f"use true or false, not {value!r}")
     return word in _TRUE
 
 
 def number(value: Any) -> float:
-    """A finite number; YAML takes 1e-6 for text."""
+    """Return a finite number; YAML reads 1e-6 as text."""
     try:
         given = float(value)
     except (TypeError, ValueError):
         given = math.nan
     if not math.isfinite(given):
-        raise ValueError(f"a number is needed, not {value!r}")
+        raise ValueError(f"use a number, not {value!r}")
     return given
 
 
 def integer(value: Any) -> int:
-    """A whole number."""
+    """Return a whole number."""
     if (given := number(value)) != int(given):
-        raise ValueError(f"a whole number is needed, not {value!r}")
+        raise ValueError(f"use a whole number, not {value!r}")
     return int(given)
 
 
 def top_k(value: Any) -> int:
-    """Tokens to sample from: 0 is the whole vocabulary here, and -1 elsewhere."""
+    """Return the number of tokens to sample from: 0 is the whole vocabulary here, -1 elsewhere."""
     return max(0, integer(value))
 
 
 def positive(value: Any) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if (given := integer(value)) < 1:
-        raise ValueError(f"a number of at least 1 is needed, not {value!r}")
+        raise ValueError(f"use a number of at least 1, not {value!r}")
     return given
 
 
 def word(value: Any) -> str:
-    """A name or path."""
+    """Return a name or path."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"a name is needed, not {value!r}")
+        raise ValueError(f"use a name, not {value!r}")
     return value
 
 
 def names(value: Any) -> list[str]:
-    """A list of at least one word."""
+    """Return a list of at least one word."""
     if not (found := texts(value)):
-        raise ValueError(f"a name is needed, not {value!r}")
+        raise ValueError(f"use a name, not {value!r}")
     return found
 
 
 def texts(value: Any) -> list[str]:
-    """A list of words: a list, Python's or JSON's notation of one, or words with commas or spaces between them."""
+    """Return the words of a list, of Python's or JSON's notation of one, or of a text with commas or spaces."""
     if isinstance(value, list | tuple):
         return [str(one) for one in value]
     text = str(value).strip()
@@ -84,7 +84,7 @@ def texts(value: Any) -> list[str]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """A dict, or JSON or Python's notation of one."""
+    """Return a dict, also from JSON or Python's notation of one."""
     if isinstance(value, dict):
         return value
     for read in (json.loads, ast.literal_eval):
@@ -94,11 +94,11 @@ def mapping(value: Any) -> dict[str, Any]:
             continue
         if isinstance(found, dict):
             return found
-    raise ValueError(f"key-value pairs are needed, not {value!r}")
+    raise ValueError(f"use key-value pairs, not {value!r}")
 
 
 def equal(value: Any, harmless: Any) -> bool:
-    """Whether `value`, in whatever notation, is `harmless`."""
+    """Whether `value`, in any notation, is `harmless`."""
     if isinstance(harmless, bool):
         return str(value).strip().lower() in (_TRUE if harmless else _FALSE)
     if isinstance(harmless, int | float):
@@ -109,12 +109,21 @@ def equal(value: Any, harmless: Any) -> bool:
     return str(value).strip().lower() == str(harmless).lower()
 
 
-def one_of(words: dict[str, Any], otherwise: str) -> Callable[[Any], Any]:
-    """A converter by word; other words are left, since `otherwise`, which gets {value}."""
+def as_is(value: Any) -> Any:
+    """Return the value as it is."""
+    return value
+
+
+def one_of(words: dict[Any, str], otherwise: str) -> Callable[[Any], Any]:
+    """Return a converter from words to the values that `words` lists them under.
+
+    Other words raise LeftError with the text `otherwise`, in which {value} is the word.
+    """
+    values = {word: value for value, spellings in words.items() for word in spellings.split()}
 
     def convert(value: Any) -> Any:
         try:
-            return words[str(value).strip().lower()]
+            return values[str(value).strip().lower()]
         except KeyError:
             raise LeftError(otherwise.format(value=value)) from None
 
@@ -122,71 +131,68 @@ def one_of(words: dict[str, Any], otherwise: str) -> Callable[[Any], Any]:
 
 
 dtype = one_of(
-    {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "float32": "float32", "fp32": "float32"}
-    | {"auto": "bfloat16"},
-    "no such type here: bfloat16, float16 or float32 would do",
+    {"bfloat16": "bfloat16 bf16 auto", "float16": "float16 fp16", "float32": "float32 fp32"},
+    "this type is not supported: use bfloat16, float16 or float32",
 )
-
 attention = one_of(
-    {"flash_attention_2": "varlen", "flash_attn": "varlen", "flash_attn_2": "varlen", "flash_attention_3": "varlen", "varlen": "varlen"}
-    | {"sdpa": "sdpa", "eager": "eager"},
-    "{value} is none of varlen, sdpa, eager, flash_attention_2: varlen is taken",
+    {
+        "varlen": "flash_attention_2 flash_attn flash_attn_2 flash_attention_3 varlen",
+        "sdpa": "sdpa",
+        "eager": "eager",
+    },
+    "{value} is not supported: varlen is taken; use varlen, sdpa, eager or flash_attention_2",
 )
-
 scheduler = one_of(
-    {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"},
-    "the schedule {value} does not exist here: linear, cosine or constant, with warmupSteps; linear is taken",
+    {"linear": "linear", "cosine": "cosine", "constant": "constant constant_with_warmup"},
+    "the schedule {value} is not supported: linear is taken; use linear, cosine or constant, with warmupSteps",
 )
-
 scale_rewards = one_of(
-    {"group": "group", "batch": "batch", "none": "none", "true": "group", "false": "none"}, "group, batch or none would do, not {value}"
+    {"group": "group true", "batch": "batch", "none": "none false"}, "use group, batch or none, not {value}"
 )
-
 loss_type = one_of(
-    {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo"},
-    "the loss {value} does not exist here: dapo is taken; grpo and dr_grpo would do too",
+    {word: word for word in ("grpo", "dapo", "dr_grpo")},
+    "the loss {value} is not supported: dapo is taken; use dapo, grpo or dr_grpo",
 )
-
 correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
-    "{value} does not exist here: sequence_mask is taken; docs/training.md has the others",
+    "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",
 )
 
 
 def trackers(value: Any) -> list[str]:
-    """Trackers that exist here; none is no tracker."""
+    """Return the trackers; none and console are no tracker."""
     wanted = [name for name in texts(value) if name not in ("none", "console")]
     if unknown := sorted(set(wanted) - {"tensorboard", "wandb", "mlflow"}):
-        raise LeftError(f"no such tracker here: {', '.join(unknown)}; tensorboard, wandb and mlflow would do")
+        raise LeftError(f"not supported: {', '.join(unknown)}; use tensorboard, wandb and mlflow")
     return wanted
 
 
 def target_modules(value: Any) -> list[str]:
-    """Names of modules; all-linear alone is all of them."""
+    """Return names of modules; all-linear stands for all linear layers."""
     return [name.replace("all_linear", "all-linear") for name in texts(value)]
 
 
 def share(value: Any) -> float:
-    """A share of a GPU's memory, at most 0.9."""
+    """Return a share of a GPU's memory, at most 0.9."""
     if (given := number(value)) > 0.9:
-        raise LeftError("at most 0.9 of a GPU is given to vLLM: 0.9 would do")
+        raise LeftError("vLLM gets at most 0.9 of a GPU: use 0.9")
     return given
 
 
 def deepspeed(value: Any) -> dict[str, Any]:
-    """DeepSpeed's configuration, or the name or path of one -> its stage and whether the optimizer is offloaded."""
+    """Return the ZeRO stage and whether the optimizer is offloaded, from a configuration or the name of one."""
     if isinstance(value, dict) or str(value).lstrip().startswith("{"):
         zero = mapping(value).get("zero_optimization", {})
         device = zero.get("offload_optimizer", {}).get("device", "none")
         return {"stage": integer(zero.get("stage", 0)), "offload": device not in ("none", None)}
     found = re.search(r"(?:zero|z|stage)[-_]?([0-3])", str(value).lower())
     if found is None:
-        raise LeftError("the stage is not to be seen from the name: set parallelism.zeroStage and offloadOptimizer")
+        raise LeftError("the name does not show the stage: set parallelism.zeroStage and offloadOptimizer")
     return {"stage": int(found[1]), "offload": "offload" in str(value).lower()}
 
 
 def fsdp(value: Any) -> dict[str, Any]:
-    """FSDP's strategy as transformers and accelerate write it -> the ZeRO stage that shards the same."""
+    """Return the ZeRO stage that shards as FSDP's strategy does, and whether that offloads."""
     words = str(value).lower()
     stage = 0 if "no_shard" in words else 2 if "shard_grad_op" in words or words == "false" else 3
     return {"stage": stage, "offload": "offload" in words}

@@ -1,206 +1,157 @@
-"""verl's options: hydra's overrides of `verl.trainer.main_ppo`, by dotted path; what starts with one of PREFIXES has that row."""
+"""verl's options: hydra's overrides of `verl.trainer.main_ppo`, by dotted path; a section's row covers all in it."""
 
 from __future__ import annotations
 
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import Row, Table, differs, left, not_needed, same
+from grpo_cli.convert.rows import Table, differs, left, not_needed, same, under
 
-_ACTOR = "actor_rollout_ref.actor"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_MODEL = "actor_rollout_ref.model"
-_INSIDE = "settings of verl's inside"
+_INSIDE = "internal to verl"
 _LOGS = "curves are in metrics.jsonl and at /metrics (docs/metrics.md)"
-_EVAL = "a job trains only: evaluate its checkpoints"
-_COLUMNS = "rows of verl's parquet need a function: see docs/convert.md"
-_MEGATRON = "Megatron's parallelism does not exist here: zeroStage 3"
-_AGGREGATION = {
-    "token-mean": "dapo",
-    "seq-mean-token-mean": "grpo",
-    "seq-mean-token-sum-norm": "dr_grpo",
-}
+_EVAL = "a job only trains: evaluate its checkpoints"
+_COLUMNS = "rows of verl's parquet need a function (docs/convert.md)"
+_MEGATRON = "Megatron's parallelism is not supported: use zeroStage 3"
+_AGGREGATION = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
 
 
-def _under(section: str, names: str) -> str:
-    return " ".join(f"{section}.{name}" for name in names.split())
-
-
-DATA: list[Row] = [
-    *differs("data.train_files", "dataset.path, which must be there in the container; " + _COLUMNS, v.names, fact="verl_files"),
-    *not_needed(_under("data", "val_files val_batch_size validation_shuffle"), _EVAL),
-    *differs(
-        "data.train_batch_size",
-        "prompts sampled at a time; a job samples those of one optimizer step (ppo_mini_batch_size) at a time",
-        v.positive,
-        fact="verl_batch",
-        default=1024,
+# fmt: off
+VERL = Table.of("verl", "0.7.0",
+    under("data.",
+        differs("train_files", "@verl_files", v.names, "dataset.path, which must exist in the container; " + _COLUMNS),
+        not_needed("val_files val_batch_size validation_shuffle", _EVAL),
+        differs("train_batch_size", "@verl_batch", v.positive,
+            "prompts sampled at once; a job samples those of one optimizer step (ppo_mini_batch_size)", default=1024),
+        differs("max_prompt_length", "@prompt", v.integer, "not cut: maxModelLen holds prompt and completion",
+            default=512),
+        same("max_response_length", "training.maxCompletionLength", v.integer, default=512),
+        left("prompt_key", _COLUMNS, "prompt"),
+        left("reward_fn_key", _COLUMNS, "data_source"),
+        left("shuffle", "rows are always shuffled, by training.seed", True),
+        differs("seed", "training.seed", v.integer, "also the seed of sampling"),
+        left("truncation", "a prompt without room for its completion is an error that names the row", "error"),
+        not_needed("filter_overlong_prompts filter_overlong_prompts_workers", "a prompt that is too long is an error"),
+        differs("dataloader_num_workers", "dataset.dataloaderNumWorkers", v.integer, "processes that prepare prompts"),
+        not_needed("return_raw_input_ids return_raw_chat return_full_prompt tokenizer use_shm", _INSIDE),
+        left("image_key video_key return_multi_modal_inputs", "only text models are trained", "images", "videos", True,
+            False),
+        left("custom_cls apply_chat_template_kwargs", _COLUMNS),
+        left("gen_batch_size", "prompts are not filtered after sampling"),
+        left("trust_remote_code", "code of model repositories is not run", False),
     ),
-    *differs(
-        "data.max_prompt_length",
-        "prompts are not cut: maxModelLen holds the longest prompt and its completion",
-        v.integer,
-        fact="prompt",
-        default=512,
+    under("actor_rollout_ref.model.",
+        same("path", "model.name", v.word),
+        same("enable_gradient_checkpointing", "parallelism.gradientCheckpointing", v.boolean, default=True),
+        left("use_remove_padding", "always so: sequences are packed", True, False),
+        same("enable_activation_offload", "parallelism.offloadActivations", v.boolean),
+        differs("use_liger", "model.useLigerKernel", v.boolean, "Liger's kernels are on if they support the model"),
+        differs("lora_rank lora.rank", "@lora_rank", v.integer, "0: no section lora"),
+        same("lora_alpha lora.alpha", "lora.alpha", v.number, default=16),
+        differs("target_modules", "lora.targetModules", v.target_modules, "all-linear unless named"),
+        left("exclude_modules", "name the modules in lora.targetModules"),
+        left("trust_remote_code", "code of model repositories is not run", False),
+        not_needed("use_shm use_fused_kernels external_lib", _INSIDE),
     ),
-    *same("data.max_response_length", "training.maxCompletionLength", v.integer, default=512),
-    *left("data.prompt_key", _COLUMNS, "prompt"),
-    *left("data.reward_fn_key", _COLUMNS, "data_source"),
-    *left("data.shuffle", "rows are always shuffled, by training.seed", True),
-    *differs("data.seed", "also the seed of sampling", v.integer, to="training.seed"),
-    *left("data.truncation", "a prompt that leaves no room for its completion is an error that names the row", "error"),
-    *not_needed(_under("data", "filter_overlong_prompts filter_overlong_prompts_workers"), "such a row is an error that names it"),
-    *differs("data.dataloader_num_workers", "processes that prepare prompts ahead", v.integer, to="dataset.dataloaderNumWorkers"),
-    *not_needed(_under("data", "return_raw_input_ids return_raw_chat return_full_prompt tokenizer use_shm"), _INSIDE),
-    *left(
-        _under("data", "image_key video_key return_multi_modal_inputs"), "text models alone are trained", "images", "videos", True, False
+    under("actor_rollout_ref.actor.",
+        left("strategy", "DeepSpeed ZeRO trains: zeroStage 3 shards as FSDP does", "fsdp", "fsdp2"),
+        differs("ppo_mini_batch_size", "@verl_mini_batch", v.positive,
+            "prompts of one optimizer step: training.promptsPerStep", default=256),
+        not_needed("ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz",
+            "training.maxTokensPerMicroBatch cuts micro-batches by tokens"),
+        differs("ppo_max_token_len_per_gpu", "training.maxTokensPerMicroBatch", v.integer, "tokens of one micro-batch"),
+        left("ppo_epochs", "every batch is used for one optimizer step", 1),
+        same("clip_ratio_low", "training.epsilon", v.number),
+        same("clip_ratio_high", "training.epsilonHigh", v.number),
+        differs("clip_ratio", "@clip_ratio", v.number, "epsilon, unless clip_ratio_low"),
+        left("clip_ratio_c", "dual clipping is not supported: ratios of negative advantages are not bounded"),
+        same("loss_agg_mode", "training.lossType",
+            v.one_of(_AGGREGATION, "the aggregation {value} is not supported: dapo (token-mean) is taken"),
+            default="token-mean"),
+        left("policy_loss.loss_mode", "the loss is PPO's clipped loss, by tokens", "vanilla"),
+        left("entropy_coeff", "this term of the loss is not supported", 0),
+        differs("use_kl_loss", "@use_kl_loss", v.boolean, "beta is kl_loss_coef with it, 0 without", default=False),
+        differs("kl_loss_coef", "@kl_coef", v.number, "training.beta"),
+        left("kl_loss_type", "the KL estimator is k3, its gradient corrected", "low_var_kl", "k3", "low_var_kl+",
+            "k3+"),
+        same("grad_clip optim.clip_grad", "training.maxGradNorm", v.number),
+        same("optim.lr", "training.learningRate", v.number),
+        differs("optim.lr_warmup_steps", "@warmup", v.number, "negative: the ratio decides"),
+        differs("optim.lr_warmup_steps_ratio", "@warmup_ratio", v.number, "a share of maxSteps"),
+        same("optim.lr_scheduler_type optim.warmup_style", "training.lrSchedulerType", v.scheduler, default="constant"),
+        same("optim.weight_decay", "training.weightDecay", v.number, default=0.01),
+        left("optim.min_lr_ratio optim.num_cycles", "warmupSteps is the only setting of schedules", 0, 0.5),
+        differs("fsdp_config.optimizer_offload", "@offload_generating", v.boolean,
+            "parallelism.offloadOptimizer: generating"),
+        left("fsdp_config.param_offload", "weights stay on the GPUs, partitioned: zeroStage 3", False),
+        not_needed("fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
+        left("ulysses_sequence_parallel_size", "a sequence stays on one rank", 1),
+        left("megatron", _MEGATRON),
+        not_needed("shuffle use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler", _INSIDE),
     ),
-    *left("data.custom_cls data.apply_chat_template_kwargs", _COLUMNS),
-    *left("data.gen_batch_size", "prompts are not filtered after sampling"),
-    *left("data.trust_remote_code", "code of model repositories is not run", False),
-]
-
-ACTOR: list[Row] = [
-    *same(f"{_MODEL}.path", "model.name", v.word),
-    *same(f"{_MODEL}.enable_gradient_checkpointing", "parallelism.gradientCheckpointing", v.boolean, default=True),
-    *left(f"{_MODEL}.use_remove_padding", "always so: sequences are packed", True, False),
-    *same(f"{_MODEL}.enable_activation_offload", "parallelism.offloadActivations", v.boolean),
-    *differs(f"{_MODEL}.use_liger", "Liger's kernels are on where they know the model", v.boolean, to="model.useLigerKernel"),
-    *differs(_under(_MODEL, "lora_rank lora.rank"), "0 leaves the section lora out", v.integer, fact="lora_rank"),
-    *same(_under(_MODEL, "lora_alpha lora.alpha"), "lora.alpha", v.number, default=16),
-    *differs(f"{_MODEL}.target_modules", "all-linear unless named", v.target_modules, to="lora.targetModules"),
-    *left(f"{_MODEL}.exclude_modules", "name the modules in lora.targetModules"),
-    *left(f"{_MODEL}.trust_remote_code", "code of model repositories is not run", False),
-    *not_needed(_under(_MODEL, "use_shm use_fused_kernels external_lib"), _INSIDE),
-    *left(f"{_ACTOR}.strategy", "DeepSpeed ZeRO trains: zeroStage 3 shards as FSDP does", "fsdp", "fsdp2"),
-    *differs(
-        f"{_ACTOR}.ppo_mini_batch_size",
-        "prompts of one optimizer step: training.promptsPerStep",
-        v.positive,
-        fact="verl_mini_batch",
-        default=256,
+    not_needed("actor_rollout_ref.ref", "the training step computes reference log-probabilities"),
+    not_needed("actor_rollout_ref.hybrid_engine", "this is generation.topology Colocate"),
+    under("actor_rollout_ref.rollout.",
+        left("name", "vLLM samples", "vllm"),
+        same("n", "training.numGenerations", v.positive),
+        same("temperature", "training.temperature", v.number),
+        same("top_p", "training.topP", v.number),
+        same("top_k", "training.topK", v.top_k),
+        same("tensor_model_parallel_size", "generation.tensorParallel", v.integer, default=2),
+        same("gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share, default=0.5),
+        same("max_model_len", "generation.maxModelLen", v.integer),
+        differs("dtype", "@dtype", v.dtype, "type of the weights in training and generation"),
+        differs("enforce_eager", "generation.engineArgs.enforce_eager", v.boolean, "an argument of vLLM"),
+        differs("max_num_batched_tokens", "generation.engineArgs.max_num_batched_tokens", v.integer,
+            "an argument of vLLM"),
+        differs("max_num_seqs", "generation.engineArgs.max_num_seqs", v.integer, "an argument of vLLM"),
+        differs("enable_chunked_prefill", "generation.engineArgs.enable_chunked_prefill", v.boolean,
+            "an argument of vLLM"),
+        differs("free_cache_engine", "@sleep", v.boolean, "sleepLevel 2, or 0 for False"),
+        left("multi_turn", "completions have one turn: tools are not supported", False),
+        left("do_sample", "completions are sampled", True),
+        left("ignore_eos", "completions end where the model ends them", False),
+        left("data_parallel_size expert_parallel_size pipeline_model_parallel_size", "use tensorParallel", 1),
+        not_needed("mode load_format layered_summon calculate_log_probs disable_log_stats val_kwargs agent "
+            "engine_kwargs trace profiler log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
+            "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu update_weights_bucket_megabytes skip_rollout "
+            "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length", _INSIDE),
     ),
-    *not_needed(
-        _under(_ACTOR, "ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz"),
-        "micro-batches are cut by tokens: training.maxTokensPerMicroBatch",
+    under("algorithm.",
+        left("adv_estimator", "advantages are relative to the group: grpo", "grpo"),
+        differs("norm_adv_by_std_in_grpo", "@norm_by_std", v.boolean, "scaleRewards: group, or none"),
+        left("use_kl_in_reward", "the KL divergence is a term of the loss: set training.beta", False),
+        not_needed("kl_ctrl kl_penalty", "only use_kl_in_reward uses it"),
     ),
-    *differs(
-        f"{_ACTOR}.ppo_max_token_len_per_gpu",
-        "tokens of one micro-batch",
-        v.integer,
-        to="training.maxTokensPerMicroBatch",
+    not_needed("algorithm.gamma algorithm.lam critic", "only estimators with a critic use it"),
+    under("algorithm.",
+        left("filter_groups", "groups of equal rewards are not trained on, and not resampled", False),
+        left("rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
     ),
-    *left(f"{_ACTOR}.ppo_epochs", "every batch is used for one optimizer step", 1),
-    *same(f"{_ACTOR}.clip_ratio_low", "training.epsilon", v.number),
-    *same(f"{_ACTOR}.clip_ratio_high", "training.epsilonHigh", v.number),
-    *differs(f"{_ACTOR}.clip_ratio", "epsilon, unless clip_ratio_low", v.number, fact="clip_ratio"),
-    *left(f"{_ACTOR}.clip_ratio_c", "dual clipping does not exist here: ratios of negative advantages are not bounded"),
-    *same(
-        f"{_ACTOR}.loss_agg_mode",
-        "training.lossType",
-        v.one_of(_AGGREGATION, "the aggregation {value} does not exist here: dapo (token-mean) is taken"),
-        default="token-mean",
+    under("custom_reward_function.",
+        differs("path", "@reward_file", v.word, "the file becomes a module: put it on PYTHONPATH in the image"),
+        differs("name", "@reward_function", v.word, "function of that module"),
     ),
-    *left(f"{_ACTOR}.policy_loss.loss_mode", "the loss is PPO's clipped one, by tokens", "vanilla"),
-    *left(f"{_ACTOR}.entropy_coeff", "such a term of the loss does not exist here", 0),
-    *differs(f"{_ACTOR}.use_kl_loss", "beta is kl_loss_coef with it, 0 without", v.boolean, fact="use_kl_loss", default=False),
-    *differs(f"{_ACTOR}.kl_loss_coef", "training.beta", v.number, fact="kl_coef"),
-    *left(f"{_ACTOR}.kl_loss_type", "the divergence is k3, its gradient corrected", "low_var_kl", "k3", "low_var_kl+", "k3+"),
-    *same(_under(_ACTOR, "grad_clip optim.clip_grad"), "training.maxGradNorm", v.number),
-    *same(f"{_ACTOR}.optim.lr", "training.learningRate", v.number),
-    *differs(f"{_ACTOR}.optim.lr_warmup_steps", "negative means that the ratio decides", v.number, fact="warmup"),
-    *differs(f"{_ACTOR}.optim.lr_warmup_steps_ratio", "a share of maxSteps", v.number, fact="warmup_ratio"),
-    *same(_under(_ACTOR, "optim.lr_scheduler_type optim.warmup_style"), "training.lrSchedulerType", v.scheduler, default="constant"),
-    *same(f"{_ACTOR}.optim.weight_decay", "training.weightDecay", v.number, default=0.01),
-    *left(_under(_ACTOR, "optim.min_lr_ratio optim.num_cycles"), "schedules have no settings of their own", 0, 0.5),
-    *differs(f"{_ACTOR}.fsdp_config.optimizer_offload", "parallelism.offloadOptimizer: generating", v.boolean, fact="offload_generating"),
-    *left(f"{_ACTOR}.fsdp_config.param_offload", "weights stay on the GPUs, partitioned: zeroStage 3", False),
-    *not_needed(f"{_ACTOR}.fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
-    *left(f"{_ACTOR}.ulysses_sequence_parallel_size", "a sequence is on one rank", 1),
-    *left(f"{_ACTOR}.megatron", _MEGATRON),
-    *not_needed(_under(_ACTOR, "shuffle use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler"), _INSIDE),
-    *not_needed("actor_rollout_ref.ref", "reference log-probabilities are taken in the training step's own batches"),
-    *not_needed("actor_rollout_ref.hybrid_engine", "generation.topology says where vLLM runs: Colocate is this"),
-]
-
-ROLLOUT: list[Row] = [
-    *left(f"{_ROLLOUT}.name", "vLLM samples", "vllm"),
-    *same(f"{_ROLLOUT}.n", "training.numGenerations", v.positive),
-    *same(f"{_ROLLOUT}.temperature", "training.temperature", v.number),
-    *same(f"{_ROLLOUT}.top_p", "training.topP", v.number),
-    *same(f"{_ROLLOUT}.top_k", "training.topK", v.top_k),
-    *same(f"{_ROLLOUT}.tensor_model_parallel_size", "generation.tensorParallel", v.integer, default=2),
-    *same(f"{_ROLLOUT}.gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share, default=0.5),
-    *same(f"{_ROLLOUT}.max_model_len", "generation.maxModelLen", v.integer),
-    *differs(f"{_ROLLOUT}.dtype", "the type of the weights on both sides", v.dtype, fact="dtype"),
-    *differs(f"{_ROLLOUT}.enforce_eager", "an argument of vLLM's own", v.boolean, to="generation.engineArgs.enforce_eager"),
-    *differs(
-        f"{_ROLLOUT}.max_num_batched_tokens", "an argument of vLLM's own", v.integer, to="generation.engineArgs.max_num_batched_tokens"
+    left("reward_model reward", "write the reward as a function (docs/rewards.md)", "naive", False),
+    under("trainer.",
+        differs("n_gpus_per_node", "@per_node", v.positive, "GPUs of a pod: trainer.groups[].gpus", default=8),
+        differs("nnodes", "@nodes", v.positive, "pods: trainer.groups[].replicas"),
+        differs("total_epochs", "@epochs", v.number, "maxSteps = epochs x rows / promptsPerStep", default=30),
+        differs("total_training_steps", "@verl_steps", v.integer,
+            "optimizer steps: total_training_steps x train_batch_size / ppo_mini_batch_size"),
+        differs("save_freq", "@save_steps", v.number, "-1 saves only at the end, as in verl"),
+        same("max_actor_ckpt_to_keep", "storage.keep", v.integer),
+        left("resume_mode", "a job that restarts continues from its checkpoint", "auto"),
+        left("resume_from_path", "storage.resumeFrom takes this operator's runs only"),
+        not_needed("test_freq val_before_train val_only log_val_generations validation_data_dir", _EVAL),
+        differs("logger", "training.reportTo", v.trackers,
+            "tensorboard, wandb, mlflow; credentials: podTemplate.envFrom"),
+        same("experiment_name", "training.runName"),
+        differs("project_name", "training.project", v.word, "wandb's project, mlflow's experiment"),
+        not_needed("rollout_data_dir", _LOGS),
+        differs("default_local_dir", "", v.as_is, "storage.claimName names the volume for checkpoints"),
+        not_needed("critic_warmup balance_batch default_hdfs_dir del_local_ckpt_after_load "
+            "ray_wait_register_center_timeout device max_critic_ckpt_to_keep use_legacy_worker_impl "
+            "esi_redundant_time", _INSIDE),
     ),
-    *differs(f"{_ROLLOUT}.max_num_seqs", "an argument of vLLM's own", v.integer, to="generation.engineArgs.max_num_seqs"),
-    *differs(
-        f"{_ROLLOUT}.enable_chunked_prefill", "an argument of vLLM's own", v.boolean, to="generation.engineArgs.enable_chunked_prefill"
-    ),
-    *differs(f"{_ROLLOUT}.free_cache_engine", "sleepLevel 2, or 0 for False", v.boolean, fact="sleep"),
-    *left(f"{_ROLLOUT}.multi_turn", "completions of one turn: tools do not exist here", False),
-    *left(f"{_ROLLOUT}.do_sample", "completions are sampled", True),
-    *left(f"{_ROLLOUT}.ignore_eos", "completions end where the model ends them", False),
-    *left(_under(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"), "engines are tensor-parallel alone", 1),
-    *not_needed(
-        _under(
-            _ROLLOUT,
-            "mode load_format layered_summon calculate_log_probs disable_log_stats val_kwargs agent engine_kwargs trace profiler "
-            "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
-            "update_weights_bucket_megabytes skip_rollout cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length",
-        ),
-        _INSIDE,
-    ),
-]
-
-REST: list[Row] = [
-    *left("algorithm.adv_estimator", "advantages are of the group: grpo", "grpo"),
-    *differs("algorithm.norm_adv_by_std_in_grpo", "scaleRewards: group, or none", v.boolean, fact="norm_by_std"),
-    *left("algorithm.use_kl_in_reward", "the divergence is a term of the loss: training.beta", False),
-    *not_needed("algorithm.kl_ctrl algorithm.kl_penalty", "settings of use_kl_in_reward alone"),
-    *not_needed("algorithm.gamma algorithm.lam critic", "of estimators with a critic"),
-    *left("algorithm.filter_groups", "groups of equal rewards are left out of training, and not sampled anew", False),
-    *left("algorithm.rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
-    *differs("custom_reward_function.path", "a file becomes a module: put it on PYTHONPATH in the image", v.word, fact="reward_file"),
-    *differs("custom_reward_function.name", "the function of that module", v.word, fact="reward_function"),
-    *left("reward_model reward", "write the reward as a function (docs/rewards.md)", "naive", False),
-    *differs("trainer.n_gpus_per_node", "GPUs of a pod: trainer.groups[].gpus", v.positive, fact="per_node", default=8),
-    *differs("trainer.nnodes", "pods: trainer.groups[].replicas", v.positive, fact="nodes"),
-    *differs("trainer.total_epochs", "maxSteps = epochs x rows / promptsPerStep", v.number, fact="epochs", default=30),
-    *differs(
-        "trainer.total_training_steps",
-        "optimizer steps: total_training_steps x train_batch_size / ppo_mini_batch_size",
-        v.integer,
-        fact="verl_steps",
-    ),
-    *differs("trainer.save_freq", "storage.checkpointEverySteps; -1 saves at the end alone here too", v.number, fact="save_steps"),
-    *same(_under("trainer", "max_actor_ckpt_to_keep"), "storage.keep", v.integer),
-    *left("trainer.resume_mode", "a job that is restarted goes on from its checkpoint", "auto"),
-    *left("trainer.resume_from_path", "of this operator's runs alone: storage.resumeFrom"),
-    *not_needed(_under("trainer", "test_freq val_before_train val_only log_val_generations validation_data_dir"), _EVAL),
-    *differs(
-        "trainer.logger",
-        "tensorboard, wandb and mlflow; their credentials are named in podTemplate.envFrom",
-        v.trackers,
-        to="training.reportTo",
-    ),
-    *same("trainer.experiment_name", "training.runName"),
-    *differs("trainer.project_name", "wandb's project, mlflow's experiment", v.word, to="training.project"),
-    *not_needed(_under("trainer", "rollout_data_dir"), _LOGS),
-    *differs("trainer.default_local_dir", "checkpoints go to the volume that storage.claimName names; without one they go with the pod"),
-    *not_needed(
-        _under(
-            "trainer",
-            "critic_warmup balance_batch default_hdfs_dir del_local_ckpt_after_load ray_wait_register_center_timeout device "
-            "max_critic_ckpt_to_keep use_legacy_worker_impl esi_redundant_time",
-        ),
-        _INSIDE,
-    ),
-    *not_needed("ray_kwargs ray_init global_profiler hydra", "no Ray and no hydra: the operator starts every rank"),
-    *not_needed("config-path config-name", "verl's defaults are in this table; pass what your file changes as overrides"),
-    *not_needed("CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR", "the operator gives every rank its place"),
-]
-
-VERL = Table.of("verl", "0.7.0", DATA, ACTOR, ROLLOUT, REST)
+    not_needed("ray_kwargs ray_init global_profiler hydra", "not used: the operator starts every rank"),
+    not_needed("config-path config-name", "the table has verl's defaults: pass as overrides what your file changes"),
+    not_needed("CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR", "the operator assigns ranks and devices"),
+)

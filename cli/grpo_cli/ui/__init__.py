@@ -1,1 +1,1 @@
-"""`grpo ui`: a local page that shows a job, or a run's folder, and changes nothing."""
+"""`grpo ui`: a local, read-only page of a job or of a run's folder."""

@@ -1,4 +1,4 @@
-"""A job in a cluster as a source: the job, its pods and events from the API server, its curves from the launcher of rank 0."""
+"""A job in a cluster as a source: job, pods and events from the API server, curves from rank 0's launcher."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 from pydantic_core import to_jsonable_python
 
-from grpo_cli.asking import Asker
-from grpo_cli.errors import explain
-from grpo_cli.kube import Kube, Object
-from grpo_cli.launcher import Launchers
-from grpo_cli.pod_http import PodError
-from grpo_cli.pods_view import ranks_of, running_pods
+from grpo_cli.cluster.api_errors import explain
+from grpo_cli.cluster.job_reader import JobReader
+from grpo_cli.cluster.kube import Kube, Object
+from grpo_cli.cluster.launchers import Launchers
+from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.screen.pods import ranks_of, running_pods
+from grpo_cli.screen.view import StatusError, read_status, read_topology
 from grpo_cli.ui.source import Shown, SourceError
-from grpo_cli.view import StatusError, read_status, read_topology
-from grpo_operator.observe import read_pod
+from grpo_operator.decide.observe import read_pod
 
-_GONE = "the pod of rank 0 does not run: curves lie on the volume, where `grpo ui --folder` shows them"
+_GONE = "the pod of rank 0 does not run: `grpo ui --folder` shows the curves, which are on the job's volume"
 
 
 class ClusterSource:
@@ -28,13 +28,13 @@ class ClusterSource:
 
     def __init__(self, kube: Kube, name: str) -> None:
         self.shown = Shown(title=f"{kube.namespace}/{name}", where="cluster")
-        self._asker, self._launchers = Asker(kube, name), Launchers(kube)
+        self._reader, self._launchers = JobReader(kube, name), Launchers(kube)
 
     def refresh(self) -> None:
-        """See `Source.refresh`."""
+        """Implement `Source.refresh`."""
         try:
-            job, pods, view = self._asker.look()
-        except click.ClickException as error:  # such as that there is no such job
+            job, pods, view = self._reader.read()
+        except click.ClickException as error:  # for example: no such job
             raise SourceError(error.message) from error
         except (ApiException, StatusError, urllib3.exceptions.HTTPError) as error:
             raise SourceError(explain(error).message) from error
@@ -49,25 +49,25 @@ class ClusterSource:
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         topology = read_topology(job)
         if topology is None or topology.members[0].pod not in running_pods(pods):
-            self.shown.note = self.shown.note or ("" if read_status(job).epoch is None else _GONE)
+            self.shown.note = self.shown.note or ("" if read_status(job).attempt is None else _GONE)
             return
         try:
-            is_anew, told = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)
+            is_new_attempt, rows = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)
         except PodError as error:
             self.shown.note = str(error)
             return
-        if is_anew:
+        if is_new_attempt:
             self.shown.history.clear()
-        self.shown.history.add(told)
+        self.shown.history.add(rows)
 
 
 def _pods(job: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
     topology = read_topology(job)
     ranks = ranks_of(topology) if topology else {}
-    told = []
+    rows = []
     for pod in pods:
         seen, own = read_pod(pod), ranks.get(pod["metadata"]["name"], range(0))
-        told.append(
+        rows.append(
             {
                 "name": pod["metadata"]["name"],
                 "node": pod["spec"].get("nodeName") or "",
@@ -77,4 +77,4 @@ def _pods(job: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
                 "ranks": list(own),
             }
         )
-    return told
+    return rows

@@ -1,4 +1,4 @@
-"""A run's folder as a source: files that only grow are read from where the last reading ended."""
+"""A run's folder as a source: each file is read on from where the last reading ended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from grpo_cli.ui.history import Row
 from grpo_cli.ui.source import Shown, SourceError
-from grpo_workload.history import FILES
+from grpo_workload.reporting.history import FILES
 
 MAX_BYTES = 256 << 20
-"""Of a file that are read at most, its end; a step takes some 3 kB."""
+"""Bytes read of a file at most, from its end; a step takes about 3 kB."""
 
 
 class FolderSource:
@@ -22,11 +22,13 @@ class FolderSource:
         self._folder = folder
 
     def refresh(self) -> None:
-        """See `Source.refresh`."""
+        """Implement `Source.refresh`."""
         if not self._folder.is_dir():
-            raise SourceError(f"there is no folder {self._folder}: was it moved, or is its volume not mounted?")
+            raise SourceError(f"folder {self._folder} does not exist: was it moved, or is its volume not mounted?")
         try:
-            if any([tail.is_anew() for tail in self._tails.values()]):  # all of them: each looks at its own file
+            if any(
+                [tail.is_rewritten() for tail in self._tails.values()]
+            ):  # a list: every tail must check its own file
                 self.shown.history.clear()
                 self._tails = {name: _Tail(tail.path) for name, tail in self._tails.items()}
             self.shown.history.add({name: tail.read() for name, tail in self._tails.items()})
@@ -34,19 +36,21 @@ class FolderSource:
             raise SourceError(f"the run's files cannot be read: {error}") from error
         metrics = self._tails["metrics"].path
         self.shown.changed = metrics.stat().st_mtime if metrics.exists() else None
-        self.shown.note = "" if self.shown.history.metrics else "no step has been finished yet: metrics.jsonl is empty or not there"
+        self.shown.note = (
+            "" if self.shown.history.metrics else "no step has finished yet: metrics.jsonl is empty or missing"
+        )
 
 
 def run_folder(folder: Path) -> Path:
-    """`folder`, or the newest run below it. Raises SourceError when there is none."""
+    """Return `folder`, or the newest run in it. Raises SourceError when the folder does not exist."""
     if (folder / "metrics.jsonl").exists():
         return folder
     runs = sorted(folder.glob("**/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
     if runs:
         return runs[-1].parent
     if not folder.is_dir():
-        raise SourceError(f"there is no folder {folder}")
-    return folder  # of a run that has just begun
+        raise SourceError(f"folder {folder} does not exist: give the folder of a run, or one above it")
+    return folder  # the folder of a run that has just started
 
 
 def _title(folder: Path) -> str:
@@ -56,15 +60,15 @@ def _title(folder: Path) -> str:
 
 
 class _Tail:
-    """Lines of one file, each once."""
+    """Reads each line of one file once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
         self._inode = 0
 
-    def is_anew(self) -> bool:
-        """Whether the file is another one, or shorter than it was: an attempt that goes on from a checkpoint rewrites it."""
+    def is_rewritten(self) -> bool:
+        """Whether the file was replaced or cut: an attempt that continues from a checkpoint rewrites it."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -72,7 +76,7 @@ class _Tail:
         return self._offset > 0 and (found.st_ino != self._inode or found.st_size < self._offset)
 
     def read(self) -> list[Row]:
-        """Rows that were finished since the last reading."""
+        """Return the rows that were completed since the last reading."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -84,6 +88,6 @@ class _Tail:
             self._inode = self.path.stat().st_ino
             file.seek(self._offset)
             text = file.read(MAX_BYTES)
-        whole = text[: text.rfind(b"\n") + 1]  # the rest is being written
+        whole = text[: text.rfind(b"\n") + 1]  # the last line may still be incomplete
         self._offset += len(whole)
         return [json.loads(line) for line in whole.split(b"\n")[1 if cut else 0 : -1]]

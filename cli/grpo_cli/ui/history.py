@@ -1,4 +1,4 @@
-"""What a page knows of a run: its rows, bounded, and what of them is new to a browser. Pure."""
+"""The rows of a run that a page shows, bounded, and those that a browser lacks. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 Row = Mapping[str, Any]
 
 MAX_POINTS = 1000
-"""Points of a curve in one answer: what is longer is averaged over neighbouring steps."""
+"""Points of a curve in one answer; longer curves are averaged over neighbouring steps."""
 MAX_COMPLETIONS = 400
-"""Completions in one answer, the newest."""
+"""Completions in one answer; the newest are sent."""
 KEPT_STEPS = 100_000
 KEPT_COMPLETIONS = 4000
 
 
 class History:
-    """Rows of metrics and completions in the order of their steps, and the ranks' part in the newest step."""
+    """Rows of metrics and completions in order of steps, and the row of ranks.jsonl for the newest step."""
 
     def __init__(self) -> None:
-        self.generation = 0  # counts up when steps are taken anew: what a browser has is then of lost steps
+        self.generation = 0  # increases when steps are repeated: a browser then has rows of lost steps
         self.metrics: list[Row] = []
         self.completions: list[Row] = []
         self.ranks: Row | None = None
@@ -30,7 +30,7 @@ class History:
         return int(self.metrics[-1]["step"]) if self.metrics else -1
 
     def add(self, rows: Mapping[str, Sequence[Row]]) -> None:
-        """Append newer rows, by file. Steps that are there already begin the history anew."""
+        """Append newer rows, by file. Rows of known steps restart the history."""
         if rows.get("metrics") and rows["metrics"][0]["step"] <= self.last_step:
             self.clear()
         self.metrics = [*self.metrics, *rows.get("metrics", ())][-KEPT_STEPS:]
@@ -44,7 +44,7 @@ class History:
         self.metrics, self.completions, self.ranks = [], [], None
 
     def since(self, generation: int, after: int) -> dict[str, Any]:
-        """What a browser lacks that has steps up to `after` of `generation`; `each` tells how many steps a point stands for."""
+        """Return what a browser with the steps up to `after` of `generation` lacks; `each` is the steps per point."""
         after = after if generation == self.generation else -1
         new = [row for row in self.metrics if row["step"] > after]
         points, each = decimated(new, MAX_POINTS)
@@ -59,7 +59,7 @@ class History:
 
 
 def decimated(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
-    """At most `most` rows, each the mean of as many neighbours under the last one's step, and how many those are."""
+    """Return at most `most` rows, and how many neighbours each is the mean of; it has the step of the last one."""
     each = max(1, -(-len(rows) // most))
     if each == 1:
         return list(rows), 1

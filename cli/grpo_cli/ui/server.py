@@ -1,4 +1,4 @@
-"""The page's server: files of this package and one JSON answer, on loopback, for GET alone."""
+"""The page's server on loopback: files of this package and one JSON answer, GET only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_cli.ui.source import Source, SourceError
 
 HOST = "127.0.0.1"
 SECONDS_BETWEEN = 1.0
-"""A source is asked at most so often, however many browsers look."""
+"""Time between two requests to a source, however many browsers are open."""
 ASSETS = {
     "/": ("index.html", "text/html"),
     "/style.css": ("style.css", "text/css"),
@@ -26,9 +26,9 @@ ASSETS = {
     "/dom.js": ("dom.js", "text/javascript"),
 }
 HEADERS = {
-    # Completions are a model's words: whatever is in them, nothing but the files above is run, loaded or sent to.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    # A model writes completions: whatever they contain, the browser runs and loads only the files above.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page:
-    """What browsers are told of a source."""
+    """What browsers get of a source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -48,7 +48,10 @@ class Page:
         self._error = ""
 
     async def state(self, generation: int, after: int) -> dict[str, Any]:
-        """What is new to a browser that has steps up to `after` of `generation`. An error keeps what was known, and says how old it is."""
+        """Return what a browser with the steps up to `after` of `generation` lacks.
+
+        After an error the known rows stay, with their age in seconds.
+        """
         async with self._lock:
             if time.monotonic() - self._asked > SECONDS_BETWEEN:
                 await self._refresh()
@@ -74,14 +77,14 @@ class Page:
 
 
 def application(source: Source) -> web.Application:
-    """GET / with its assets, and /api/state?generation=&after=."""
+    """Serve GET / with its assets, and /api/state?generation=&after=."""
     page = Page(source)
 
     async def state(request: web.Request) -> web.Response:
         try:
             generation, after = int(request.query.get("generation", 0)), int(request.query.get("after", -1))
         except ValueError:
-            return web.Response(status=400, text="generation and after are whole numbers\n")
+            return web.Response(status=400, text="generation and after must be whole numbers\n")
         return web.json_response(await page.state(generation, after))
 
     app = web.Application(middlewares=[_guard])
@@ -102,7 +105,7 @@ def _asset(name: str, kind: str) -> Handler:
 
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a page of another site could ask for: its own name pointed at loopback (DNS rebinding), and all but GET."""
+    """Refuse requests of other sites: names that they point at loopback (DNS rebinding), and all methods but GET."""
     host = request.host.rpartition(":")[0] or request.host
     if host not in (HOST, "localhost"):
         return web.Response(status=403, text=f"this page is at http://{HOST}, not at {host!r}\n", headers=HEADERS)
@@ -116,7 +119,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @asynccontextmanager
 async def serving(source: Source, port: int) -> AsyncIterator[str]:
-    """Serve while the context is open, at the address that it gives; port 0 is any that is free. Raises OSError when it is taken."""
+    """Serve while the context is open; it gives the address. Port 0: any free one. Raises OSError for a used port."""
     runner = web.AppRunner(application(source), access_log=None)
     await runner.setup()
     try:

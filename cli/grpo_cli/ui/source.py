@@ -1,4 +1,4 @@
-"""What a page shows: the interface of a run's folder and of a job in a cluster."""
+"""The interface of what a page shows: a run's folder, or a job in a cluster."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from grpo_cli.ui.history import History
 
 
 class SourceError(Exception):
-    """There is nothing to read right now; the text says why, and what to do."""
+    """A source cannot be read now; the text says why, and what to do."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """All that is known, as of the last time that the source answered."""
+    """What is known since the source last answered."""
 
     title: str
     where: str
     history: History = field(default_factory=History)
-    job: dict[str, Any] | None = None  # `grpo_cli.view.JobView` with conditions and pods, as JSON
-    changed: float | None = None  # when the newest step was written, in seconds since the epoch, where that is known
-    note: str = ""  # why there is less than there could be
+    job: dict[str, Any] | None = None  # `grpo_cli.screen.view.JobView` with conditions and pods, as JSON
+    changed: float | None = None  # time of the newest step in seconds since 1970, if known
+    note: str = ""  # why something is missing
 
 
 class Source(Protocol):
-    """A run's folder or a job."""
+    """A run's folder, or a job."""
 
     @property
     def shown(self) -> Shown:
-        """What `refresh` has found so far."""
+        """What `refresh` has read so far."""
         ...
 
     def refresh(self) -> None:
-        """Look again; blocks. Raises SourceError, and then `shown` stays as it was."""
+        """Read again; blocks. Raises SourceError, and then leaves `shown` as it was."""
         ...

@@ -1,4 +1,4 @@
-// Command pause holds a pod's namespaces open until it is told to end.
+// Command pause holds a pod's namespaces open until SIGINT or SIGTERM.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() {
 		case <-end:
 			return
 		case <-children:
-			// With a shared process namespace this is process 1, so orphans are its to collect.
+			// With a shared process namespace this is process 1, so it must reap orphans.
 			for {
 				if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
 					break

@@ -1,40 +1,42 @@
-"""Generate, step twice, generate again with a colocated vLLM: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS."""
+"""Two steps with a colocated vLLM, then more completions: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS.
+
+TRAINS is "all", or "adapters". OUT gets the ranks' results in rank order: among them the differences between
+log-probabilities of the engine and of the trained and the initial model.
+"""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
 import os
 import sys
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
 import torch
 from fixed_samples import train_on
 
-from grpo_workload import exports
-from grpo_workload.batching import micro_batch
-from grpo_workload.collectives import gather
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy, score
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.generation.colocate import ColocateGenerator
-from grpo_workload.logprobs import Scorer
-from grpo_workload.model import load_model
-from grpo_workload.types import Prompt, Sample
+from grpo_workload.policy.load import load_model
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.weights import export
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+# Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
+export.GATHER_BYTES = 2**12
 
 
-# Buckets end inside of what vLLM fuses (q, k and v; gate and up), which keeps what it was given until the rest of it has come.
-exports.GATHER_BYTES = 2**12
-
-
-def differences(model, scorer, samples):
-    """Largest |difference| between a model's log-probabilities and the generator's, over all tokens."""
+def differences(model, head, samples):
+    """Return the largest difference between log-probabilities of a model and of the engine, over all tokens."""
     batch = micro_batch(samples)
     with torch.no_grad():
-        logprobs_BT, _ = score(model, scorer, batch, TEMPERATURE)
+        logprobs_BT, _ = head.per_token(model, batch, TEMPERATURE)
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
@@ -65,19 +67,25 @@ def main(model, out, zero_stage, tensor_parallel, trains):
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
     generator = ColocateGenerator(config, Device.CPU)
     initial = load_model(config, Device.CPU) if zero_stage < 3 else None
-    prompts = [Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index) for index in range(1 + rank)]
+    prompts = [
+        Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index)
+        for index in range(1 + rank)
+    ]
 
     def generate():
         groups = generator.generate(prompts, NUM_GENERATIONS)
         generator.sleep()
         for prompt, group in zip(prompts, groups, strict=True):
-            rewards = [sum(token % 2 == 0 for token in completion.token_ids) / len(completion.token_ids) for completion in group]
-            assert max(rewards) > min(rewards), "all advantages are zero: nothing would be learned"
+            rewards = [
+                sum(token % 2 == 0 for token in completion.token_ids) / len(completion.token_ids)
+                for completion in group
+            ]
+            spreads.append(max(rewards) - min(rewards))
             for completion, reward in zip(group, rewards, strict=True):
                 advantage = reward - sum(rewards) / len(rewards)
                 yield Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
 
-    logged = []
+    logged, spreads = [], []
     for step in range(2):
         metrics = train_on(policy, gather(list(generate())), config.training)
         logged.append(metrics["sampling/sampling_logp_difference/max"])
@@ -88,11 +96,12 @@ def main(model, out, zero_stage, tensor_parallel, trains):
     samples = list(generate())
     result = {
         "logged": logged,
+        "spreads": spreads,
         "tokens": [sample.completion.token_ids for sample in samples],
         "common": [answer.token_ids for answer in answers],
         "versions": [sample.completion.weight_version for sample in samples],
-        "trained": differences(policy.engine, policy.scorer, samples),
-        "initial": differences(initial, Scorer(initial), samples) if initial is not None else None,
+        "trained": differences(policy.deepspeed_engine, policy.head, samples),
+        "initial": differences(initial, LogprobHead(initial), samples) if initial is not None else None,
         "logprobs": [logprob for sample in samples for logprob in sample.completion.logprobs],
     }
     results = gather(result)

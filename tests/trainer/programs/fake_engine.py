@@ -1,4 +1,8 @@
-"""The HTTP side of an engine without a model: port, name of the process, a file to mark that a completion came, whether it answers any."""
+"""The HTTP side of an engine, without a model: fake_engine.py PORT NAME MARK HOW.
+
+NAME is the name of its process. MARK is a file that it touches when it is asked for a completion. HOW is "answers", or
+anything else for an engine that never answers with a completion.
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,9 @@
-"""Faults of rewards and prompts, one after the other on a run that is loaded once: faults.py MODEL DATA."""
+"""Faults of rewards and prompts, one after the other on a run that is loaded once: faults.py MODEL DATA.
+
+It reports the error of each fault, by name, and the seconds that all of them took; the steps in the journal after the
+faults, after an attempt without a fault, and after one that found one prompt group missing; the completions that a
+further attempt took from the journal; and the number of completions in each call of the reward of the good attempts.
+"""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
@@ -11,22 +16,20 @@ import threading
 import time
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Contract, Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Contract, Device
 
 environment.prepare(Device.CPU, os.environ)
 
-import pytest
+from results import error_of, report
 
-from grpo_workload.clock import Clock
-from grpo_workload.inputs import DatasetConfig
-from grpo_workload.journal import Journal, begin_branch, read_lineage
-from grpo_workload.prefetch import PromptLoader
-from grpo_workload.prompt_making import PromptError
-from grpo_workload.rewards import RewardError
-from grpo_workload.rollout import roll_out
-from grpo_workload.setup import load
-from grpo_workload.tasks import load_prompts
+from grpo_workload.data.prefetch import PromptLoader
+from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.spec.inputs import DatasetConfig
+from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
+from grpo_workload.training.assemble import load
+from grpo_workload.training.rollout import roll_out
 
 GENERATIONS = 4
 calls = []
@@ -45,20 +48,17 @@ def hangs(prompts, completions):
     threading.Event().wait()
 
 
-FAULTS = {
-    r"rewards\[mine\] raised KeyError: 'colour'": one_raises,
-    r"rewards\[mine\] was not done with 12 completions within 0.5 s": hangs,
-    r"rewards\[mine\] returned nan for completion 0 of 12, an answer to prompt \d+ ": lambda prompts, completions: [float("nan")] * 12,
-    r"rewards\[mine\] returned 11 values for 12 completions": lambda prompts, completions: [0.0] * 11,
+REWARDS = {
+    "raises": one_raises,
+    "hangs": hangs,
+    "nan": lambda prompts, completions: [float("nan")] * 12,
+    "one value too few": lambda prompts, completions: [0.0] * 11,
 }
-PROMPTS = {
-    r"`prompt` of row 1 is empty": "",
-    r"prompt 1 of the dataset has 130 tokens; generation.maxModelLen less training.maxCompletionLength leaves 122": "x" * 130,
-}
+PROMPTS = {"empty": "", "too long": "x" * 130}
 
 
 class Attempts:
-    """Attempts of one run, each from its start, with a reward function and prompts of its own."""
+    """Attempts of one run, each from its start, each with its own reward function and prompts."""
 
     def __init__(self, model, data):
         config = {
@@ -70,15 +70,20 @@ class Attempts:
         }
         member = {"pod": "job-0", "group": "a", "host": "127.0.0.1", "gpus": 1, "rankOffset": 0}
         job = {"namespace": "ns", "name": "job", "uid": "faults"}
-        contract = {"job": job, "epoch": 0, "device": "cpu", "members": [member], "durable": True, "config": config}
+        contract = {"job": job, "attempt": 0, "device": "cpu", "members": [member], "durable": True, "config": config}
         self.run_dir = data / "ns/job/faults"
-        self.run = load(Contract.model_validate(contract), asyncio.Runner(), data_dir=data, state_dir=Path(os.environ["GRPO_STATE_DIR"]))
-        self.epoch = 0
+        self.run = load(
+            Contract.model_validate(contract),
+            asyncio.Runner(),
+            data_dir=data,
+            state_dir=Path(os.environ["GRPO_STATE_DIR"]),
+        )
+        self.attempt = 0
 
-    def attempt(self, function, prompts=None, forget=()):
-        """The first half of the first step of a new attempt, which does not know the groups of the prompts `forget`."""
-        self.epoch += 1
-        branch, known = begin_branch(self.run_dir, epoch=self.epoch, step=0)
+    def begin(self, function, prompts=None, forget=()):
+        """Roll out the first step of a new attempt, without the journal's groups at positions `forget`."""
+        self.attempt += 1
+        branch, known = begin_branch(self.run_dir, attempt=self.attempt, step=0)
         (reward,) = self.run.rewards
         run = dataclasses.replace(
             self.run,
@@ -91,6 +96,10 @@ class Attempts:
         run.journal.close()
         return rollout
 
+    def journal(self):
+        """Return the steps in the journal, each as a list of its groups."""
+        return [[dataclasses.asdict(group) for group in groups] for groups in read_lineage(self.run_dir)]
+
 
 def loader(source, folder):
     steps = {"share": range(3), "prompts_per_step": 3, "steps": range(1)}
@@ -100,27 +109,19 @@ def loader(source, folder):
 def main(model, data):
     attempts = Attempts(model, data)
     start = time.monotonic()
-    for message, function in FAULTS.items():
-        with pytest.raises(RewardError, match=message):
-            attempts.attempt(function)
-    for message, text in PROMPTS.items():
+    errors = {name: error_of(attempts.begin, reward) for name, reward in REWARDS.items()}
+    for name, text in PROMPTS.items():
         (data / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("good", text)))
         source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1)
-        with pytest.raises(PromptError, match=message):
-            attempts.attempt(scores, loader(source, data))
-    assert time.monotonic() - start < 60
+        errors[name] = error_of(attempts.begin, scores, loader(source, data))
+    result = {"errors": errors, "seconds": time.monotonic() - start, "after_faults": attempts.journal()}
 
-    # No attempt has come to the end of its rewards, so nothing is journalled; then all of it is used again, or the part that is there.
-    assert list(read_lineage(attempts.run_dir)) == []
-    attempts.attempt(scores)
-    (first,) = read_lineage(attempts.run_dir)
-    known = attempts.attempt(one_raises)
-    assert [sample.completion for sample in known.samples] == [completion for group in first for completion in group.completions]
-    attempts.attempt(scores, forget=(1,))
-    assert calls == [3 * GENERATIONS, GENERATIONS]
-    (again,) = read_lineage(attempts.run_dir)
-    assert (again[0], again[2]) == (first[0], first[2])
-    assert again[1].position == 1
+    attempts.begin(scores)
+    result["after_success"] = attempts.journal()
+    known = attempts.begin(one_raises)
+    result["reused"] = [dataclasses.asdict(sample.completion) for sample in known.samples]
+    attempts.begin(scores, forget=(1,))
+    report(result | {"calls": calls, "after_forgetting": attempts.journal()})
 
 
 main(sys.argv[1], Path(sys.argv[2]))

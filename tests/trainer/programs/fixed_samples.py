@@ -1,18 +1,18 @@
-"""Samples of steps that are the same on any number of ranks: programs import it after `environment.prepare`."""
+"""Samples of steps that are the same on any number of ranks; programs import this after `environment.prepare`."""
 
 import torch
 import torch.distributed as dist
 
-from grpo_workload.balance import Fact, micro_batches, plan
-from grpo_workload.batching import shard
-from grpo_workload.types import Completion, Prompt, Sample
+from grpo_workload.algorithm.micro_batch import shard
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
 
 NUM_PROMPTS, NUM_GENERATIONS = 5, 3  # over 3 ranks: shares of 2, 2 and 1 prompts
 PAD = 2
 
 
 def samples(step):
-    """Those of step 1 train two sequences alone, so that of three ranks one has nothing to do."""
+    """Yield the samples of a step. In step 1 only two have an advantage, so one of three ranks has nothing to train."""
     random = torch.Generator().manual_seed(step)
 
     def tokens(low, high):
@@ -23,13 +23,17 @@ def samples(step):
         prompt = Prompt(index=index, text="", token_ids=tokens(3, 12))
         for number in range(NUM_GENERATIONS):
             ids = tokens(1, 9)
-            completion = Completion(token_ids=ids, logprobs=(-5.0,) * len(ids), text="", finish_reason="stop", weight_version=0)
-            advantage = float(torch.randn((), generator=random)) * (step != 1 or index * NUM_GENERATIONS + number in (4, 9))
+            completion = Completion(
+                token_ids=ids, logprobs=(-5.0,) * len(ids), text="", finish_reason="stop", weight_version=0
+            )
+            advantage = float(torch.randn((), generator=random)) * (
+                step != 1 or index * NUM_GENERATIONS + number in (4, 9)
+            )
             yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage)
 
 
 def take_step(policy, step, training):
-    """One optimizer step on this rank's share of the samples of `step`; its metrics."""
+    """Take an optimizer step on this rank's share of the samples of `step`; return its metrics."""
     every = list(samples(step))
     shares = [shard(NUM_PROMPTS, dist.get_world_size(), rank) for rank in range(dist.get_world_size())]
     owned = [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
@@ -37,12 +41,12 @@ def take_step(policy, step, training):
 
 
 def train_on(policy, owned, training):
-    """One optimizer step on samples `owned[rank]`; its metrics."""
+    """Take an optimizer step on the samples `owned[rank]`; return its metrics."""
     work = plan([[fact(sample) for sample in own] for own in owned], training)
     return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank()), work.num_micro_batches, work.scale)
 
 
 def fact(sample):
-    """What all ranks know of a sample."""
+    """Return what all ranks know of a sample."""
     prompt_tokens, tokens = len(sample.prompt.token_ids), len(sample.completion.token_ids)
     return Fact(prompt_tokens, tokens, sample.completion.finish_reason == "length", sample.reward, sample.advantage)

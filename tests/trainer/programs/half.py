@@ -1,33 +1,37 @@
-"""Steps in float16 whose first gradients overflow, on 2 ranks, saved and gone on from: half.py MODEL DATA OUT STAGE[+]...
+"""Eight steps in float16 whose first gradients overflow, a checkpoint, and two more steps with and without a restart.
 
-DeepSpeed refuses float16 on a CPU without instructions for it. torch computes in it all the same, slowly: loss scaling is DeepSpeed's own.
+half.py MODEL DATA STAGE[+]...: a stage with a + reduces gradients once a step. Each rank reports the metrics of all
+steps, by stage, and whether a step has moved the weights.
+
+DeepSpeed refuses float16 on a CPU without instructions for it. torch can compute in it anyway, slowly, and the loss
+scaling under test is DeepSpeed's own.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
-import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
 import fixed_samples
 from accelerate.state import AcceleratorState
 from deepspeed.accelerator import get_accelerator
+from results import report
 from transformers import AutoTokenizer
 
-from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
 get_accelerator().is_fp16_supported = lambda: True
 samples = fixed_samples.samples
-# Advantages so large that gradients, which are clipped only after, do not fit: the scale has to come down from 65536.
+# Such large advantages make gradients overflow, as clipping comes later: the loss scale has to fall from 65536.
 fixed_samples.samples = lambda step: (replace(sample, advantage=sample.advantage * 20) for sample in samples(step))
 
 
@@ -36,7 +40,12 @@ def make_config(model, name):
         "model": {"path": model, "dtype": "float16"},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"perDeviceTrainBatchSize": 2, "learningRate": 1e-3, "maxSteps": 20, "importanceSamplingCorrection": "none"},
+        "training": {
+            "perDeviceTrainBatchSize": 2,
+            "learningRate": 1e-3,
+            "maxSteps": 20,
+            "importanceSamplingCorrection": "none",
+        },
         "parallelism": {"zeroStage": int(name[0]), "coalesceGradReduction": name.endswith("+")},
     }
     return TrainerConfig.model_validate(config)
@@ -58,21 +67,20 @@ def take_steps(policy, config, steps):
         yield metrics | {"moved": checksum(policy) != before}
 
 
-def main(model, data, out, names):
+def main(model, data, names):
     results = {}
     for name in names:
         config = make_config(model, name)
         policy = make_policy(config)
         steps = list(take_steps(policy, config, range(8)))
-        checkpoints = Checkpoints(Path(data), f"stage-{name[0]}", keep=1, epoch=0, pod_uid="uid")
+        checkpoints = Checkpoints(Path(data), f"stage-{name[0]}", keep=1, attempt=0, pod_uid="uid")
         state = TrainerState(step=8, weight_version=8, num_tokens=0, world_size=2, zero_stage=int(name[0]))
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = list(take_steps(policy, config, [8, 9]))
         resumed = make_policy(config)
         checkpoints.find(None, world_size=2, zero_stage=int(name[0])).load(resumed)
         results[name] = {"steps": steps, "straight": straight, "resumed": list(take_steps(resumed, config, [8, 9]))}
-    if os.environ["RANK"] == "0":
-        Path(out).write_text(json.dumps(results))
+    report(results)
 
 
-main(*sys.argv[1:4], sys.argv[4:])
+main(*sys.argv[1:3], sys.argv[3:])

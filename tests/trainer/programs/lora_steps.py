@@ -1,7 +1,8 @@
-"""Two optimizer steps on adapters, a checkpoint, and a third step twice: straight on, and from the checkpoint.
+"""Two optimizer steps on adapters, a checkpoint, and a third step twice: directly, and resumed from the checkpoint.
 
-lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... of modules that are trained whole. Per plan, FOLDER gets a
-checkpoint, and PLAN.pt with metrics, the weights that engines get, the model's own and their adapters.
+lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... with modules that are trained whole. For
+each plan, FOLDER gets a checkpoint, and PLAN.pt with the metrics, the exported weights, and all parameters of the
+policy.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -10,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -21,21 +22,21 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
-from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.collectives import join
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import join
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
 
 def parameters(policy):
-    """All of the policy's own, whole."""
+    """Return all parameters of the policy, adapters included, gathered."""
     own = list(policy.module.named_parameters())
     with deepspeed.zero.GatheredParameters([parameter for _, parameter in own], enabled=policy.is_partitioned):
         return {name: parameter.detach().clone() for name, parameter in own}
 
 
 def exported(policy):
-    """What engines get."""
+    """Return the weights that engines get."""
     return {name: weight.clone() for name, weight in policy.weights()}
 
 
@@ -59,13 +60,21 @@ def main(model, folder, beta, plans):
                 "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0"},
             }
         )
-        checkpoints = Checkpoints(Path(folder), plan, keep=9, epoch=0, pod_uid="uid")
+        checkpoints = Checkpoints(Path(folder), plan, keep=9, attempt=0, pod_uid="uid")
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         initial = parameters(policy)
         first = exported(policy)
         metrics = [take_step(policy, step, config.training) for step in (0, 2)]
-        result = {"initial": initial, "first": first, "own": parameters(policy), "exported": exported(policy), "metrics": metrics}
-        state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
+        result = {
+            "initial": initial,
+            "first": first,
+            "own": parameters(policy),
+            "exported": exported(policy),
+            "metrics": metrics,
+        }
+        state = TrainerState(
+            step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
+        )
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = take_step(policy, 3, config.training)
         result["straight"] = straight, parameters(policy)

@@ -1,9 +1,9 @@
-"""Steps of several runs, each gone on from where other ranks or stages have left it: reshape.py MODEL DATA OUT EPOCH PLAN...
+"""Steps of several runs, resumed with other numbers of ranks or ZeRO stages: reshape.py MODEL DATA OUT ATTEMPT PLAN...
 
-A PLAN is RUN:DTYPE:STAGE; runs named "...lora" train adapters, and optimizer states of those named "away..." are on the device in steps
-alone. A run without a checkpoint takes steps 0 and 1, saves, and goes on to steps 2 and 3 for comparison; one with a checkpoint takes the
-next step and saves. OUT gets, by run: masters, moments and Adam's step as they were loaded and as they were saved, and metrics of the
-steps.
+A PLAN is RUN:DTYPE:STAGE. Runs named "...lora" train adapters; those named "away..." have their optimizer states on the
+device only during steps. A run without a checkpoint takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison.
+A run with a checkpoint takes the next step and saves. OUT gets, by run: the optimizer's master weights, moments and
+step as they were loaded and as they were saved, and the metrics of the steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -23,20 +23,20 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
-from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.collectives import join
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy
-from grpo_workload.optimizer import adam
+from grpo_workload.policy.optimizer_offload import adam
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import join
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
 
 def optimizer_state(policy):
-    """Masters and moments by parameter, whole, and the step; without ZeRO, as torch's AdamW holds them."""
-    states, whole = adam(policy.engine).state, {}
+    """Return gathered master weights and moments by parameter, and AdamW's step; without ZeRO torch holds them."""
+    states, whole = adam(policy.deepspeed_engine).state, {}
     for name, parameter in policy.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        if policy.engine.zero_optimization():
+        if policy.deepspeed_engine.zero_optimization():
             moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
             whole[name] = [safe_get_full_fp32_param(parameter), *moments]
         else:
@@ -46,11 +46,13 @@ def optimizer_state(policy):
 
 
 def take(policy, step, config):
-    """The metrics of a step, without seconds."""
-    return {name: value for name, value in take_step(policy, step, config.training).items() if not name.startswith("time/")}
+    """Take a step; return its metrics without times."""
+    return {
+        name: value for name, value in take_step(policy, step, config.training).items() if not name.startswith("time/")
+    }
 
 
-def main(model, data, out, epoch, plans):
+def main(model, data, out, attempt, plans):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join(Device.CPU, 300)
     results = {}
@@ -62,12 +64,17 @@ def main(model, data, out, epoch, plans):
                 "model": {"path": model, "dtype": dtype},
                 "dataset": {"path": "unused"},
                 "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {"learningRate": 1e-3, "warmupSteps": 3, "perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none"},
+                "training": {
+                    "learningRate": 1e-3,
+                    "warmupSteps": 3,
+                    "perDeviceTrainBatchSize": 4,
+                    "importanceSamplingCorrection": "none",
+                },
                 "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload},
                 **({"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {}),
             }
         )
-        checkpoints = Checkpoints(Path(data), run, keep=9, epoch=int(epoch), pod_uid=f"uid-{epoch}")
+        checkpoints = Checkpoints(Path(data), run, keep=9, attempt=int(attempt), pod_uid=f"uid-{attempt}")
         try:
             source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
         except ValueError as error:
@@ -87,7 +94,12 @@ def main(model, data, out, epoch, plans):
             saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
         trainer = TrainerState(
-            step=step, weight_version=step, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
+            step=step,
+            weight_version=step,
+            num_tokens=0,
+            world_size=world_size,
+            zero_stage=int(stage),
+            lora=config.adapters,
         )
         checkpoints.save(policy, tokenizer, trainer)
         if source is None:

@@ -1,4 +1,8 @@
-"""Ranks on engines that come back: rank 1 alone has prompts, and gets answers only after both ranks have brought weights together."""
+"""Ranks with engines that come back; only rank 1 has prompts, and both ranks push together before it gets answers.
+
+restart_ranks.py FOLDER: FOLDER holds contract.json. Each rank writes the sum of each push's all-reduce and the tokens
+of its completions there, as rank-N.json.
+"""
 
 import json
 import sys
@@ -9,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from grpo_workload.collectives import join
-from grpo_workload.contract import Contract, Device
-from grpo_workload.generation.engine_link import Timing
-from grpo_workload.generation.server import ServerGenerator
-from grpo_workload.packing import TensorSpec
-from grpo_workload.types import Prompt
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.generation.servers.engine_watch import Timing
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.ranks.collectives import join
+from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.weights.wire import TensorSpec
 
 
 @record
@@ -29,11 +33,11 @@ def main(folder: Path) -> None:
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             ones = torch.ones(1)
-            dist.all_reduce(ones)  # as gathering a partitioned parameter is
+            dist.all_reduce(ones)  # a collective, as gathering a partitioned parameter is
             pushes.append(int(ones))
             yield "weight", ones
 
-    generator = ServerGenerator(contract, rank, Ones, Timing(look=0.2, lost=1))
+    generator = ServerGenerator(contract, rank, Ones, Timing(poll=0.2, lost=1))
     prompts = [Prompt(index=index, text="", token_ids=(index,), seed=index) for index in range(6 * rank)]
     groups = generator.generate(prompts, 2)
     generator.close()

@@ -1,4 +1,7 @@
-"""Ranks on real engines: rank 0 pushes weights, each samples and compares, then all push until an engine is lost."""
+"""Ranks with real engines: they push, sample, compare, and push until an engine is lost: server_ranks.py FOLDER.
+
+FOLDER holds contract.json. Each rank writes its result there as rank-N.json before it goes on pushing.
+"""
 
 import itertools
 import json
@@ -10,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoModelForCausalLM
 
-from grpo_workload.contract import Contract
-from grpo_workload.exports import Export, full
-from grpo_workload.generation.server import ServerGenerator
-from grpo_workload.types import Prompt
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.spec.contract import Contract
+from grpo_workload.weights.export import Export, full
 
 
 @record
@@ -32,7 +35,8 @@ def main(folder: Path) -> None:
     prompt = Prompt(index=rank, text="", token_ids=(10 + rank, 20, 30))
     (group,) = generator.generate([prompt], 2)
     is_close = all(
-        torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0) for one in group
+        torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0)
+        for one in group
     )
     result = {"versions": [one.weight_version for one in group], "is_close": is_close}
     fresh = folder / f"rank-{rank}.tmp"

@@ -1,8 +1,9 @@
-"""Three steps with optimizer states on the device and away from it, a checkpoint before the third, and the third again from there.
+"""Three steps with optimizer states on the device, and three with the states offloaded to the host between steps.
 
-states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. OUT gets, by plan: metrics, weights and
-states with them on the device; the same with them away, straight on and from the checkpoint; and their bytes on the device between steps
-and when they are back, beside those that were reckoned.
+states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. With the states away, a checkpoint is
+saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. OUT gets, by plan:
+metrics, weights and states of all steps, and the states' bytes on the device between steps, during steps, and as
+memory_check calculates them.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -12,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -22,11 +23,11 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
-from grpo_workload.checkpoint import Checkpoints, TrainerState
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy
-from grpo_workload.generation.memory import num_parameters, training_footprint
-from grpo_workload.optimizer import adam
+from grpo_workload.generation.memory_check import num_parameters, training_footprint
+from grpo_workload.policy.optimizer_offload import adam
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
 
 def make_config(model, plan, offload):
@@ -47,18 +48,20 @@ def make_policy(config):
 
 
 def states(policy):
-    """Copies of masters and moments, wherever they are."""
+    """Return copies of master weights and moments, wherever they are."""
     return [
         tensor.detach().clone()
-        for master, state in adam(policy.engine).state.items()
+        for master, state in adam(policy.deepspeed_engine).state.items()
         for tensor in (master, *state.values())
         if isinstance(tensor, torch.Tensor)
     ]
 
 
 def bytes_of(tensors):
-    """Of the memory behind them."""
-    return sum({storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}.values())
+    """Return the number of bytes of the tensors' storages; a shared storage counts once."""
+    return sum(
+        {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}.values()
+    )
 
 
 def weights(policy):
@@ -66,13 +69,17 @@ def weights(policy):
 
 
 def take_steps(policy, config, steps):
-    """Their metrics, without seconds; weights and states after them."""
+    """Take steps; return their metrics without times, and the weights and states after them."""
     metrics = [take_step(policy, step, config.training) for step in steps]
-    return [{name: value for name, value in step.items() if name != "time/offload"} for step in metrics], weights(policy), states(policy)
+    return (
+        [{name: value for name, value in step.items() if name != "time/offload"} for step in metrics],
+        weights(policy),
+        states(policy),
+    )
 
 
 def sizes(policy, config):
-    """Bytes of states on the device between steps, after they have come back, and as the arithmetic has it."""
+    """Return the states' bytes on the device between steps, during steps, and as memory_check calculates them."""
     on_device = [away.on_device for away in policy._states._away]
     between = bytes_of(on_device)
     with policy.with_states():
@@ -89,7 +96,7 @@ def run(model, data, plan, tokenizer):
     policy = make_policy(config := make_config(model, plan, "generating"))
     result["away"] = [take_steps(policy, config, (0, 2))]
     result["sizes"] = sizes(policy, config)
-    checkpoints = Checkpoints(Path(data), plan, keep=1, epoch=0, pod_uid="uid")
+    checkpoints = Checkpoints(Path(data), plan, keep=1, attempt=0, pod_uid="uid")
     state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=2, zero_stage=stage)
     checkpoints.save(policy, tokenizer, state)
     result["away"].append(take_steps(policy, config, (3,)))
@@ -102,7 +109,7 @@ def run(model, data, plan, tokenizer):
 
 
 def main(model, data, out, plans):
-    gc.freeze()  # DeepSpeed collects garbage whenever it makes an optimizer for bfloat16, among all that was imported
+    gc.freeze()  # DeepSpeed collects garbage for each bfloat16 optimizer: skip what was imported, for speed
     tokenizer = AutoTokenizer.from_pretrained(model)
     results = {plan: run(model, data, plan, tokenizer) for plan in plans}
     if os.environ["RANK"] == "0":

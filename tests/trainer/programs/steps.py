@@ -1,6 +1,7 @@
-"""Two optimizer steps on fixed samples, for each ZeRO stage asked for: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
+"""Two optimizer steps on fixed samples under each ZeRO stage: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
-A STAGE with a + reduces gradients once a step, one with a b trains in bfloat16.
+A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16. Rank 0 saves, by stage, the metrics,
+the weights, and the number of steps that AdamW has counted.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -8,8 +9,8 @@ A STAGE with a + reduces gradients once a step, one with a b trains in bfloat16.
 import os
 import sys
 
-from grpo_workload import environment
-from grpo_workload.contract import Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -17,9 +18,9 @@ import torch
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 
-from grpo_workload.config import TrainerConfig
-from grpo_workload.engine import Policy
-from grpo_workload.optimizer import adam
+from grpo_workload.policy.optimizer_offload import adam
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.trainer import TrainerConfig
 
 
 def main(model, out, micro_batch_size, beta, stages):
@@ -38,13 +39,21 @@ def main(model, out, micro_batch_size, beta, stages):
                     "beta": beta,
                     "importanceSamplingCorrection": "none",
                 },
-                "parallelism": {"zeroStage": stage, "gradientCheckpointing": stage == 2, "coalesceGradReduction": coalesce},
+                "parallelism": {
+                    "zeroStage": stage,
+                    "gradientCheckpointing": stage == 2,
+                    "coalesceGradReduction": coalesce,
+                },
             }
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         metrics = [take_step(policy, step, config.training) for step in range(2)]
-        steps = {float(state["step"]) for state in adam(policy.engine).state.values() if "step" in state}
-        results[name] = {"metrics": metrics, "weights": {name: weight.clone() for name, weight in policy.weights()}, "steps": steps}
+        steps = {float(state["step"]) for state in adam(policy.deepspeed_engine).state.values() if "step" in state}
+        results[name] = {
+            "metrics": metrics,
+            "weights": {name: weight.clone() for name, weight in policy.weights()},
+            "steps": steps,
+        }
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":
         torch.save(results, out)

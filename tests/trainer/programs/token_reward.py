@@ -1,4 +1,4 @@
-"""A reward that random weights can earn: whoever knows no language still draws different tokens. And one that nobody earns."""
+"""A reward that random weights can earn, since their tokens vary, and a reward that crashes."""
 
 import os
 import signal

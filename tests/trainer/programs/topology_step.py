@@ -1,4 +1,7 @@
-"""Generate greedily, take a step on given samples, push: topology_step.py CONTRACT OUT. The topology is the contract's."""
+"""Generate greedily, take a step on fixed samples, push, and generate again: topology_step.py CONTRACT OUT.
+
+The contract gives the topology. OUT gets the ranks' results in rank order.
+"""
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
@@ -6,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from grpo_workload import environment
-from grpo_workload.contract import Contract, Device
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Contract, Device
 
 contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
 environment.prepare(Device.CPU, os.environ)
@@ -15,25 +18,25 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from fixed_samples import train_on
 
-from grpo_workload import exports
-from grpo_workload.advantage import group_advantages
-from grpo_workload.batching import shard
-from grpo_workload.collectives import gather
-from grpo_workload.engine import Policy
-from grpo_workload.generation import transfer
+from grpo_workload.algorithm.advantage import group_advantages
+from grpo_workload.algorithm.micro_batch import shard
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.build import build_generator
-from grpo_workload.setup import load_tokenizer
-from grpo_workload.types import Completion, Prompt, Sample
+from grpo_workload.generation.servers import weight_sender
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.training.assemble import load_tokenizer
+from grpo_workload.weights import export
 
 PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 60, 110, 170, 220)))
-# Several of either, though the model is tiny: one is gathered while another is sent.
-exports.GATHER_BYTES = 2**13
-transfer.PIECE_BYTES["gloo"] = 2**14
+# Several buckets and pieces in spite of the tiny model, so that one is gathered while another is sent.
+export.GATHER_BYTES = 2**13
+weight_sender.PIECE_BYTES["gloo"] = 2**14
 rank, training = int(os.environ["RANK"]), contract.config.training
 
 
 def drawn():
-    """The step's samples, the same in every topology: random tokens and rewards."""
+    """Yield the step's samples, with random tokens and rewards that are the same in every topology."""
     random = torch.Generator().manual_seed(11)
     prompts = [Prompt(index=index, text="", token_ids=ids) for index, ids in enumerate(PROMPTS)]
     rewards = torch.rand(len(prompts) * training.num_generations, generator=random)
@@ -41,8 +44,15 @@ def drawn():
     for position, (reward, advantage) in enumerate(zip(rewards.tolist(), advantages, strict=True)):
         length = int(torch.randint(1, training.max_completion_length + 1, (), generator=random))
         ids = tuple(torch.randint(3, 250, (length,), generator=random).tolist())
-        completion = Completion(token_ids=ids, logprobs=(-5.0,) * length, text="", finish_reason="stop", weight_version=1)
-        yield Sample(prompt=prompts[position // training.num_generations], completion=completion, reward=reward, advantage=advantage)
+        completion = Completion(
+            token_ids=ids, logprobs=(-5.0,) * length, text="", finish_reason="stop", weight_version=1
+        )
+        yield Sample(
+            prompt=prompts[position // training.num_generations],
+            completion=completion,
+            reward=reward,
+            advantage=advantage,
+        )
 
 
 def weights():
@@ -50,11 +60,13 @@ def weights():
 
 
 def greedy():
-    """Completions of all prompts on rank 0, one sequence at a time: no other rank asks, and so the engine never has two."""
+    """Return completions of all prompts. Only rank 0 asks, for one at a time: the engine never has two sequences."""
     answers = []
     for index, token_ids in enumerate(PROMPTS):
         asked = [Prompt(index=index, text="", token_ids=token_ids)] if rank == 0 else []
-        answers += [(one.token_ids, one.logprobs, one.weight_version) for group in generator.generate(asked, 1) for one in group]
+        answers += [
+            (one.token_ids, one.logprobs, one.weight_version) for group in generator.generate(asked, 1) for one in group
+        ]
     generator.sleep()
     gather(None)
     generator.expect_weights()
@@ -62,7 +74,9 @@ def greedy():
 
 
 tokenizer = load_tokenizer(contract.config.model)
-policy = Policy(contract.config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id)
+policy = Policy(
+    contract.config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id
+)
 greedily = training.model_copy(update={"temperature": 0.0})
 asking = contract.model_copy(update={"config": contract.config.model_copy(update={"training": greedily})})
 generator = build_generator(asking, rank, policy, tokenizer)
@@ -72,7 +86,9 @@ generator.sync_weights(policy.weights(), 1)
 before = greedy()
 
 shares = [shard(len(PROMPTS), contract.world_size, rank) for rank in range(contract.world_size)]
-owned = [list(drawn())[share.start * training.num_generations : share.stop * training.num_generations] for share in shares]
+owned = [
+    list(drawn())[share.start * training.num_generations : share.stop * training.num_generations] for share in shares
+]
 metrics = train_on(policy, owned, training)
 
 stepped = weights()
@@ -81,7 +97,14 @@ pushed = weights()
 after = greedy()
 
 is_untouched = all(torch.equal(stepped[name], pushed[name]) for name in stepped)
-result = {"before": before, "after": after, "metrics": metrics, "initial": initial, "weights": stepped, "is_untouched": is_untouched}
+result = {
+    "before": before,
+    "after": after,
+    "metrics": metrics,
+    "initial": initial,
+    "weights": stepped,
+    "is_untouched": is_untouched,
+}
 results = gather(result)
 if rank == 0:
     torch.save(results, sys.argv[2])

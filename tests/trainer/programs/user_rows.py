@@ -1,4 +1,4 @@
-"""What users name in dataset.preprocess, and a dataset for it that pickles."""
+"""Functions for dataset.preprocess, and a dataset for them that can be pickled."""
 
 import os
 import random
@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from grpo_workload.prefetch import PromptLoader
-from grpo_workload.prompt_making import Preprocess
-from grpo_workload.tasks import PromptSource
-from grpo_workload.types import Prompt
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.data.prefetch import PromptLoader
+from grpo_workload.data.prompt_maker import Preprocess
+from grpo_workload.data.prompt_source import PromptSource
 
 PROMPTS_PER_STEP = 3
 
 
 def drawn(row):
-    """Different in every epoch, and nothing else."""
+    """Return a prompt that differs in every epoch of the dataset."""
     numbers = (random.random(), float(np.random.rand()), float(torch.rand(())))
     return row | {"prompt": f"{row['question']} {numbers}"}
 
 
 def noted(row):
-    """Leaves a file, by which a test sees which rows are prepared."""
+    """Touch a file, which shows a test that this row was prepared."""
     (Path(row["folder"]) / row["question"]).touch()
     return {"prompt": row["question"]}
 
@@ -48,23 +48,30 @@ def faulty(row):
 
 
 def hangs(row):
-    """Leaves its process's number, and never ends."""
+    """Leave a file with the process id, and never end."""
     (Path(row["folder"]) / f"{os.getpid()}.pid").touch()
     threading.Event().wait()
 
 
 def spoils(row):
-    """Raises at one row."""
+    """Raise an error for one row."""
     if "spoilt" in row["question"]:
         raise ValueError("this one is spoilt")
     return {"prompt": f"Please: {row['question']}", "question": row["question"]}
 
 
 def to_prompt(index, row):
-    return Prompt(index=index, text=row["prompt"], token_ids=(index,), columns={name: row[name] for name in row if name != "prompt"})
+    return Prompt(
+        index=index,
+        text=row["prompt"],
+        token_ids=(index,),
+        columns={name: row[name] for name in row if name != "prompt"},
+    )
 
 
-def make_loader(function, rows, folder, *, num_workers, steps=range(4), share=range(3), prefetch_steps=2, timeout_seconds=300):
+def make_loader(
+    function, rows, folder, *, num_workers, steps=range(4), share=range(3), prefetch_steps=2, timeout_seconds=300
+):
     source = PromptSource(rows, to_prompt, seed=5, preprocess=Preprocess(f"user_rows:{function}"))
     return PromptLoader(
         source,
@@ -78,5 +85,5 @@ def make_loader(function, rows, folder, *, num_workers, steps=range(4), share=ra
     )
 
 
-if __name__ == "__main__":  # a rank that waits for prompts that never come
+if __name__ == "__main__":  # a rank that waits forever for its prompts
     make_loader("hangs", [{"folder": sys.argv[1]}] * 4, sys.argv[1], num_workers=2).take(0)

@@ -1,0 +1,1 @@
+"""Sampling of completions: vLLM next to or inside the ranks, or plain `generate()`."""

@@ -1,4 +1,4 @@
-"""What the training loop needs of whoever samples completions."""
+"""The interface between the training loop and the generators that sample its completions."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from typing import Protocol
 
 from torch import Tensor
 
-from grpo_workload.packing import TensorSpec
-from grpo_workload.types import Completion, Prompt
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.weights.wire import TensorSpec
 
 
 class Weights(Protocol):
-    """Names and tensors in the checkpoint's terms, and what they will be; taking them may be collective."""
+    """The policy's weights under the checkpoint's names. Iterating yields names and tensors, and may be collective."""
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
-        """Of all of them, in order."""
+        """Names, types and shapes of all weights, in the order of iteration."""
         ...
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class Generator(Protocol):
-    """Samples completions with the policy's weights. Every rank has one, and calls the same methods in the same order."""
+    """Samples completions with the policy's weights. Every rank has one; all call its methods in the same order."""
 
     def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
-        """`num_generations` completions of each of this rank's prompts, in the order of the prompts; a rank may have none.
+        """Return `num_generations` completions for each of this rank's prompts, in order; it may have none.
 
-        A prompt's completions depend on its seed and the weights, up to rounding: not on the prompts beside it, nor on the ranks.
+        A prompt's completions depend, up to rounding, only on its seed and the weights: not on the other prompts or
+        ranks.
         """
         ...
 
     def sleep(self) -> None:
-        """Give memory back until weights come; between `generate` and `sync_weights`."""
+        """Free memory until new weights arrive; called between `generate` and `sync_weights`."""
         ...
 
     def expect_weights(self) -> None:
-        """All ranks have their completions, and `sync_weights` comes next: begin what it would wait for."""
+        """Prepare for `sync_weights`, which is called next; all ranks already have their completions."""
         ...
 
     def sync_weights(self, weights: Weights, version: int) -> None:
-        """Take over all of `weights`, in the checkpoint's names; completions carry `version` from here on."""
+        """Take over all of `weights`; completions carry `version` from then on."""
         ...
 
     def blame(self, error: Exception) -> Exception:
-        """What is to blame for an error of the loop: an engine that failed, else the error itself."""
+        """Return the cause of an error of the loop: the failure of an engine, or else the error itself."""
         ...
 
     def close(self) -> None:
-        """End it; collective. The process group is unusable afterwards: no collective may follow."""
+        """Shut down; collective. It may destroy the process group, so no collective may follow."""
         ...

@@ -1,26 +1,31 @@
-"""Which generator a job has: the one place where it is chosen."""
+"""Builds a job's generator: the only place that chooses between them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from grpo_workload.attention_heads import check_heads
-from grpo_workload.config import Topology
-from grpo_workload.contract import Contract, Device
 from grpo_workload.generation.base import Generator
-from grpo_workload.generation.memory import check_room, num_parameters
-
-if TYPE_CHECKING:
-    from grpo_workload.engine import Policy
+from grpo_workload.generation.memory_check import check_room, num_parameters
+from grpo_workload.generation.plain_generate import TransformersGenerator
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.pod.attention_heads import check_heads
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.generation import Topology
 
 
 def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any) -> Generator:
-    """The generator that `generation.topology` and `generation.engine` ask for; collective. ValueError names the field that is wrong."""
+    """Return the generator that `generation.topology` and `generation.engine` ask for; collective.
+
+    Raises:
+        ValueError: names the field that is wrong.
+    """
     config = contract.config
     match config.generation.topology, config.generation.engine:
         case Topology.COLOCATE, "vLLM":
+            # Imported here because it loads vLLM, which takes seconds and is not installed everywhere.
             from grpo_workload.generation.colocate import ColocateGenerator
 
             check_heads("generation.tensorParallel", config.generation.tensor_parallel, policy.module.config.to_dict())
@@ -31,11 +36,7 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
                 check_room(config, total=total, num_parameters=own, world_size=contract.world_size, num_adapted=adapted)
             return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
-            from grpo_workload.generation.transformers import TransformersGenerator
-
             return TransformersGenerator(config.training, policy, tokenizer)
         case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
-            from grpo_workload.generation.server import ServerGenerator
-
             return ServerGenerator(contract, rank, policy.weights)
-    raise ValueError(f"generation.engine: {config.generation.engine} works with topology Colocate alone")
+    raise ValueError(f"generation.engine: {config.generation.engine} works only with topology Colocate")

@@ -1,8 +1,9 @@
 """vLLM inside every rank of the trainer, on the trainer's own device.
 
-Each rank has an engine, or a slice of one: with generation.tensorParallel, so many neighbouring ranks of a pod hold one copy of the model,
-sample the prompts of all of them together and draw the same tokens, since each prompt has its seed. Weights go from the module to the
-engine within the process. The engine joins the trainer's process group (vLLM's `external_launcher`), and building it is collective.
+Each rank has an engine, or a slice of one. With generation.tensorParallel n, n neighbouring ranks of a pod hold one
+copy of the model. They sample the prompts of all n ranks together and draw the same tokens, since each prompt has its
+seed. Weights go from the module to the engine within the process. The engine joins the trainer's process group (vLLM's
+`external_launcher`), so building it is collective.
 """
 
 from __future__ import annotations
@@ -15,29 +16,49 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.distributed.parallel_state import get_tp_group
 
-from grpo_workload.config import TrainerConfig
-from grpo_workload.contract import Device
+from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import Weights
-from grpo_workload.generation.sleep import SleepCycle
+from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import repack_output_layer
-from grpo_workload.types import Completion, Prompt
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
 
 Request = tuple[tuple[int, ...], int]
-"""Tokens of a prompt, and its seed."""
+"""A prompt's tokens and its seed."""
 
-# Arguments that the rest of the trainer relies on.
+# Arguments of vLLM that the trainer relies on: users cannot set them.
 _OURS = frozenset(
-    {"model", "revision", "dtype", "seed", "tensor_parallel_size", "distributed_executor_backend", "logprobs_mode", "enable_sleep_mode"}
-    | {"data_parallel_size", "pipeline_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_memory_bytes"}
+    {
+        "model",
+        "revision",
+        "dtype",
+        "seed",
+        "tensor_parallel_size",
+        "distributed_executor_backend",
+        "logprobs_mode",
+        "enable_sleep_mode",
+    }
+    | {
+        "data_parallel_size",
+        "pipeline_parallel_size",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+    }
 )
 
 
 class ColocateGenerator:
-    """The vLLM engine of this rank, or its slice of one."""
+    """The vLLM engine of one rank, or the rank's slice of one."""
 
     def __init__(self, config: TrainerConfig, device: Device) -> None:
-        """Load the engine; collective. ValueError when `generation.engineArgs` sets what is ours, or vLLM refuses the settings."""
+        """Load the engine; collective.
+
+        Raises:
+            ValueError: `generation.engineArgs` sets an argument that the trainer sets, or vLLM refuses the settings.
+        """
         generation, training = config.generation, config.training
         if taken := sorted(_OURS & generation.engine_args.keys()):
             raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
@@ -51,7 +72,7 @@ class ColocateGenerator:
             "top_p": training.top_p,
             "top_k": training.top_k,
             "max_tokens": training.max_completion_length,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": 0,  # only the sampled token's
         }
         self._can_sleep = device == Device.CUDA and level > 0
         arguments: dict[str, Any] = {
@@ -67,7 +88,7 @@ class ColocateGenerator:
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
         }
-        # At each push it warns of layers that no weight is pushed to: tied ones, and those without weights.
+        # At each push this logger warns about layers that get no weight: tied ones, and those without weights.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_Once())
         self._llm = _build(arguments | dict(generation.engine_args))
 
@@ -87,19 +108,21 @@ class ColocateGenerator:
         return [[self._completion(answer) for answer in output.outputs] for output in own]
 
     def sleep(self) -> None:
-        """See `Generator.sleep`. vLLM cannot on CPUs; the rules of the cycle hold all the same."""
+        """See `Generator.sleep`. On CPUs vLLM cannot sleep, but the rules of the cycle are still checked."""
         level = self._cycle.sleep()
         if level and self._can_sleep:
             self._llm.sleep(level=level)
 
     def expect_weights(self) -> None:
-        """Nothing to begin: `sync_weights` waits for nobody."""
+        """Do nothing: `sync_weights` has nobody to wait for."""
 
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
         self._wake(self._cycle.begin_push())
-        # Never without an iterator: vLLM would then load the original checkpoint again.
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True})
+        # Without an iterator vLLM would load the original checkpoint again.
+        self._llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
+        )
         if self._device == Device.CPU:
             self._llm.collective_rpc(lambda worker: repack_output_layer(worker.get_model()))
         self._wake(self._cycle.end_push())
@@ -108,20 +131,18 @@ class ColocateGenerator:
             raise RuntimeError("vLLM's prefix cache could not be reset: requests still hold blocks of the old weights")
 
     def blame(self, error: Exception) -> Exception:
-        """See `Generator.blame`: no engine stands apart from the rank."""
+        """See `Generator.blame`: the engine is part of the rank."""
         return error
 
     def close(self) -> None:
-        """See `Generator.close`: the engine's shutdown destroys the default process group."""
+        """See `Generator.close`. The engine's shutdown destroys the default process group."""
         dist.barrier()
         self._llm.llm_engine.engine_core.shutdown()
 
     def _gather(self, share: list[Request]) -> list[list[Request]]:
-        """The tokens and seeds of the prompts of every rank of this rank's copy of the model, in rank order."""
+        """Return the requests of every rank that shares this rank's copy of the model, in rank order."""
         if self._tensor_parallel == 1:
             return [share]
-        from vllm.distributed.parallel_state import get_tp_group
-
         shares: list[list[Request]] = [[] for _ in range(self._tensor_parallel)]
         dist.all_gather_object(shares, share, group=get_tp_group().cpu_group)
         return shares
@@ -133,7 +154,9 @@ class ColocateGenerator:
 
     def _completion(self, answer: Any) -> Completion:
         assert answer.finish_reason in ("stop", "length"), answer.finish_reason
-        logprobs = tuple(position[token].logprob for token, position in zip(answer.token_ids, answer.logprobs, strict=True))
+        logprobs = tuple(
+            position[token].logprob for token, position in zip(answer.token_ids, answer.logprobs, strict=True)
+        )
         return Completion(
             token_ids=tuple(answer.token_ids),
             logprobs=logprobs,
@@ -144,14 +167,14 @@ class ColocateGenerator:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass the first time."""
+    """Logs each message once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it."""
+        """Return whether the message is new."""
         is_new = (message := record.getMessage()) not in self._seen
         self._seen.add(message)
         return is_new

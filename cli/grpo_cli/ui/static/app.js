@@ -1,4 +1,4 @@
-// Asks for what is new every few seconds, and shows it.
+// Requests new rows every few seconds, and shows them.
 
 import { draw, showCurves } from "/curves.js";
 import { $, duration, number, remember, remembered } from "/dom.js";
@@ -7,8 +7,8 @@ import { banners, showCompletions, showEvents, showRanks } from "/panels.js";
 const SECONDS = 2;
 const SECONDS_ENDED = 15;
 const SECONDS_IDLE = 120;
-const STEPS_IDLE = 5; // a step that takes so many times as long is no longer told as live
-const MAX_POINTS = 2500; // beyond, the server is asked to average anew
+const STEPS_IDLE = 5; // without a step for this many step times, the page is not shown as live
+const MAX_POINTS = 2500; // with more, all steps are requested again, averaged
 const MAX_COMPLETIONS = 2000;
 const VIEWS = ["curves", "completions", "ranks", "events"];
 const THEMES = ["system", "light", "dark"];
@@ -26,7 +26,7 @@ async function poll() {
     heard = Date.now();
     if (data.state.job?.ended) wait = SECONDS_ENDED;
   } catch (error) {
-    data.state = { ...(data.state ?? { note: "", job: null, age: null }), error: `grpo ui does not run any more (${error.message}).` };
+    data.state = { ...(data.state ?? { note: "", job: null, age: null }), error: `grpo ui has ended (${error.message}): start it again.` };
   }
   show();
   setTimeout(poll, 1000 * (document.hidden ? SECONDS_ENDED : wait));

@@ -1,4 +1,4 @@
-// Curves and stacked bars as SVG, drawn anew when data, width or the step under the pointer change.
+// Curves and stacked bars as SVG, redrawn when the data, the width or the step under the pointer changes.
 
 import { duration, number, svg } from "/dom.js";
 

@@ -1,4 +1,4 @@
-// The view of curves: which metrics, their cards, and the seconds of a step by phase.
+// The view of curves: chosen metrics, their cards, and the seconds of a step by phase.
 
 import { bars, line } from "/charts.js";
 import { duration, empty, h, number, remember, remembered } from "/dom.js";
@@ -29,7 +29,7 @@ let drawn = null;
 export function showCurves(host, rows, each) {
   if (!rows.length) {
     drawn = null;
-    host.replaceChildren(empty("No step yet", "Curves begin when the first optimizer step is finished. This page looks again by itself."));
+    host.replaceChildren(empty("No step yet", "Curves begin with the first finished optimizer step. This page updates itself."));
     return;
   }
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((name) => name !== "step" && !name.startsWith("time/"));
@@ -82,7 +82,7 @@ function picker(host, names, wanted) {
   });
   const list = h("div", { class: "choices" }, boxes);
   const details = h("details", { class: "picker" }, h("summary", {}, "Metrics", count), list);
-  // Cards change when the list is closed, so that it stays where it is while it is used.
+  // Cards change when the list is closed, so that the list does not move while it is open.
   details.addEventListener("toggle", () => {
     if (!details.open && drawn) showCurves(host, drawn.rows, 1);
   });

@@ -1,4 +1,4 @@
-// Elements and words. All text goes in as text: nothing here, or anywhere else, reads a string as HTML.
+// Elements and text. Strings are only inserted as text: no script of this page parses a string as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,15 +1,15 @@
-// The views of completions, of ranks and pods, and of what happened to a job.
+// The views of completions, of ranks and pods, and of conditions and events.
 
 import { $, bytes, duration, empty, h, number } from "/dom.js";
 
 const PHASES = ["generate", "reward", "journal", "gather", "train", "sync", "agree", "prompts"];
 const LATE = 1.5; // times the mean of all ranks
 
-let step = null; // null follows the newest
+let step = null; // null: the newest
 
 export function showCompletions(host, rows) {
   if (!rows.length) {
-    host.replaceChildren(empty("No completion yet", "Some completions of every step are kept for reading, from its first step on."));
+    host.replaceChildren(empty("No completion yet", "Each step keeps some completions for reading."));
     return;
   }
   const steps = [...new Set(rows.map((row) => row.step))];
@@ -19,7 +19,7 @@ export function showCompletions(host, rows) {
     showCompletions(host, rows);
   };
   const place = steps.indexOf(shown);
-  // The slider stays the same element while it is dragged.
+  // The slider is not replaced while it is dragged.
   let slider = host.querySelector("input[type=range]");
   if (!slider) {
     slider = h("input", { type: "range", min: 0, "aria-label": "Step" });
@@ -73,7 +73,7 @@ export function showRanks(host, ranks, job) {
   if (ranks) parts.push(rankTable(ranks, job));
   if (job?.pods?.length) parts.push(podTable(job));
   host.replaceChildren(
-    ...(parts.length ? parts : [empty("No rank has told anything yet", "Ranks tell their part in a step when the step is finished.")]),
+    ...(parts.length ? parts : [empty("No data of ranks yet", "Ranks report their part of a step when the step is finished.")]),
   );
 }
 
@@ -83,7 +83,7 @@ function groups(job) {
     group.role,
     job.shapes[group.name] ? `${job.shapes[group.name]} GPUs` : "–",
     h("span", { class: group.ready < group.desired ? "bad" : "good" }, `${group.ready} of ${group.desired} ready`),
-    group.incarnation ? `made anew ${group.incarnation} times` : "",
+    group.incarnation ? `recreated ${group.incarnation} times` : "",
   ]);
   const missing = job.troubles.map((trouble) =>
     h("p", {}, h("b", {}, trouble.pods.join(", ")), trouble.ranks ? ` (ranks ${trouble.ranks})` : "", `: ${trouble.cause}`),
@@ -190,7 +190,7 @@ export function banners(state) {
         "div",
         { class: "banner bad", id: "failure" },
         h("b", {}, `${failure.reason}${whose ? `: ${whose}` : ""}`),
-        h("span", { class: "quiet" }, ` attempt ${failure.epoch}, ${duration(job.failure_seconds)} ago`),
+        h("span", { class: "quiet" }, ` attempt ${failure.attempt}, ${duration(job.failure_seconds)} ago`),
         h("pre", {}, failure.message),
       ),
     );

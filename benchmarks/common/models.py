@@ -1,0 +1,81 @@
+"""Random models of the shapes people train: a benchmark needs their bytes, not their weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
+    "tiny": (64, 128, 2, 2, 2),
+    "0.1": (512, 2048, 12, 8, 4),
+    "1.5": (1536, 8960, 28, 12, 2),
+    "7": (3584, 18944, 28, 28, 4),
+}
+VOCABULARY = 151_936
+
+
+def make_model(folder: Path, size: str, device: str, *, kind: str = "llama", max_length: int = 2048) -> Path:
+    """Write a random model of `size` in bfloat16, with the tiny byte tokenizer, unless `folder` exists.
+
+    `kind` is llama or qwen2. A child process makes it, so that the device's memory is free afterwards.
+    """
+    if not folder.exists():
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.common.models",
+            str(folder),
+            "--size",
+            size,
+            "--device",
+            device,
+            "--kind",
+            kind,
+        ]
+        subprocess.run([*command, "--max-length", str(max_length)], check=True)
+    return folder
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--size", type=click.Choice(list(SHAPES)), required=True)
+@click.option("--device", required=True)
+@click.option("--kind", type=click.Choice(["llama", "qwen2"]), required=True)
+@click.option("--max-length", type=int, required=True)
+def main(folder: Path, size: str, device: str, kind: str, max_length: int) -> None:
+    """Make the model in this process."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from support.trainer.tiny_model import make_tiny_tokenizer
+
+    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
+    tokenizer = make_tiny_tokenizer()
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=VOCABULARY if size != "tiny" else 512,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=size != "7",
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config)
+    torch.set_default_dtype(before)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Shared by benchmarks of whole jobs: a run by `grpo run`, result lines, and the vLLM server of TRL's trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import ROOT
+from benchmarks.common.processes import ended_with
+from grpo_cli.local.processes import free_ports
+
+# Varies within a group; otherwise nothing would be trained.
+REWARDS = [{"name": "reward", "function": "benchmarks.common.metered:reward"}]
+LOG_CHARS = 3000  # kept of each log of a failed job
+
+
+class JobError(Exception):
+    """A job did not take its steps. `reason` has a few lines; the text also has the ends of the job's logs."""
+
+    def __init__(self, reason: str, logs: str) -> None:
+        super().__init__(f"{logs}\n{reason}")
+        self.reason = reason
+
+
+def run_job(folder: Path, spec: dict[str, Any], steps: int, *, seconds: float = 600) -> list[dict[str, Any]]:
+    """Run a GRPOJob below `folder` and return the metrics of its first `steps` steps.
+
+    The job's rewards can be functions of the benchmarks' modules. It is ended after these steps, because its last
+    checkpoint would take 16 bytes for each parameter. No process stays.
+    Raises JobError when the job ends early or takes longer than `seconds`.
+    """
+    manifest, output = folder / "job.yaml", folder / "grpo.log"
+    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
+    manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
+    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    deadline = time.monotonic() + seconds
+    with ended_with(), output.open("w") as log:
+        job = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        while len(rows := _metrics(folder)) < steps:
+            if time.monotonic() > deadline:
+                raise _error(folder, f"{len(rows)} of {steps} steps after {seconds:.0f} s")
+            try:
+                code = job.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            if len(rows := _metrics(folder)) < steps:
+                raise _error(folder, f"the job ended with {code} after {len(rows)} of {steps} steps")
+    return rows[:steps]
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (
+        line
+        for file in folder.glob("run/*/data/*/*/*/metrics.jsonl")
+        for line in file.read_text().splitlines(keepends=True)
+    )
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _error(folder: Path, what: str) -> JobError:
+    # Its last lines name the failed pod and the cause.
+    end_of_log = (folder / "grpo.log").read_text().rstrip()[-LOG_CHARS:]
+    logs = [f"--- {log}\n{log.read_text()[-LOG_CHARS:]}" for log in folder.glob("run/*/pods/*/*.log")]
+    return JobError(f"{what}\n{end_of_log}", "\n".join(logs))
+
+
+def set_alone() -> None:
+    """Give this process the variables of the only rank of a world."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+
+
+def append(output: Path, line: dict[str, Any]) -> None:
+    """Append a result to a file; it is written when this returns."""
+    with output.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of the distributions that provide these packages: on CPUs, another one provides vLLM."""
+    providers = packages_distributions()
+    return {package: version(providers[package][0]) for package in packages}
+
+
+def start_trl_server(
+    model: str, *, port: int, context: int, cache_bytes: int, device: str, log: Path, share: float = 0.9
+) -> Any:
+    """Start a server as `trl vllm-serve` does, except for the size of the cache; return its process."""
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    command += ["--max-model-len", str(context), "--enforce-eager", "--kv-cache-memory-bytes", str(cache_bytes)]
+    command += ["--gpu-memory-utilization", str(share), "--weight-transfer-config", '{"backend": "nccl"}']
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": device, "VLLM_SERVER_DEV_MODE": "1"}
+    with log.open("w") as file:
+        return subprocess.Popen(command, env=environ, stdout=file, stderr=file, start_new_session=True)

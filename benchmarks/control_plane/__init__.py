@@ -1,0 +1,1 @@
+"""The operator under load, on a real control plane with fake nodes."""

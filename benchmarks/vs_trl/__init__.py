@@ -1,0 +1,1 @@
+"""Comparisons with TRL's GRPOTrainer."""

@@ -1,0 +1,1 @@
+"""Pushes of weights from the trainer to engines."""

@@ -1,0 +1,1 @@
+"""Requests to the API server and to the launchers of a job."""

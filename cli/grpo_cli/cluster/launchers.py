@@ -1,0 +1,39 @@
+"""Requests to the launchers of one job; of the run's history, only new rows are requested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo_cli.cluster.kube import Kube
+from grpo_cli.cluster.pod_http import get_json
+from grpo_workload.spec.contract import Member
+
+History = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by file name, without .jsonl."""
+
+
+class Launchers:
+    """The launchers of a job over its attempts."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._attempt: int | None = None
+
+    def get(self, member: Member, path: str) -> Any:
+        """Return the JSON at `path` of a pod's launcher. Raises PodError."""
+        return get_json(self._kube.api, self._kube.namespace, member.pod, member.status_port, path)
+
+    def history(self, master: Member, what: Mapping[str, str | int], *, after: int) -> tuple[bool, History]:
+        """Return whether the rows replace all earlier ones, and the rows of steps after `after`. Raises PodError.
+
+        Rows of a new attempt replace the earlier ones, since it may have repeated steps: all its rows are requested.
+        `what` are further parameters of GET /history.
+        """
+        query = "".join(f"{name}={value}&" for name, value in what.items())
+        answer = self.get(master, f"/history?{query}after={after}")
+        is_new_attempt = self._attempt not in (None, answer["attempt"])
+        if is_new_attempt:
+            answer = self.get(master, f"/history?{query}after=-1")
+        self._attempt = answer["attempt"]
+        return is_new_attempt, answer

@@ -1,0 +1,97 @@
+"""Commands on a job's manifest that need no cluster. They import what they need when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--namespace", default="default", show_default=True, help="Namespace if the manifest names none.")
+@click.option(
+    "--show",
+    type=click.Choice(["all", "ranks", "configs", "manifests"]),
+    default="all",
+    show_default=True,
+    help="What to print.",
+)
+def render(manifest: Path, namespace: str, show: str) -> None:
+    """Print what the job becomes.
+
+    That is every rank and engine, the configurations of DeepSpeed and accelerate, and the objects of the cluster. All
+    but the objects are comments, so that the output is YAML.
+    """
+    import yaml
+
+    from grpo_cli.local.manifest import load_job
+    from grpo_cli.screen.rank_table import table
+    from grpo_operator.layout.manifests import manifests
+    from grpo_operator.layout.topology import make_contract, plan_topology
+    from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
+
+    job = load_job(manifest, namespace)
+    topology = plan_topology(job)
+    contract = make_contract(job, topology, 0)
+    if show in ("all", "ranks"):
+        _comment(
+            f"{len(topology.pods)} pods, {topology.world_size} ranks, {len(topology.engines)} vLLM servers",
+            table(contract),
+        )
+    if show in ("all", "configs"):
+        _comment("deepspeed.json, on every pod", json.dumps(deepspeed_config(contract.config), indent=2))
+        accelerate = accelerate_config(contract, contract.master)
+        _comment(
+            "accelerate.yaml, on the first pod (machine_rank counts up)", yaml.safe_dump(accelerate, sort_keys=False)
+        )
+    if show in ("all", "manifests"):
+        print(yaml.safe_dump_all(manifests(job, topology, 0), sort_keys=False), end="")
+
+
+def _comment(title: str, text: str) -> None:
+    print(f"# {title}", *(f"#   {line}" for line in text.rstrip().splitlines()), "#", sep="\n")
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("grpo-run"),
+    show_default=True,
+    help="Folder for the run.",
+)
+@click.option("--namespace", default="default", show_default=True, help="Namespace if the manifest names none.")
+def run(manifest: Path, output: Path, namespace: str) -> None:
+    """Run the job's pods as processes of this machine.
+
+    They have the topology and the contract that they would have in a cluster.
+    """
+    from grpo_cli.local import processes
+    from grpo_cli.local.manifest import load_job
+    from grpo_operator.layout.topology import plan_topology
+    from grpo_workload.reporting.progress_files import read_progress
+
+    job = load_job(manifest, namespace)
+    topology = plan_topology(job)
+    output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
+    shown: list[tuple[str, int]] = []
+
+    def show_progress(state: Path) -> None:
+        progress = read_progress(state)
+        if progress is None or shown[-1:] == [(progress.phase, progress.step)]:
+            return
+        shown.append((progress.phase, progress.step))
+        reward = "" if progress.reward is None else f"  reward {progress.reward:.3f}"
+        print(f"{progress.phase:<12} step {progress.step}/{progress.total_steps}{reward}", flush=True)
+
+    result = processes.run(job, topology, output, show_progress)
+    for pod, outcome in result.outcomes.items():
+        print(f"{pod}: {outcome.reason}: {outcome.message}")
+    print(f"run folder: {result.run_folder}")
+    sys.exit(result.exit_code)

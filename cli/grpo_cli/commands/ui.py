@@ -1,0 +1,84 @@
+"""`grpo ui`. It imports what it needs when it runs, so that `--help` and completion are quick."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from grpo_cli.commands.options import kubectl_options
+from grpo_cli.errors import CliError, Exit
+
+if TYPE_CHECKING:
+    from grpo_cli.ui.source import Source
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="A run's folder, or one above it: the newest run below is shown."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; default: any free one.")
+@click.option("--no-browser", is_flag=True, help="Print the address and do not open a browser.")
+@kubectl_options
+def ui(
+    job: str | None,
+    folder: Path | None,
+    port: int,
+    no_browser: bool,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
+    """Show JOB, or a run's folder, on a local page.
+
+    It has curves, completions, ranks and pods, and what failed. The page changes nothing. It is on loopback only;
+    everybody on this machine can open it while the command runs.
+    """
+    if job is not None and folder is None:
+        source = _job_source(job, kubeconfig, context, namespace)
+    elif folder is not None and job is None:
+        source = _folder_source(folder)
+    else:
+        raise click.UsageError("give either a JOB or --folder")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(source, port, open_browser=not no_browser))
+
+
+def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace: str | None) -> Source:
+    from grpo_cli.cluster.api_errors import explained
+    from grpo_cli.cluster.kube import connect
+    from grpo_cli.ui.cluster import ClusterSource
+
+    with explained():
+        return ClusterSource(connect(kubeconfig, context, namespace), job)
+
+
+def _folder_source(folder: Path) -> Source:
+    from grpo_cli.ui.folder import FolderSource, run_folder
+    from grpo_cli.ui.source import SourceError
+
+    try:
+        return FolderSource(run_folder(folder))
+    except SourceError as error:
+        raise CliError(str(error), Exit.NOT_FOUND) from error
+
+
+async def _serve(source: Source, port: int, *, open_browser: bool) -> None:
+    from grpo_cli.ui.server import serving
+
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    try:
+        async with serving(source, port) as address:
+            click.echo(f"{source.shown.title} is at {address}   (Ctrl-C ends it)")
+            if open_browser and not await asyncio.to_thread(webbrowser.open, address):
+                click.echo("no browser could be opened: open the address yourself", err=True)
+            await ended.wait()
+    except OSError as error:
+        raise CliError(f"--port {port} cannot be used: {error.strerror or error}", Exit.INVALID) from error

@@ -1,0 +1,1 @@
+"""Manifest files, and jobs as processes of this machine."""

@@ -1,0 +1,157 @@
+"""A job's pods as processes of this machine, with the topology and contract of a cluster; only addresses differ."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_operator.layout.topology import Job, Topology, make_contract
+from grpo_workload.spec import contract as c
+from grpo_workload.spec.contract import Contract, Engine, Member, Outcome
+from grpo_workload.spec.reasons import Reason
+
+PORTS = range(20_000, 32_768)
+"""Ports below those that Linux assigns to connections (net.ipv4.ip_local_port_range)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """Result of a local run."""
+
+    outcomes: dict[str, Outcome]  # by pod
+    run_folder: Path
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every pod succeeded, else the exit code of the first that failed."""
+        return next((int(o.exit_code) for o in self.outcomes.values() if o.exit_code), 0)
+
+
+def local_contract(job: Job, topology: Topology) -> Contract:
+    """Return the job's contract with all pods on this machine, each with its own ports and devices.
+
+    Pods get the machine's devices in order, or those of CUDA_VISIBLE_DEVICES if it lists numbers.
+    """
+    contract = make_contract(job, topology, 0)
+    first = dict(
+        zip(
+            topology.pods,
+            itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0),
+            strict=False,
+        )
+    )
+    ports = iter(free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
+    here = "127.0.0.1"
+    visible = [
+        int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip().isdigit()
+    ]
+
+    def shifted(place: Member | Engine) -> tuple[int, ...]:
+        wanted = [first[place.pod] + device for device in place.devices]
+        return tuple(visible[device] if device < len(visible) else device for device in wanted)
+
+    return contract.model_copy(
+        update={
+            "master_port": next(ports),
+            "members": tuple(
+                member.model_copy(update={"host": here, "status_port": next(ports), "devices": shifted(member)})
+                for member in contract.members
+            ),
+            "engines": tuple(
+                engine.model_copy(update={"host": here, "port": next(ports), "devices": shifted(engine)})
+                for engine in contract.engines
+            ),
+            "transfers": tuple(
+                group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers
+            ),
+            "durable": True,
+        }
+    )
+
+
+def run(job: Job, topology: Topology, output: Path, show: Callable[[Path], None]) -> LocalResult:
+    """Run all pods in folders of `output` until the trainer pods have ended.
+
+    `show` is called every second with the state folder of rank 0. A trainer pod that fails ends the others: their
+    launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine pods are ended
+    when the trainer pods have ended.
+    """
+    contract = local_contract(job, topology)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "contract.json"
+    path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
+    trainers = {
+        member.pod: _launch("grpo_workload.trainer_pod", member.pod, path, output) for member in contract.members
+    }
+    engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
+    engines = {pod: _launch("grpo_workload.engine_pod", pod, path, output) for pod in sorted(engine_pods)}
+    processes = trainers | engines
+    # Exits through `finally`: no pod outlives this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        while any(one.poll() is None for one in trainers.values()) and all(
+            one.poll() is None for one in engines.values()
+        ):
+            show(_state(output, contract.master.pod))
+            time.sleep(1)
+        ended_by_itself = {pod for pod, one in processes.items() if one.poll() is not None}
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in processes.values():
+            process.wait()
+    show(_state(output, contract.master.pod))
+    counted = sorted(ended_by_itself | trainers.keys(), key=lambda pod: (pod in trainers, pod))
+    outcomes = {pod: _outcome(output, pod, processes[pod].returncode) for pod in counted}
+    return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
+
+
+def _state(output: Path, pod: str) -> Path:
+    return output / "pods" / pod
+
+
+def _launch(module: str, pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
+    state = _state(output, pod)
+    state.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        c.ENV_POD_NAME: pod,
+        c.ENV_POD_UID: pod,
+        c.ENV_CONTRACT: str(contract),
+        c.ENV_STATE_DIR: str(state),
+        c.ENV_DATA_DIR: str(output / "data"),
+        c.ENV_TERMINATION_LOG: str(state / "termination-log"),
+    }
+    with (state / "launcher.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
+
+
+def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
+    message = _state(output, pod) / "termination-log"
+    if message.exists():
+        return Outcome.model_validate_json(message.read_text())
+    text = f"the launcher of {pod} ended with {returncode} and no result: see {_state(output, pod) / 'launcher.log'}"
+    return Outcome(attempt=0, exit_code=c.ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on; the kernel assigns none of them to a connection before a pod listens."""
+    with ExitStack() as stack:
+        ports: list[int] = []
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(ports) == count:
+                break
+            with suppress(OSError):  # the port is in use
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports

@@ -1,0 +1,40 @@
+"""What to do about each reason, one line of docs/failures.md; NODE stands for the node of the failure. Pure."""
+
+from __future__ import annotations
+
+CURES = {
+    "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
+    "EngineDied": "read the log lines; often generation.kvCacheMemory or gpuMemoryUtilization is too high",
+    "ConfigError": "fix the field and submit under a new name; this job is not retried",
+    "ContractRefused": "use a spec.image of the operator's release",
+    "PeerLost": "check the lost pod's node, and network policies",
+    "PeersMissing": "find the pods that are not ready; if all are ready, check DNS between them",
+    "PodReplaced": "find out who deletes pods, with kubectl get events and the API server's audit log",
+    "OutcomeLost": "read the kubelet's log on the node",
+    "OutcomeMissing": "spec.image must be a workload image of the operator's release",
+    "Error": "read the log's end in the message; usually spec.image is no workload image of the operator's release",
+    "PodFailed": "kubectl describe pod, and the kubelet's log on node NODE",
+    "LauncherDied": "usually memory: raise podTemplate.resources.limits.memory",
+    "OOMKilled": "raise podTemplate.resources.limits.memory",
+    "Evicted": "nothing, if somebody drains the node; otherwise kubectl describe node NODE shows what it lacks",
+    "Preempted": "kubectl get events --field-selector reason=Preempted names the pod that replaced it; "
+    "a higher podTemplate.priorityClassName protects pods",
+    "NodeLost": "kubectl describe node NODE: is it down, or cut off? Attempts avoid it for 30 minutes",
+    "Stopped": "nothing: the ranks saved a checkpoint, and the restart is not counted",
+    "StoppedEarly": "nothing: there was no step to save yet",
+    "Hung": "find what the ranks wait for: a reward that hangs, a collective that one rank does not reach; "
+    "raise failurePolicy.hangSeconds if steps are that long",
+    "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
+    "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
+    "InvalidSpec": "fix the field and submit again: the job then starts",
+    "InvalidPodTemplate": "fix spec.podTemplate and submit again: the job then starts",
+    "NameTaken": "delete the object with this name, or rename the job",
+    "ClaimNotFound": "create the PersistentVolumeClaim: the job then starts",
+    "ClaimNotReadWriteMany": "use a claim with accessModes [ReadWriteMany], or a single pod",
+    "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
+    "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
+    "kubectl describe nodes shows what is in use",
+    "NodeNotReady": "check the node with kubectl describe node; it may return before its pods are given up",
+    "ContainerWaiting": "check the pod: a wrong spec.image, an imagePullSecret, a missing volume",
+    "WaitingForPeers": "wait for the named pods; after some minutes check DNS and network policies",
+}

@@ -1,0 +1,98 @@
+"""Progress of a job's training, and ranks that are late. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_workload.spec.contract import Progress
+
+Object = Mapping[str, Any]
+
+LATE_IMBALANCE = 1.5
+"""Show the slowest rank when its own work takes this many times the mean."""
+STUCK_STEPS = 5
+STUCK_SECONDS = 60
+"""Warn after this many median step times without a step, at least this long; the operator reports a hang much later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherReport:
+    """Present answers of the launchers; `note` says why something is missing."""
+
+    progress: Progress | None = None
+    metrics: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl, oldest first
+    rank_phases: Mapping[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Progress of the training."""
+
+    step: int
+    total_steps: int
+    step_seconds: float | None
+    eta_seconds: float | None  # None while it does not run
+    idle_seconds: float | None  # since the last step; None while that is short
+    tokens_per_second: float | None
+    checkpoint: str
+    curves: Mapping[str, Sequence[float | None]]  # by name: reward, and accuracy if the job has it
+    slowest: str
+
+
+def is_stuck(progress: Progress) -> bool:
+    """Whether the last step is so long ago that the phase of each rank is of interest."""
+    return (
+        progress.age_seconds > max(STUCK_SECONDS, STUCK_STEPS * (progress.step_seconds or 0.0))
+        and not progress.waiting_for
+    )
+
+
+def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *, is_running: bool) -> Training | None:
+    """Return the progress, from the launcher if it answers, else from the status; None when neither has any."""
+    known, live = status.progress, report.progress if report.progress and report.progress.total_steps else None
+    if known is None and live is None:
+        return None
+    newest: Any = live or known
+    times = [row["step_time"] for row in report.metrics if row.get("step_time") is not None]
+    seconds = (live and live.step_seconds) or (statistics.median(times) if times else newest.metrics.get("step_time"))
+    left = newest.total_steps - newest.step
+    return Training(
+        step=newest.step,
+        total_steps=newest.total_steps,
+        step_seconds=seconds,
+        eta_seconds=left * seconds if is_running and seconds else None,
+        idle_seconds=live.age_seconds if is_running and live and is_stuck(live) else None,
+        tokens_per_second=newest.tokens_per_second,
+        # A launcher knows the checkpoints of its own attempt only.
+        checkpoint=_checkpoint(job, newest.checkpoint_step or (known.checkpoint_step if known else None)),
+        curves=_curves(report.metrics) or {"reward": [newest.reward]},
+        slowest=_slowest(newest.metrics),
+    )
+
+
+def _checkpoint(job: Object, step: int | None) -> str:
+    if not job["spec"].get("storage", {}).get("claimName"):
+        return "checkpoints are lost with the pods (no storage.claimName)"
+    return f"checkpoint at step {step}" if step else "no checkpoint yet"
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    wanted = {"reward": "reward", "accuracy": "rewards/accuracy/mean"}
+    return {
+        shown: [row.get(name) for row in rows]
+        for shown, name in wanted.items()
+        if any(row.get(name) is not None for row in rows)
+    }
+
+
+def _slowest(metrics: Mapping[str, float]) -> str:
+    if "ranks/slowest" not in metrics or metrics.get("ranks/imbalance", 1.0) < LATE_IMBALANCE:
+        return ""
+    seconds, imbalance = metrics.get("ranks/slowest_seconds", 0.0), metrics["ranks/imbalance"]
+    work = f"{seconds:.1f} s of its own work a step, {imbalance:.1f} times the mean"
+    return f"the others wait for rank {metrics['ranks/slowest']:.0f}: {work}"

@@ -1,0 +1,199 @@
+"""What a screen shows of a job, from the API server's objects and the launchers' answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_cli.screen import words
+from grpo_cli.screen.cures import CURES
+from grpo_cli.screen.events import Happening, newest
+from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
+from grpo_cli.screen.training import LauncherReport, Training, read_training
+from grpo_operator.api import names
+from grpo_operator.api.failure_policy import FailurePolicy
+from grpo_operator.api.names import Condition
+from grpo_operator.api.spec import GRPOJobSpec, parse_spec
+from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus
+from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.layout.topology import Job, Topology, plan_topology
+
+Object = Mapping[str, Any]
+
+IN_STATUS = " (more in status.lastFailure)"
+"""The operator's reference to the failure, left out because the failure is on the same screen."""
+UNSEEN_SECONDS = 15
+"""A job without a status for this long has no operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """The content of one screen."""
+
+    namespace: str
+    name: str
+    phase: str
+    reason: str
+    why: str
+    cure: str
+    age_seconds: float
+    attempt: int | None
+    restarts_total: int
+    restarts: str
+    next_restart: str
+    gives_up: str  # when the job fails if the attempt is not Running by then
+    groups: Sequence[GroupStatus]
+    shapes: Mapping[str, str]  # by group: pods x GPUs
+    troubles: Sequence[PodTrouble]
+    rank_phases: Mapping[str, str]  # ranks by phase
+    doing: str  # phase of rank 0
+    training: Training | None
+    failure: Failure | None
+    failure_seconds: float
+    events: Sequence[Happening]
+    note: str
+    ended: bool
+
+
+class StatusError(ValueError):
+    """A status that an operator of another release wrote."""
+
+
+def read_status(job: Object) -> GRPOJobStatus:
+    """Return the job's status, empty when it has none. Raises StatusError when another release wrote it."""
+    try:
+        return GRPOJobStatus.model_validate(job.get("status") or {})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        path = ".".join(map(str, fault["loc"]))
+        raise StatusError(
+            f"status.{path} is not understood ({fault['msg']}): use a grpo of the operator's release"
+        ) from error
+
+
+def read_topology(job: Object) -> Topology | None:
+    """Return the job's pods as its spec describes them; None when the spec is invalid."""
+    metadata = job["metadata"]
+    try:
+        spec = parse_spec(job["spec"])
+    except ValueError:
+        return None
+    return plan_topology(
+        Job(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"], generation=1, spec=spec)
+    )
+
+
+def make_view(
+    job: Object, pods: Sequence[Object], events: Sequence[Object], report: LauncherReport, now: datetime
+) -> JobView:
+    """Return the screen of a job. Raises StatusError."""
+    metadata, status, topology = job["metadata"], read_status(job), read_topology(job)
+    age = words.since(metadata["creationTimestamp"], now) or 0.0
+    phase, reason, why = _why(job, status, age)
+    restarting = status.next_restart_time is not None and not is_terminal(status)
+    failure = status.last_failure
+    return JobView(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        phase=phase,
+        reason=reason,
+        why=why,
+        cure=_cure(reason, phase, failure),
+        age_seconds=age,
+        attempt=status.attempt,
+        restarts_total=status.restarts.total,
+        restarts=_restarts(job, status),
+        next_restart=_next_restart(status, now) if restarting else "",
+        gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting") else "",
+        groups=status.groups,
+        shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups}
+        if topology
+        else {},
+        troubles=_troubles(topology, pods, status),
+        rank_phases=_by_phase(report.rank_phases),
+        doing=report.progress.phase if report.progress and phase == "Running" else "",
+        training=read_training(job, status, report, is_running=phase == "Running"),
+        failure=failure,
+        failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
+        events=newest(events, metadata["name"], now),
+        note=report.note if phase == "Running" else "",
+        ended=is_terminal(status),
+    )
+
+
+def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus) -> list[PodTrouble]:
+    if topology is None or status.attempt is None or is_terminal(status):
+        return []
+    if holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED):
+        return leftovers(pods)
+    return troubles(topology, pods)
+
+
+def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]:
+    manager = job["spec"].get("managedBy")
+    if manager not in (None, names.CONTROLLER):
+        return "Unmanaged", "ManagedBy", f"spec.managedBy is {manager}: this operator ignores the job"
+    if not status.conditions:
+        if age < UNSEEN_SECONDS:
+            return "Pending", "", "the operator has not processed it yet"
+        waited = words.duration(age)
+        return (
+            "Pending",
+            "NoOperator",
+            f"no operator has processed this job for {waited}: does one run? "
+            f"kubectl get pods -A -l app.kubernetes.io/name={names.MANAGER}",
+        )
+    # The failure is on the same screen.
+    why = status.summary.message.replace(IN_STATUS, "")
+    if status.observed_generation < job["metadata"].get("generation", 0):
+        why = f"{why} (the operator has not processed the newest change of the spec yet)"
+    return status.phase, status.summary.reason, why
+
+
+def _cure(reason: str, phase: str, failure: Failure | None) -> str:
+    if phase in ("Succeeded", "Running", "Suspended"):
+        return ""
+    if phase in ("Failed", "Restarting") and failure:
+        return CURES.get(failure.reason, "").replace("NODE", failure.node or "NODE")
+    return CURES.get(reason, "")
+
+
+def _restarts(job: Object, status: GRPOJobStatus) -> str:
+    if not status.restarts.total:
+        return ""
+    most = job["spec"].get("failurePolicy", {}).get("maxRestarts", FailurePolicy.model_fields["max_restarts"].default)
+    free = status.restarts.total - status.restarts.counted
+    return f"{status.restarts.counted} of at most {most}" + (
+        f", and {free} that {'does' if free == 1 else 'do'} not count" if free else ""
+    )
+
+
+def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
+    assert status.next_restart_time is not None
+    wait = -(words.since(status.next_restart_time, now) or 0.0)
+    return (
+        f"not before {status.next_restart_time}, in {words.duration(wait)}"
+        if wait > 0
+        else "when the last attempt has no pod left"
+    )
+
+
+def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
+    if status.attempt_start_time is None or status.running_time is not None:
+        return ""
+    limit = job["spec"].get("startupDeadlineSeconds", GRPOJobSpec.model_fields["startup_deadline_seconds"].default)
+    left = limit - (words.since(status.attempt_start_time, now) or 0.0)
+    at = after(status.attempt_start_time, limit)
+    return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
+
+
+def _by_phase(rank_phases: Mapping[int, str]) -> dict[str, str]:
+    phases: dict[str, list[int]] = {}
+    for rank, phase in rank_phases.items():
+        phases.setdefault(phase, []).append(rank)
+    return {phase: words.ranges(ranks) for phase, ranks in sorted(phases.items(), key=lambda each: len(each[1]))}

@@ -1,3 +1,0 @@
-module grpo.local/devcluster/pause
-
-go 1.26.0

@@ -1,0 +1,247 @@
+"""Generate the CustomResourceDefinition and docs/fields.md: `python -m grpo_operator.api.crd [--check]`.
+
+The schema is structural (OpenAPI v3 as apiextensions/v1 requires): references are inlined, null is removed (an unset
+field is absent), exclusive bounds are booleans, free-form objects are marked as such, and every default is written out.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from grpo_operator.api import names, reference_page
+from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.api.status import GRPOJobStatus
+
+Schema = dict[str, Any]
+
+_ROOT = Path(__file__).parents[3]
+TARGETS = (
+    _ROOT / "crds" / "grpojobs.training.grpo.dev.yaml",
+    _ROOT / "charts" / "grpo-operator" / "files" / "grpojobs.training.grpo.dev.yaml",
+)
+FIELDS_PAGE = _ROOT / "docs" / "fields.md"
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", 0),
+    ("Step", "string", ".status.summary.step", 0),
+    ("Reward", "string", ".status.summary.reward", 0),
+    ("Trainer", "string", ".status.summary.trainer", 0),
+    ("Generation", "string", ".status.summary.generation", 0),
+    ("Restarts", "integer", ".status.restarts.total", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.summary.reason", 1),
+    ("Message", "string", ".status.summary.message", 1),
+)
+
+FROZEN = ("model", "dataset", "rewards", "training", "lora", "storage", "device", "rendezvous")
+FREE_WHILE_SUSPENDED = (
+    "trainer",
+    "generation",
+    "parallelism",
+    "network",
+    "image",
+    "imagePullPolicy",
+    "podTemplate",
+    "cache",
+)
+FREE = (
+    "failurePolicy",
+    "suspend",
+    "activeDeadlineSeconds",
+    "startupDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+)
+"""Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes."""
+_SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
+
+
+def _unchanged(*fields: str) -> str:
+    return " && ".join(
+        f"has(self.spec.{field}) == has(oldSelf.spec.{field}) && "
+        f"(!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
+        for field in fields
+    )
+
+
+_ROOT_RULES = (
+    {
+        "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "message": "metadata.name must start with a letter and contain only a-z, 0-9 and -: a Service gets this name",
+    },
+    {
+        "rule": "self.spec.trainer.groups.all(g, "
+        f"size(self.metadata.name) + 1 + size(g.name) <= {names.MAX_CHILD_NAME})",
+        "message": f"metadata.name and a group's name must have at most {names.MAX_CHILD_NAME - 1} characters "
+        "together; shorten one",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || ({_unchanged(*FROZEN)})",
+        "message": f"{', '.join(FROZEN)} cannot change once the job has started; create another job, and set its "
+        "storage.resumeFrom to continue from a checkpoint",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || "
+        f"({_unchanged(*FREE_WHILE_SUSPENDED)})",
+        "message": f"{', '.join(FREE_WHILE_SUSPENDED)} can change only while the job is suspended; set suspend to "
+        "true and wait for the condition Suspended first",
+    },
+    {
+        "rule": _unchanged("managedBy"),
+        "message": "managedBy cannot change; create another job",
+    },
+)
+
+
+def structural(model: type[GRPOJobSpec] | type[GRPOJobStatus]) -> Schema:
+    """Return the structural schema of a model."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = schema.pop("$defs", {})
+    result = _convert(schema, definitions)
+    assert isinstance(result, dict)
+    return result
+
+
+def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    node = dict(node)
+    while "$ref" in node:
+        target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
+        node = {**target, **node}
+    if "anyOf" in node:
+        options = [option for option in node.pop("anyOf") if option.get("type") != "null"]
+        assert len(options) == 1, f"a union that a CRD cannot express: {options}"
+        node = {**_convert(options[0], definitions), **node}
+    out: Schema = {}
+    for key, value in node.items():
+        match key:
+            case "title" | "propertyNames" | "additionalProperties" | "properties" | "items" | "const":
+                continue
+            # A list that is empty by default stays unset: merging distinguishes an empty list from none.
+            case "default" if value is None or value == []:
+                continue
+            case "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(value, bool):
+                out[key.replace("exclusiveM", "m")] = value
+                out[key] = True
+            case _:
+                out[key] = value
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    if out.get("type") == "integer":
+        out["format"] = "int64"
+    if "properties" in node:
+        out["properties"] = {
+            name: _property(name, child, node, definitions) for name, child in node["properties"].items()
+        }
+    elif out.get("type") == "object":
+        values = (
+            _convert(node["additionalProperties"], definitions)
+            if isinstance(node.get("additionalProperties"), dict)
+            else {}
+        )
+        if "type" in values:
+            out["additionalProperties"] = values
+        else:
+            out["x-kubernetes-preserve-unknown-fields"] = True
+    if "items" in node:
+        out["items"] = _convert(node["items"], definitions)
+    return out
+
+
+def _property(name: str, child: Schema, parent: Schema, definitions: dict[str, Schema]) -> Schema:
+    schema = _convert(child, definitions)
+    optional_object = schema.get("type") == "object" and "properties" in schema and "required" not in schema
+    is_choice = "anyOf" in child
+    if optional_object and not is_choice and name not in parent.get("required", []) and "default" not in schema:
+        # Written out: the API server checks a default against the section's rules before it adds the section's own
+        # defaults.
+        default = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
+        if default:
+            schema["default"] = default
+    return schema
+
+
+def crd() -> Schema:
+    """Return the whole CustomResourceDefinition."""
+    spec, status = structural(GRPOJobSpec), structural(GRPOJobStatus)
+    schema = {
+        "type": "object",
+        "description": "GRPOJob trains a language model with GRPO: one job with the roles trainer and generation.",
+        "required": ["spec"],
+        "properties": {
+            # The API server describes these itself, and refuses a schema with more details of metadata.
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": _without_defaults(status),
+        },
+        "x-kubernetes-validations": list(_ROOT_RULES),
+    }
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+            for name, kind, path, priority in _COLUMNS
+        ],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": "grpojob",
+                "shortNames": ["grpo"],
+                "categories": ["all"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def _without_defaults(node: Any) -> Any:
+    """Remove all defaults: the operator writes the whole status; a default would be a state that nobody observed."""
+    if isinstance(node, dict):
+        return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
+    return [_without_defaults(item) for item in node] if isinstance(node, list) else node
+
+
+def render() -> str:
+    """Return the CRD as YAML."""
+    header = "# Generated by `make crds` from operator/grpo_operator/api/spec.py. Do not edit.\n"
+    return header + yaml.safe_dump(crd(), sort_keys=False, width=120)
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 when a file differs from the models.")
+def main(check: bool) -> None:
+    """Write the CRD to crds/ and the chart, and the page of its fields to docs/."""
+    text = render()
+    texts = {path: text for path in TARGETS} | {
+        FIELDS_PAGE: reference_page.render(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    }
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    if check and stale:
+        sys.exit(
+            f"differs from the models: {', '.join(str(path.relative_to(_ROOT)) for path in stale)}; run `make crds`"
+        )
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`spec.failurePolicy`: what a job does after a failure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_operator.api.pod_template import list_map
+from grpo_workload.spec.schema import Name, Rule, Section
+
+Reasons = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)]
+ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=64)]
+
+
+class FailureRule(Section):
+    """What to do after failures of one kind.
+
+    A failure matches if it has the role, exit code and reason that the rule sets.
+    """
+
+    RULES = (
+        Rule(
+            "has(self.role) || has(self.exitCodes) || has(self.reasons)",
+            "a rule must name a role, exitCodes or reasons; onTrainerFailure and onGenerationFailure set what happens "
+            "after all other failures",
+            lambda r: r.role is not None or r.exit_codes is not None or r.reasons is not None,
+        ),
+    )
+
+    name: Name = Field(description="Name of the rule; messages about a failure name the rule that decided.")
+    role: Literal["trainer", "generation"] | None = Field(None, description="Role of the pod that failed.")
+    exit_codes: ExitCodes | None = Field(None, description="Exit codes of the container; one must match.")
+    reasons: Reasons | None = Field(
+        None,
+        description="Reasons as in status.lastFailure.reason; one must match: RankFailed, EngineDied, OOMKilled, "
+        "Evicted, Preempted, NodeLost, Hung, ...",
+    )
+    action: Literal["Fail", "Restart", "RestartFree"] = Field(
+        description="Fail ends the job. Restart restarts as onTrainerFailure or onGenerationFailure says, or all pods "
+        "if that says Fail. RestartFree does the same, but the restart does not count towards maxRestarts."
+    )
+
+
+class FailurePolicy(Section):
+    """What is restarted after a failure, how often and how soon."""
+
+    RULES = (
+        Rule(
+            "self.backoffSeconds <= self.maxBackoffSeconds",
+            "backoffSeconds must be at most maxBackoffSeconds",
+            lambda p: p.backoff_seconds <= p.max_backoff_seconds,
+            lambda p: p.max_backoff_seconds,
+            "self.maxBackoffSeconds",
+        ),
+    )
+
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        le=10_000,
+        description="Number of restarts that may count before the next failure that counts ends the job; with 0 the "
+        "first one ends it.",
+    )
+    backoff_seconds: int = Field(
+        10,
+        ge=0,
+        le=86_400,
+        description="Seconds to wait before the first restart; the wait doubles with each counted restart, plus or "
+        "minus 20 percent.",
+    )
+    max_backoff_seconds: int = Field(600, ge=0, le=86_400, description="Longest wait before a restart, in seconds.")
+    on_trainer_failure: Literal["RestartAll", "Fail"] = Field(
+        "RestartAll",
+        description="What to do when a trainer pod fails. RestartAll recreates all pods and continues from the last "
+        "checkpoint. Fail ends the job.",
+    )
+    on_generation_failure: Literal["RestartAll", "RestartGeneration", "Fail"] = Field(
+        "RestartAll",
+        description="What to do when an engine pod fails. RestartAll and Fail as for the trainer. RestartGeneration "
+        "recreates only the engine and sends it the weights while the trainer waits; it needs the topology Server.",
+    )
+    node_lost_seconds: int = Field(
+        60,
+        ge=0,
+        le=86_400,
+        description="Seconds that a node may be not ready. After that its pods are deleted by force and the failure "
+        "is NodeLost.",
+    )
+    hang_seconds: int = Field(
+        1800,
+        ge=30,
+        le=604_800,
+        description="A job hangs if no step has finished for this many seconds, or for ten median steps if that is "
+        "longer, although its launchers answer.",
+    )
+    rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
+        (),
+        description="Exceptions for some failures; the first rule that matches decides. Where none matches, a wrong "
+        "setting (exit code 64) ends the job, and restarts after an eviction, a preemption, the loss of a node or a "
+        "stop with a checkpoint do not count.",
+        json_schema_extra=list_map("name"),
+    )

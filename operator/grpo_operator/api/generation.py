@@ -1,0 +1,156 @@
+"""`spec.generation`: which engine generates completions, and on which GPUs of which pods."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_workload.spec.generation import GenerationConfig, Topology
+from grpo_workload.spec.schema import Rule, Section
+
+
+class GenerationGroup(PodGroup):
+    """Generation pods of one kind; each pod runs one vLLM engine."""
+
+    RULES = (
+        Rule(
+            "!has(self.tensorParallel) || self.gpus % self.tensorParallel == 0",
+            "tensorParallel must divide gpus: each copy of the model takes tensorParallel GPUs of one pod",
+            lambda g: g.tensor_parallel is None or g.gpus % g.tensor_parallel == 0,
+        ),
+    )
+
+    tensor_parallel: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="Number of GPUs that hold one copy of the model; default: generation.tensorParallel. A pod runs "
+        "gpus / tensorParallel copies (data parallel).",
+    )
+
+
+class ServerSpec(Section):
+    """vLLM engines on their own pods."""
+
+    RULES = (
+        Rule(
+            "self.port != self.transferPort", "port and transferPort must differ", lambda s: s.port != s.transfer_port
+        ),
+    )
+
+    groups: Annotated[tuple[GenerationGroup, ...], Field(min_length=1, max_length=32)] = Field(
+        description="Groups of engine pods. Groups may differ in GPUs and pod settings.",
+        json_schema_extra=list_map("name"),
+    )
+    port: int = Field(8000, ge=1024, le=65535, description="HTTP port of each engine.")
+    transfer_port: int = Field(
+        29600,
+        ge=1024,
+        le=65535,
+        description="Port on rank 0's pod where rank 0 and the engines meet to transfer weights.",
+    )
+
+
+class NodeLocalSpec(Section):
+    """vLLM engines next to the ranks in each trainer pod.
+
+    The pod's first rank sends them the weights, which never cross nodes.
+    """
+
+    RULES = (
+        Rule(
+            "self.gpusPerNode % self.enginesPerNode == 0",
+            "enginesPerNode must divide gpusPerNode",
+            lambda n: n.gpus_per_node % n.engines_per_node == 0,
+            lambda n: n.gpus_per_node,
+            "self.gpusPerNode",
+        ),
+        Rule(
+            "!has(self.devices) || "
+            "(size(self.devices) == self.gpusPerNode && self.devices.all(d, self.devices.exists_one(e, e == d)))",
+            "devices must name gpusPerNode different devices; leave it out to use the last GPUs of each pod",
+            lambda n: n.devices is None or len(set(n.devices)) == len(n.devices) == n.gpus_per_node,
+        ),
+        Rule(
+            "self.port + self.enginesPerNode <= self.transferPort || self.transferPort < self.port",
+            "transferPort must lie outside the engines' ports, port to port + enginesPerNode - 1",
+            lambda n: not n.port <= n.transfer_port < n.port + n.engines_per_node,
+            lambda n: n.port + n.engines_per_node,
+            "self.port + self.enginesPerNode",
+        ),
+    )
+
+    gpus_per_node: int = Field(
+        1, ge=1, le=63, description="Number of GPUs of each trainer pod that vLLM uses; ranks use the others."
+    )
+    engines_per_node: int = Field(
+        1,
+        ge=1,
+        le=63,
+        description="Number of engines in each pod (num_infer_workers of ms-swift); they share gpusPerNode GPUs.",
+    )
+    devices: Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(min_length=1, max_length=63)] | None = (
+        Field(None, description="Indices of the GPUs that vLLM uses in every pod; default: the last gpusPerNode GPUs.")
+    )
+    port: int = Field(
+        8000, ge=1024, le=65000, description="HTTP port of a pod's first engine; the next engines use the next ports."
+    )
+    transfer_port: int = Field(
+        29600,
+        ge=1024,
+        le=65535,
+        description="Port in each pod where its first rank and its engines meet to transfer weights.",
+    )
+
+
+def _belongs(member: str, field: str, topology: Topology) -> Rule:
+    return Rule(
+        f"has(self.{member}) == (self.topology == '{topology}')",
+        f"{member} must be set if topology is {topology}, and only then",
+        lambda g: (getattr(g, field) is not None) == (g.topology is topology),
+    )
+
+
+class GenerationSpec(GenerationConfig):
+    """Which engine generates completions, and where."""
+
+    RULES = (
+        _belongs("server", "server", Topology.SERVER),
+        _belongs("nodeLocal", "node_local", Topology.NODE_LOCAL),
+        Rule(
+            "!has(self.colocate) || self.topology == 'Colocate'",
+            "colocate may be set only if topology is Colocate",
+            lambda g: g.colocate is None or g.topology is Topology.COLOCATE,
+        ),
+        Rule(
+            "self.engine == 'vLLM' || (self.topology == 'Colocate' && self.tensorParallel == 1)",
+            "engine Transformers works only with topology Colocate and tensorParallel 1; use vLLM otherwise",
+            lambda g: g.engine == "vLLM" or (g.topology is Topology.COLOCATE and g.tensor_parallel == 1),
+        ),
+        Rule(
+            "!has(self.server) || self.server.groups.all(g, "
+            "has(g.tensorParallel) || g.gpus % self.tensorParallel == 0)",
+            "tensorParallel must divide gpus of every group of server.groups that does not set its own: "
+            "an engine cannot span pods",
+            lambda g: (
+                g.server is None or all(x.tensor_parallel or x.gpus % g.tensor_parallel == 0 for x in g.server.groups)
+            ),
+        ),
+        Rule(
+            "!has(self.nodeLocal) || self.nodeLocal.gpusPerNode == self.nodeLocal.enginesPerNode * self.tensorParallel",
+            "nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel: each engine uses "
+            "tensorParallel GPUs",
+            lambda g: (
+                g.node_local is None or g.node_local.gpus_per_node == g.node_local.engines_per_node * g.tensor_parallel
+            ),
+            lambda g: g.node_local.engines_per_node * g.tensor_parallel,
+            "self.nodeLocal.enginesPerNode * self.tensorParallel",
+        ),
+    )
+
+    server: ServerSpec | None = Field(None, description="Engine pods of the topology Server; required with it.")
+    node_local: NodeLocalSpec | None = Field(
+        None, description="GPUs and engines in each pod of the topology NodeLocal; required with it."
+    )

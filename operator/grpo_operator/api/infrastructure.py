@@ -1,0 +1,91 @@
+"""Sections of the spec about devices, trainer pods, the network, the rendezvous and the cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.schema import Name, Rule, Section
+
+
+class DeviceConfig(Section):
+    """Device that the ranks compute on."""
+
+    type: Device = Field(Device.CUDA, description="cuda for GPUs; cpu for trials without GPUs.")
+    resource_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="Extended resource that stands for a GPU; each pod requests `gpus` of it. Default: nvidia.com/gpu "
+        "for cuda, none for cpu.",
+    )
+
+    @property
+    def resource(self) -> str | None:
+        """Extended resource that pods request, or None."""
+        return self.resource_name or ("nvidia.com/gpu" if self.type is Device.CUDA else None)
+
+
+class TrainerGroup(PodGroup):
+    """Trainer pods of one kind, with one rank for each GPU.
+
+    Groups may differ in GPUs; all ranks form one process group.
+    """
+
+
+class TrainerSpec(Section):
+    """Pods that train."""
+
+    groups: Annotated[tuple[TrainerGroup, ...], Field(min_length=1, max_length=32)] = Field(
+        description="Groups of trainer pods, in rank order: the first pod of the first group has rank 0.",
+        json_schema_extra=list_map("name"),
+    )
+
+
+class NetworkSpec(Section):
+    """Network between nodes."""
+
+    fabric: Literal["Ethernet", "InfiniBand", "RoCE", "EFA"] | None = Field(
+        None, description="Network that NCCL uses: sets its environment variables. Default: NCCL detects the network."
+    )
+    interface: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="Network interface for sockets of NCCL and gloo, for example eth0, or NCCL's list of prefixes.",
+    )
+    rdma_resource: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="Extended resource of the RDMA device plugin, for example rdma/hca or vpc.amazonaws.com/efa. "
+        "Default: no RDMA device.",
+    )
+    rdma_count: int = Field(1, ge=1, le=64, description="Number of RDMA devices that each pod requests.")
+
+
+class RendezvousSpec(Section):
+    """Ports and deadline for ranks to find each other."""
+
+    RULES = (
+        Rule("self.port != self.statusPort", "port and statusPort must differ", lambda r: r.port != r.status_port),
+    )
+
+    port: int = Field(29500, ge=1024, le=65535, description="Port of torch's TCPStore in rank 0's pod.")
+    status_port: int = Field(
+        29501,
+        ge=1024,
+        le=65535,
+        description="HTTP port of the launcher in every trainer pod: progress, readiness and metrics.",
+    )
+    timeout_seconds: int = Field(
+        600,
+        ge=10,
+        le=86400,
+        description="Seconds that pods have to find each other, and that a collective operation of the ranks may take.",
+    )
+
+
+class CacheSpec(Section):
+    """Cache for downloads of models and datasets."""
+
+    claim_name: Name | None = Field(
+        None, description="PersistentVolumeClaim that all pods share; default: an emptyDir in each pod."
+    )

@@ -1,0 +1,88 @@
+"""Names that other programs see: API group, labels, conditions and the names of children."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+GROUP = "training.grpo.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "GRPOJob"
+PLURAL = "grpojobs"
+
+MANAGER = "grpo-operator"
+"""Field manager of server-side apply, and value of `app.kubernetes.io/managed-by`."""
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_GROUP = f"{GROUP}/group"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+SELECTOR_MANAGED = f"{LABEL_MANAGED_BY}={MANAGER}"
+
+CONTROLLER = f"{GROUP}/{MANAGER}"
+"""Value of `spec.managedBy` that means this operator; it leaves jobs with another value alone (KEP-4368)."""
+
+CONTAINER = "grpo"
+
+PATHS = {
+    KIND: f"/apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Node": "/api/v1/nodes",
+}
+"""API path of each kind, with a placeholder for the namespace."""
+
+CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
+"""Kinds of objects that the operator creates for a job, and deletes when the job no longer needs them."""
+
+DEFAULT_IMAGE = "ghcr.io/grpo-operator/workload:0.1.0"
+
+MAX_CHILD_NAME = 52
+"""Longest name of a StatefulSet: its pods carry the label controller-revision-hash, `<name>-<10 characters>`, and a
+label has at most 63 characters (kubernetes#64023)."""
+
+
+class Role(StrEnum):
+    """Role of a pod; those of generation are called engine pods."""
+
+    TRAINER = "trainer"
+    GENERATION = "generation"
+
+
+class Condition(StrEnum):
+    """Types of `status.conditions`, in the order in which they are listed."""
+
+    ACCEPTED = "Accepted"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    HUNG = "Hung"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+def child_name(job: str, group: str) -> str:
+    """Return the name of a group's StatefulSet; its pods are `<child>-<ordinal>`."""
+    return f"{job}-{group}"
+
+
+def contract_name(job: str, attempt: int) -> str:
+    """Return the name of the immutable ConfigMap that holds an attempt's contract."""
+    return f"{job}-{attempt}"
+
+
+def policy_name(job: str) -> str:
+    """Return the name of the job's NetworkPolicy."""
+    return job
+
+
+def pod_host(pod: str, job: str, namespace: str) -> str:
+    """Return a pod's DNS name below the headless Service, without the cluster's domain: only pods can resolve it."""
+    return f"{pod}.{job}.{namespace}.svc"

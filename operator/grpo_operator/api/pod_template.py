@@ -1,0 +1,129 @@
+"""Pod settings that users may change, and merging a group's over the job's like a strategic merge patch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from grpo_workload.spec.contract import RESERVED_ENV
+from grpo_workload.spec.schema import Name, Rule, Section
+
+Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
+LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]
+TextMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=4096)]]
+Objects = Annotated[tuple[Object, ...], Field(max_length=64)]
+
+
+def list_map(key: str) -> dict[str, JsonValue]:
+    """Return a schema extension: the list is a map by `key`.
+
+    Server-side apply merges by it; the API server keeps it unique.
+    """
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+class EnvVar(Section):
+    """An environment variable of the container, as in a pod."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the environment variable.")
+    value: Annotated[str, Field(max_length=32768)] | None = Field(None, description="Value of the variable.")
+    value_from: Object | None = Field(
+        None, description="Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef."
+    )
+
+
+class PodTemplate(Section):
+    """Pod settings.
+
+    The operator itself sets the container's name, command and GPU limit and its own environment variables.
+    """
+
+    RULES = (
+        Rule(
+            "!has(self.env) || self.env.all(e, !(e.name in "
+            f"[{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]))",
+            f"env must not set variables that the operator sets: {', '.join(sorted(RESERVED_ENV))}",
+            lambda t: not any(e.name in RESERVED_ENV for e in t.env),
+        ),
+    )
+
+    labels: LabelMap = Field(default_factory=dict, max_length=64, description="Additional labels of the pod.")
+    annotations: TextMap = Field(default_factory=dict, max_length=64, description="Additional annotations of the pod.")
+    node_selector: LabelMap = Field(
+        default_factory=dict, max_length=64, description="Labels that the pod's node must have."
+    )
+    tolerations: Objects = Field((), description="Taints that the pod tolerates, as in a pod.")
+    affinity: Object = Field(default_factory=dict, description="Affinity and anti-affinity, as in a pod.")
+    priority_class_name: Name | None = Field(None, description="PriorityClass of the pod.")
+    service_account_name: Name | None = Field(None, description="Service account of the pod; its token is not mounted.")
+    image_pull_secrets: Objects = Field((), description="Secrets for pulling the image, as in a pod: [{name: ...}].")
+    security_context: Object = Field(
+        default_factory=dict,
+        description="The pod's security context; its fields override the defaults: user, group and fsGroup 65532, "
+        "runAsNonRoot, seccomp RuntimeDefault.",
+    )
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+        (), description="Environment variables of the container.", json_schema_extra=list_map("name")
+    )
+    env_from: Objects = Field(
+        (), description="ConfigMaps and Secrets whose keys become environment variables, as in a pod."
+    )
+    resources: Object = Field(
+        default_factory=dict, description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs."
+    )
+    volumes: Objects = Field((), description="Additional volumes, as in a pod.")
+    volume_mounts: Objects = Field((), description="Additional volume mounts of the container, as in a pod.")
+    termination_grace_period_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=86400,
+        description="Seconds that ranks have to save a checkpoint after SIGTERM; default: 300.",
+    )
+
+
+class PodGroup(Section):
+    """Pods of one kind; each group becomes a StatefulSet."""
+
+    name: Annotated[str, Field(min_length=1, max_length=20, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
+        description="Name of the group, unique in the job; its pods are called <job>-<group>-<ordinal>."
+    )
+    replicas: int = Field(1, ge=1, le=4096, description="Number of pods in the group.")
+    gpus: int = Field(ge=1, le=64, description="Number of GPUs of each pod.")
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate,
+        description="Pod settings of this group, merged over spec.podTemplate like a strategic merge patch.",
+    )
+
+
+_KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
+"""Merge keys from the patchMergeKey tags of k8s.io/api/core/v1. Other lists (tolerations, envFrom) are replaced, as in
+Kubernetes."""
+
+
+def merge(base: PodTemplate, over: PodTemplate) -> PodTemplate:
+    """Merge `over` over `base`: a field that `over` does not set keeps the value of `base`."""
+    lower = base.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    upper = over.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return PodTemplate.model_validate(_merge_maps(lower, upper))
+
+
+def _merge_maps(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _merge_maps(below, value)
+        elif isinstance(value, list) and isinstance(below, list) and key in _KEYS:
+            merged[key] = _merge_lists(below, value, _KEYS[key])
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_lists(lower: Iterable[dict[str, Any]], upper: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    merged = {item[key]: item for item in lower}
+    for item in upper:
+        merged[item[key]] = item
+    return list(merged.values())

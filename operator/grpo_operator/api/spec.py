@@ -1,0 +1,208 @@
+"""The spec of a GRPOJob, version v1alpha1: source of the CRD, of validation and of `kubectl explain`.
+
+The sections that the ranks read are the workload's models (`grpo_workload.spec.trainer`); the sections here concern
+Kubernetes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from grpo_operator.api import names
+from grpo_operator.api.failure_policy import FailurePolicy
+from grpo_operator.api.generation import GenerationSpec
+from grpo_operator.api.infrastructure import CacheSpec, DeviceConfig, NetworkSpec, RendezvousSpec, TrainerSpec
+from grpo_operator.api.pod_template import PodTemplate
+from grpo_workload.spec.generation import GenerationConfig, Topology
+from grpo_workload.spec.schema import Rule
+from grpo_workload.spec.trainer import TrainerConfig
+
+_KEPT = "(has(self.generation.nodeLocal) ? self.generation.nodeLocal.gpusPerNode : 0)"
+_RANKS = f"self.trainer.groups.map(g, g.replicas * (g.gpus - {_KEPT})).sum()"
+_PORTS = (
+    "[self.rendezvous.port, self.rendezvous.statusPort]"
+    " + (has(self.generation.server) ? [self.generation.server.port, self.generation.server.transferPort] : [])"
+    " + (has(self.generation.nodeLocal)"
+    " ? [self.generation.nodeLocal.port, self.generation.nodeLocal.transferPort] : [])"
+)
+
+
+class GRPOJobSpec(TrainerConfig):
+    """Desired state of a GRPOJob."""
+
+    RULES = (
+        *TrainerConfig.RULES,
+        Rule(
+            "self.device.type != 'cpu' || self.model.dtype != 'float16'",
+            "model.dtype float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work",
+            lambda s: s.device.type != "cpu" or s.model.dtype != "float16",
+        ),
+        Rule(
+            f"{_RANKS} <= self.training.promptsPerStep",
+            "training.promptsPerStep must be at least the number of ranks (the GPUs of all trainer pods, without those "
+            "that vLLM uses): each rank needs a prompt",
+            lambda s: s.ranks <= s.training.prompts_per_step,
+            lambda s: s.ranks,
+            _RANKS,
+        ),
+        Rule(
+            "!has(self.generation.nodeLocal) || "
+            "self.trainer.groups.all(g, g.gpus > self.generation.nodeLocal.gpusPerNode)",
+            "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on",
+            lambda s: (
+                s.generation.node_local is None
+                or all(g.gpus > s.generation.node_local.gpus_per_node for g in s.trainer.groups)
+            ),
+            lambda s: max(1, min(g.gpus for g in s.trainer.groups) - 1),
+            "[1, self.trainer.groups.map(g, g.gpus).min() - 1].max()",
+        ),
+        Rule(
+            "!has(self.generation.nodeLocal) || !has(self.generation.nodeLocal.devices) || "
+            "self.generation.nodeLocal.devices.all(d, self.trainer.groups.all(g, d < g.gpus))",
+            "generation.nodeLocal.devices must exist in every trainer pod (0 to gpus - 1 of the smallest pod)",
+            lambda s: all(
+                d < g.gpus
+                for d in ((s.generation.node_local and s.generation.node_local.devices) or ())
+                for g in s.trainer.groups
+            ),
+            lambda s: min(g.gpus for g in s.trainer.groups) - 1,
+            "self.trainer.groups.map(g, g.gpus).min() - 1",
+        ),
+        Rule(
+            "self.generation.topology != 'Colocate' || "
+            "self.trainer.groups.all(g, g.gpus % self.generation.tensorParallel == 0)",
+            "generation.tensorParallel must divide gpus of every trainer group, because a tensor-parallel group cannot "
+            "span pods; 1 always does",
+            lambda s: (
+                s.generation.topology is not Topology.COLOCATE
+                or all(g.gpus % s.generation.tensor_parallel == 0 for g in s.trainer.groups)
+            ),
+        ),
+        Rule(
+            "!has(self.generation.server) || "
+            "self.generation.server.groups.all(g, self.trainer.groups.all(t, t.name != g.name))",
+            "groups of trainer.groups and generation.server.groups must have different names: each becomes a "
+            "StatefulSet",
+            lambda s: (
+                s.generation.server is None
+                or not {g.name for g in s.generation.server.groups} & {g.name for g in s.trainer.groups}
+            ),
+        ),
+        Rule(
+            f"({_PORTS}).all(p, ({_PORTS}).exists_one(q, q == p))",
+            "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
+            lambda s: len(set(s.ports)) == len(s.ports),
+        ),
+        Rule(
+            "self.rewards.all(r, r.timeoutSeconds <= self.rendezvous.timeoutSeconds)",
+            "rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other ranks give up",
+            lambda s: all(r.timeout_seconds <= s.rendezvous.timeout_seconds for r in s.rewards),
+            lambda s: s.rendezvous.timeout_seconds,
+            "self.rendezvous.timeoutSeconds",
+        ),
+        Rule(
+            "self.failurePolicy.onGenerationFailure != 'RestartGeneration' || self.generation.topology == 'Server'",
+            "failurePolicy.onGenerationFailure RestartGeneration needs topology Server, where engines have their own "
+            "pods; use RestartAll otherwise",
+            lambda s: (
+                s.failure_policy.on_generation_failure != "RestartGeneration"
+                or s.generation.topology is Topology.SERVER
+            ),
+        ),
+    )
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
+        names.DEFAULT_IMAGE,
+        description="Image of all pods: the workload image of the operator's release, or one built on it.",
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="When the kubelet pulls the image."
+    )
+    device: DeviceConfig = Field(default_factory=DeviceConfig, description="Device that the ranks compute on.")
+    trainer: TrainerSpec = Field(description="Pods that train.")
+    generation: GenerationSpec = Field(
+        default_factory=GenerationSpec, description="Which engine generates completions, and where."
+    )
+    network: NetworkSpec = Field(default_factory=NetworkSpec, description="Network between nodes.")
+    rendezvous: RendezvousSpec = Field(
+        default_factory=RendezvousSpec, description="Ports and deadline for ranks to find each other."
+    )
+    cache: CacheSpec = Field(default_factory=CacheSpec, description="Cache for downloads of models and datasets.")
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Pod settings of all groups.")
+    suspend: bool = Field(
+        False,
+        description="true: save a checkpoint, end all pods and give their GPUs back. false again: continue from it.",
+    )
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        None,
+        description="Controller that runs the job. This operator runs a job only if this is not set or "
+        f"{names.CONTROLLER}.",
+    )
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy, description="What is restarted after a failure, and how often."
+    )
+    active_deadline_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=315_360_000,
+        description="The job fails after it has been active for this many seconds. Restarts do not reset the count, "
+        "suspension pauses it. Default: no deadline.",
+    )
+    startup_deadline_seconds: int = Field(
+        86_400,
+        ge=1,
+        le=31_536_000,
+        description="The job fails if not all pods of an attempt are ready this many seconds after it began.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        None,
+        ge=0,
+        le=315_360_000,
+        description="The job is deleted this many seconds after it has ended. Default: it is kept.",
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in all trainer pods."""
+        kept = self.generation.node_local.gpus_per_node if self.generation.node_local else 0
+        return sum(group.replicas * (group.gpus - kept) for group in self.trainer.groups)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that pods listen on and that are fields of the spec."""
+        generation = self.generation.server or self.generation.node_local
+        return (
+            self.rendezvous.port,
+            self.rendezvous.status_port,
+            *((generation.port, generation.transfer_port) if generation else ()),
+        )
+
+    def trainer_config(self) -> TrainerConfig:
+        """Return the part of the spec that ranks read."""
+        fields = {name: getattr(self, name) for name in TrainerConfig.model_fields}
+        fields["generation"] = GenerationConfig(
+            **{name: getattr(self.generation, name) for name in GenerationConfig.model_fields}
+        )
+        return TrainerConfig(**fields)
+
+
+def parse_spec(raw: Any) -> GRPOJobSpec:
+    """Read a spec. Raises ValueError; its text says which fields are wrong, why, and what would be right."""
+    try:
+        return GRPOJobSpec.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error
+
+
+def explain(error: ValidationError) -> str:
+    """Return one sentence for each error, such as `spec.trainer.groups[0].gpus: Input should be ... (found 0)`."""
+    return "; ".join(_fault(fault["loc"], fault["msg"], fault["input"]) for fault in error.errors(include_url=False))
+
+
+def _fault(location: tuple[int | str, ...], message: str, found: Any) -> str:
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{to_camel(part)}" for part in location)
+    shown = f" (found {found!r})" if isinstance(found, str | int | float | bool) else ""
+    return f"{path}: {message.removeprefix('Value error, ')}{shown}"

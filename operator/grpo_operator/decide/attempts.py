@@ -1,0 +1,67 @@
+"""When the next attempt begins, and what beginning it changes. Pure.
+
+`is_about_to_begin` is the only place that decides it. The reconciler asks it first, checks live that nothing is in the
+way (the claims exist, a dry run of every child succeeds) and refuses the job otherwise. `plan` then asks it again, with
+the same arguments, and calls `begin`.
+"""
+
+from __future__ import annotations
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.blame import seconds_between
+from grpo_operator.decide.conditions import Draft, holds, is_terminal
+from grpo_operator.decide.observe import Observed
+from grpo_operator.layout.topology import Job, Topology
+from grpo_workload.spec.reasons import Reason
+
+
+def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
+    """Whether the next attempt begins in this pass.
+
+    It begins if the job may run, all pods of the last attempt and all objects of an earlier job are gone, and the wait
+    after a failure is over. `plan` still ends the job instead if it is finished or a deadline has passed.
+    """
+    if is_terminal(status) or job.spec.suspend or not is_between_attempts(status):
+        return False
+    is_due = status.next_restart_time is None or seconds_between(status.next_restart_time, now) >= 0
+    return not observed.pods and not observed.foreign and is_due
+
+
+def begin(draft: Draft, topology: Topology) -> None:
+    """Accept the spec and begin the next attempt. Its children are applied once this status is written."""
+    status, attempt = draft.status, next_attempt(draft.status)
+    shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.spec.gpus}" for group in topology.groups)
+    message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
+    draft.set(Condition.ACCEPTED, True, Reason.VALID, message)
+    draft.update(
+        attempt=attempt,
+        attempt_start_time=draft.now,
+        running_time=None,
+        next_restart_time=None,
+        members=(),
+        start_time=status.start_time or draft.now,
+        active_since=status.active_since or draft.now,
+        avoid_nodes=tuple(node for node in status.avoid_nodes if seconds_between(draft.now, node.until) > 0),
+    )
+    for kind, reason in (
+        (Condition.RESTARTING, Reason.RESTARTED),
+        (Condition.SUSPENDED, Reason.RESUMED),
+        (Condition.HUNG, Reason.RESTARTED),
+    ):
+        draft.clear(kind, reason, f"attempt {attempt} has begun")
+
+
+def next_attempt(status: GRPOJobStatus) -> int:
+    """Return the number of the attempt after the current one; the first is 0."""
+    return 0 if status.attempt is None else status.attempt + 1
+
+
+def is_between_attempts(status: GRPOJobStatus) -> bool:
+    """Whether no attempt runs: none has begun yet, or the last one has ended (`Restarting` or `Suspended` holds)."""
+    return status.attempt is None or holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED)
+
+
+def is_running_undisturbed(job: Job, status: GRPOJobStatus) -> bool:
+    """Whether an attempt runs and the operator deletes none of its pods: a deleted pod was deleted by somebody else."""
+    return not (is_terminal(status) or is_between_attempts(status) or job.spec.suspend)

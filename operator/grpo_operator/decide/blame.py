@@ -1,0 +1,164 @@
+"""Find the root cause: of all the pods that ended, the one failure that ended the attempt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from grpo_operator.api.failure_policy import FailurePolicy
+from grpo_operator.api.names import Role
+from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
+from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.layout.topology import Topology
+from grpo_workload.spec.contract import ExitCode, Progress
+from grpo_workload.spec.reasons import Reason
+
+CULPRIT_SECONDS = 5
+"""Wait this long for the root cause before blaming a secondary failure: the outcome of the pod that failed first may be
+seen later."""
+
+SILENT_CULPRIT_SECONDS = 45
+"""Wait this long instead while a pod has no outcome: its node may be lost, which the cluster notices after 40 s
+(node-monitor-grace-period)."""
+
+HANG_FACTOR = 10
+"""No new step for this many median steps is a hang, if that is longer than failurePolicy.hangSeconds."""
+
+EFFECTS = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
+"""Exit codes of pods that ended only because another pod failed or was stopped."""
+
+Reports = Mapping[str, Progress]
+"""The progress that launchers just reported, by pod; a launcher that did not answer is missing."""
+
+
+def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolicy, now: str) -> Failure | None:
+    """Return the failure that most likely caused the others, or None.
+
+    Pods that the cluster took away come first and secondary failures (EFFECTS) last. Within one second an engine comes
+    before the ranks that lost it.
+    """
+    something_ended = any(member.outcome for member in status.members)
+    failures = []
+    for member in status.members:
+        if member.replacing:
+            continue
+        verdict = _verdict(member, observed, policy, now, something_ended=something_ended)
+        if verdict is not None and not (is_done(verdict) and member.role == Role.TRAINER):
+            failures.append(
+                Failure(
+                    role=member.role,
+                    pod=member.pod,
+                    node=member.node,
+                    exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
+                    reason=verdict.reason,
+                    message=verdict.message,
+                    time=verdict.finished_at or now,
+                    attempt=status.attempt or 0,
+                )
+            )
+    taken = (Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST)
+    return min(
+        failures,
+        key=lambda f: (f.reason not in taken, f.exit_code in EFFECTS, f.time, f.role == Role.TRAINER),
+        default=None,
+    )
+
+
+def has_unexplained_pods(status: GRPOJobStatus, observed: Observed) -> bool:
+    """Whether a pod of the attempt is gone and nothing shows how it ended."""
+    known = {pod.uid for pod in observed.pods.values()} | observed.gone.keys()
+    return any(m.uid not in known and not (m.outcome or m.disruption or m.replacing) for m in status.members)
+
+
+def _verdict(
+    member: MemberStatus, observed: Observed, policy: FailurePolicy, now: str, *, something_ended: bool
+) -> MemberOutcome | None:
+    pod = observed.pods.get(member.pod)
+    if is_done(member.outcome):
+        return member.outcome
+    same = pod is not None and pod.uid == member.uid
+    if same and pod is not None and (since := node_lost_since(pod, observed, policy, now)):
+        limit = f"longer than failurePolicy.nodeLostSeconds ({policy.node_lost_seconds})"
+        message = f"node {pod.node} has not been ready since {since}, {limit}: its pods are given up"
+        return MemberOutcome(exit_code=-1, reason=Reason.NODE_LOST, message=message, finished_at=now)
+    # As long as nothing has ended, the pod that is being taken away may still save a checkpoint with the others.
+    if member.disruption is not None and (something_ended or not same):
+        return MemberOutcome(
+            exit_code=-1, reason=member.disruption.reason, message=member.disruption.message, finished_at=now
+        )
+    return member.outcome or _unrecorded(member, pod, now)
+
+
+def _unrecorded(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
+    """Return the outcome of a pod that left no result and no longer can, or None."""
+    if pod is None or pod.uid != member.uid:
+        message = f"the pod was deleted while its {'ranks' if member.role == Role.TRAINER else 'engines'} were running"
+        return MemberOutcome(exit_code=-1, reason=Reason.POD_REPLACED, message=message, finished_at=now)
+    if pod.restarts > 0:
+        message = "the container was restarted and left no result"
+        return MemberOutcome(exit_code=-1, reason=Reason.OUTCOME_LOST, message=message, finished_at=now)
+    return None
+
+
+def node_lost_since(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: str) -> str | None:
+    """Return since when the pod's node is lost, if that is longer than failurePolicy.nodeLostSeconds, else None."""
+    since = observed.lost_nodes.get(pod.node or "")
+    return since if since is not None and seconds_between(since, now) >= policy.node_lost_seconds else None
+
+
+def is_done(outcome: MemberOutcome | None) -> bool:
+    """Whether the pod finished its work."""
+    return outcome is not None and outcome.exit_code == ExitCode.DONE
+
+
+def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: str) -> bool:
+    """Whether this failure is secondary and so recent that the root cause may still be reported."""
+    if failure.exit_code not in EFFECTS:
+        return False
+    silent = any(
+        member.outcome is None and not member.replacing for member in status.members if member.role == Role.TRAINER
+    )
+    return seconds_between(failure.time, now) < (SILENT_CULPRIT_SECONDS if silent else CULPRIT_SECONDS)
+
+
+def seems_hung(master: Progress | None, policy: FailurePolicy) -> bool:
+    """Whether rank 0's launcher reports that no step has finished for too long.
+
+    A launcher that does not answer is not a hang.
+    """
+    if master is None or master.waiting_for:
+        return False
+    return master.age_seconds > max(policy.hang_seconds, HANG_FACTOR * (master.step_seconds or 0.0))
+
+
+def find_hang(
+    status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
+) -> Failure | None:
+    """Return a failure if all pods are ready and no step finishes; its message says which phase every rank is in.
+
+    Ranks that wait for an engine to return do not hang.
+    """
+    member = topology.members[0]
+    master = reports.get(member.pod)
+    if not all(name in observed.pods and observed.pods[name].ready for name in topology.pods):
+        return None
+    if status.running_time is None or master is None or not seems_hung(master, policy):
+        return None
+    phases = {int(rank): phase for report in reports.values() for rank, phase in report.rank_phases.items()}
+    where = "; ".join(f"rank {rank}: {phases[rank]}" for rank in sorted(phases)) or f"phase {master.phase}"
+    message = f"no step has finished for {master.age_seconds:.0f} s, since step {master.step}; {where}"
+    node = next((one.node for one in status.members if one.pod == member.pod), None)
+    return Failure(
+        role=Role.TRAINER,
+        pod=member.pod,
+        node=node,
+        reason=Reason.HUNG,
+        message=message[:4096],
+        time=now,
+        attempt=status.attempt or 0,
+    )
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Return the seconds from one timestamp to another."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()

@@ -1,0 +1,121 @@
+"""Conditions, the phase and the columns of `kubectl get`. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from grpo_operator.api.names import Condition, Role
+from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
+from grpo_operator.layout.topology import Job
+
+_PHASES = {
+    Condition.COMPLETE: "Succeeded",
+    Condition.FAILED: "Failed",
+    Condition.SUSPENDED: "Suspended",
+    Condition.RESTARTING: "Restarting",
+}
+"""Phase for each condition that is True; the first that matches wins."""
+
+
+class Draft:
+    """A status being edited: each condition set through it carries the job's generation and the time."""
+
+    def __init__(self, status: GRPOJobStatus, job: Job, now: str) -> None:
+        self.status, self.job, self.now = status, job, now
+
+    def set(self, kind: Condition, value: bool | None, reason: str, message: str) -> None:
+        """Set a condition."""
+        self.status = set_condition(
+            self.status, kind, value, reason, message, generation=self.job.generation, now=self.now
+        )
+
+    def clear(self, kind: Condition, reason: str, message: str) -> None:
+        """Set a condition to False if it is True."""
+        if holds(self.status, kind):
+            self.set(kind, False, reason, message)
+
+    def update(self, **fields: object) -> None:
+        """Set fields."""
+        self.status = self.status.model_copy(update=fields)
+
+    def finish(self) -> GRPOJobStatus:
+        """Return the status with its derived fields filled in."""
+        self.update(observed_generation=self.job.generation)
+        return summarise(self.status, self.job.spec.generation.topology)
+
+
+def find(status: GRPOJobStatus, kind: Condition) -> ConditionStatus | None:
+    """Return the condition of a type, or None if it was never set."""
+    return next((c for c in status.conditions if c.type == kind), None)
+
+
+def holds(status: GRPOJobStatus, kind: Condition) -> bool:
+    """Whether the condition of a type is True."""
+    condition = find(status, kind)
+    return condition is not None and condition.status == "True"
+
+
+def is_terminal(status: GRPOJobStatus) -> bool:
+    """Whether the job has ended. After that only the size of its StatefulSets may change."""
+    return holds(status, Condition.COMPLETE) or holds(status, Condition.FAILED)
+
+
+def set_condition(
+    status: GRPOJobStatus, kind: Condition, value: bool | None, reason: str, message: str, *, generation: int, now: str
+) -> GRPOJobStatus:
+    """Return the status with one condition set; its lastTransitionTime changes only with its value (as in JobSet)."""
+    words: dict[bool | None, Literal["True", "False", "Unknown"]] = {True: "True", False: "False", None: "Unknown"}
+    word = words[value]
+    old = find(status, kind)
+    new = ConditionStatus(
+        type=kind,
+        status=word,
+        reason=reason,
+        message=message[:32768],
+        observed_generation=generation,
+        last_transition_time=old.last_transition_time if old and old.status == word else now,
+    )
+    rest = [c for c in status.conditions if c.type != kind]
+    order = list(Condition)
+    conditions = sorted([*rest, new], key=lambda c: order.index(Condition(c.type)))
+    return status.model_copy(update={"conditions": tuple(conditions)})
+
+
+def summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
+    """Return the status with its phase and the strings for `kubectl get`, which follow from its other fields."""
+    phase, explaining = _phase(status)
+    reason = explaining.reason if explaining else ""
+    if phase == "Restarting" and status.last_failure is not None:
+        reason = status.last_failure.reason  # the condition's own reason is Restarting, as the phase says already
+    progress = status.progress
+    summary = Summary(
+        step=f"{progress.step}/{progress.total_steps}" if progress and progress.total_steps else "",
+        reward=f"{progress.reward:.3f}" if progress and progress.reward is not None else "",
+        trainer=_ready(status, Role.TRAINER),
+        generation=_ready(status, Role.GENERATION) or topology,
+        reason=reason,
+        message=explaining.message if explaining else "",
+    )
+    return status.model_copy(update={"phase": phase, "summary": summary})
+
+
+def _ready(status: GRPOJobStatus, role: Role) -> str:
+    groups = [group for group in status.groups if group.role == role]
+    return f"{sum(g.ready for g in groups)}/{sum(g.desired for g in groups)}" if groups else ""
+
+
+def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
+    """Return the phase and the condition that explains it."""
+    accepted = find(status, Condition.ACCEPTED)
+    if not is_terminal(status) and accepted is not None and accepted.status == "False":
+        return "Invalid", accepted
+    for kind, phase in _PHASES.items():
+        if holds(status, kind):
+            return phase, find(status, kind)
+    if accepted is None:
+        return "Pending", None
+    scheduled = find(status, Condition.SCHEDULED)
+    if scheduled is None or scheduled.status != "True":
+        return "Pending", scheduled or accepted
+    running = find(status, Condition.RUNNING)
+    return ("Running" if running and running.status == "True" else "Starting"), running or scheduled

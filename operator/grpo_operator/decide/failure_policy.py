@@ -1,0 +1,71 @@
+"""Apply `failurePolicy` to one failure: end the job or restart, and how long to wait before the next attempt. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_operator.api.failure_policy import FailurePolicy, FailureRule
+from grpo_operator.api.names import Role
+from grpo_operator.api.status import Failure, Restarts
+from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reasons import Reason
+
+FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED})
+"""Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so."""
+
+JITTER = 0.2
+"""Largest share by which a wait is shortened or extended: jobs that failed together restart at different times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do after a failure."""
+
+    action: Literal["Fail", "RestartAll", "RestartGeneration"]
+    counted: bool  # whether the restart counts towards failurePolicy.maxRestarts
+    why: str  # the part of the policy that decided, for people
+
+
+def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts) -> Decision:
+    """Apply the first rule that matches, else the defaults. A counted restart beyond maxRestarts becomes Fail."""
+    decision = _decide(policy, failure)
+    if decision.action != "Fail" and decision.counted and restarts.counted >= policy.max_restarts:
+        spent = f"all {policy.max_restarts} restarts of failurePolicy.maxRestarts are used up"
+        return Decision(
+            action="Fail", counted=True, why=spent if policy.max_restarts else "failurePolicy.maxRestarts is 0"
+        )
+    return decision
+
+
+def _decide(policy: FailurePolicy, failure: Failure) -> Decision:
+    field = "onGenerationFailure" if failure.role == Role.GENERATION else "onTrainerFailure"
+    action = policy.on_generation_failure if failure.role == Role.GENERATION else policy.on_trainer_failure
+    why = f"failurePolicy.{field} is {action}"
+    counted = failure.reason not in FREE
+    rule = next((rule for rule in policy.rules if _matches(rule, failure)), None)
+    if rule is not None:
+        why = f"failurePolicy rule {rule.name} says {rule.action}"
+        if rule.action == "Fail":
+            return Decision(action="Fail", counted=True, why=why)
+        restart = "RestartAll" if action == "Fail" else action
+        return Decision(action=restart, counted=rule.action == "Restart", why=why)
+    if failure.exit_code == ExitCode.CONFIG_ERROR:
+        return Decision(action="Fail", counted=True, why="a restart would fail on the same settings")
+    return Decision(action=action, counted=counted, why=why)
+
+
+def _matches(rule: FailureRule, failure: Failure) -> bool:
+    return (
+        (rule.role is None or rule.role == failure.role)
+        and (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
+        and (rule.reasons is None or failure.reason in rule.reasons)
+    )
+
+
+def backoff_seconds(policy: FailurePolicy, counted: int, uid: str, total: int) -> int:
+    """Return the seconds to wait before a restart, after `counted` earlier ones; `uid` and `total` seed the jitter."""
+    wait = min(float(policy.max_backoff_seconds), policy.backoff_seconds * 2.0 ** min(counted, 30))
+    digest = hashlib.sha256(f"{uid}/{total}".encode()).digest()
+    return round(wait * (1 - JITTER + 2 * JITTER * digest[0] / 255))

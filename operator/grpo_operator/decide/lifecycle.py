@@ -1,0 +1,195 @@
+"""What ends an attempt or the job: failures, suspension, deadlines, completion. Pure. `attempts` begins the next one.
+
+The intent is written first: `Restarting` or `Suspended` holds before any pod is deleted. It holds until the next
+attempt begins, which needs all pods of the job to be gone (like JobSet's recreation of all its Jobs).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from grpo_operator.api.names import Condition, Role, child_name
+from grpo_operator.api.status import AvoidedNode, Failure, GRPOJobStatus, MemberStatus, Restarts
+from grpo_operator.decide.attempts import is_between_attempts
+from grpo_operator.decide.blame import seconds_between
+from grpo_operator.decide.conditions import Draft, find, holds
+from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide
+from grpo_operator.decide.observe import Observed
+from grpo_workload.spec.reasons import Reason
+
+NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
+
+AVOID_SECONDS = 1800
+"""Seconds during which new attempts avoid a node that was lost."""
+
+
+def leaving(status: GRPOJobStatus) -> list[MemberStatus]:
+    """Return the pods that the cluster takes or has taken away, without engines that the operator itself replaces."""
+    return [member for member in status.members if member.disruption is not None and not member.replacing]
+
+
+def describe_leaving(member: MemberStatus, others: str = "") -> str:
+    """Describe one of `leaving` for people; `others` is put after its node, such as " and 2 more"."""
+    assert member.disruption is not None
+    return f"pod {member.pod} on node {member.node}{others} is being taken away: {member.disruption.message}"
+
+
+def suspend(draft: Draft, observed: Observed) -> None:
+    """Stop the deadline's clock and set `Suspended`, with the reason Suspending while pods still save."""
+    left = sorted(observed.pods)
+    if left:
+        message = f"spec.suspend is true; {len(left)} pods are saving and ending: {', '.join(left[:8])}"
+    else:
+        message = "spec.suspend is true; all pods are gone" + _from_where(draft)
+    if not holds(draft.status, Condition.SUSPENDED):
+        draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
+        draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
+    draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING if left else Reason.SUSPENDED, message)
+    draft.set(Condition.RUNNING, False, Reason.SUSPENDED, "the job is suspended")
+
+
+def handle_failure(draft: Draft, failure: Failure) -> Decision:
+    """Apply `failurePolicy` to a failure: end the job, let another attempt follow, or replace one engine."""
+    policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
+    decision = decide(policy, failure, restarts)
+    draft.update(last_failure=failure.model_copy(update={"counted": decision.counted}))
+    if failure.reason == Reason.HUNG:
+        draft.set(Condition.HUNG, True, Reason.HUNG, failure.message)
+    if decision.action == "Fail":
+        end(draft, failure, decision.why)
+        return decision
+    draft.update(restarts=Restarts(total=restarts.total + 1, counted=restarts.counted + decision.counted))
+    if decision.action == "RestartGeneration":
+        _replace_engine(draft, failure)
+        return decision
+    wait = backoff_seconds(policy, restarts.counted if decision.counted else 0, draft.job.uid, restarts.total)
+    at = after(draft.now, wait)
+    count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
+    draft.update(next_restart_time=at)
+    _announce_restart(draft, failure, count, at)
+    draft.set(Condition.RUNNING, False, Reason.RESTARTING, "all pods are being recreated")
+    return decision
+
+
+def correct_cause(draft: Draft, failure: Failure | None) -> None:
+    """Correct the cause while an attempt ends: the peer that it lost turns out to be on a lost node.
+
+    The restart counts as one after a lost node, and only once.
+    """
+    last = draft.status.last_failure
+    if (
+        failure is None
+        or failure.reason != Reason.NODE_LOST
+        or last is None
+        or last.reason not in (Reason.PEER_LOST, Reason.PEERS_MISSING)
+    ):
+        return
+    decision = decide(draft.job.spec.failure_policy, failure, Restarts())
+    draft.update(last_failure=failure.model_copy(update={"counted": decision.counted}))
+    if last.counted and not decision.counted:
+        restarts = draft.status.restarts
+        draft.update(restarts=restarts.model_copy(update={"counted": restarts.counted - 1}))
+    count = "this restart counts towards failurePolicy.maxRestarts" if decision.counted else NOT_COUNTED
+    _announce_restart(draft, failure, count, draft.status.next_restart_time)
+
+
+def _announce_restart(draft: Draft, failure: Failure, count: str, at: str | None) -> None:
+    message = f"{describe(failure)}; {count}; next attempt not before {at}{_avoid(draft, failure)}{_from_where(draft)}"
+    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, message)
+
+
+def _replace_engine(draft: Draft, failure: Failure) -> None:
+    members = tuple(
+        one.model_copy(update={"replacing": True}) if one.pod == failure.pod else one for one in draft.status.members
+    )
+    # The pod's name without its ordinal is its group's StatefulSet. A prefix would also match `gen` for `gen-2`.
+    child = (failure.pod or "").rpartition("-")[0]
+    groups = tuple(
+        group.model_copy(update={"incarnation": group.incarnation + 1})
+        if child == child_name(draft.job.name, group.name)
+        else group
+        for group in draft.status.groups
+    )
+    draft.update(members=members, groups=groups)
+
+
+def _avoid(draft: Draft, failure: Failure) -> str:
+    """Avoid the node if the failure is its loss; return the words that say so."""
+    if failure.reason != Reason.NODE_LOST or failure.node is None:
+        return ""
+    others = [node for node in draft.status.avoid_nodes if node.name != failure.node]
+    lost = AvoidedNode(name=failure.node, until=after(draft.now, AVOID_SECONDS))
+    draft.update(avoid_nodes=tuple([*others, lost][-64:]))
+    return f", on other nodes than {failure.node} if possible"
+
+
+def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
+    """End the job: Complete if `failure` is None, else Failed. `why` says which part of the policy ends it."""
+    if failure is None:
+        trainers = sum(member.role == Role.TRAINER for member in draft.status.members)
+        steps = f" after {draft.status.progress.step} steps" if draft.status.progress else ""
+        where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
+        draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, f"all {trainers} trainer pods finished{steps}{where}")
+    else:
+        draft.set(Condition.FAILED, True, failure.reason, describe(failure) + (f"; {why}" if why else ""))
+        draft.update(last_failure=failure)
+    draft.set(Condition.RUNNING, False, Reason.FINISHED, "the job has ended")
+    for kind in (Condition.RESTARTING, Condition.SUSPENDED, Condition.HUNG):
+        draft.clear(kind, Reason.FINISHED, "the job has ended")
+    active = active_seconds(draft.status, draft.now)
+    draft.update(completion_time=draft.now, next_restart_time=None, active_since=None, active_seconds=active)
+
+
+def describe(failure: Failure) -> str:
+    """Describe a failure in one line."""
+    first, _, more = failure.message.partition("\n")
+    hint = " (more in status.lastFailure)" if more else ""
+    if failure.pod is None:
+        return first + hint
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None and failure.exit_code >= 0 else ""
+    return f"{failure.role} pod {failure.pod} on node {failure.node}{code}: {first}{hint}"
+
+
+def passed_deadline(draft: Draft) -> Failure | None:
+    """Return a failure without a pod if a deadline has passed, else None."""
+    spec, status = draft.job.spec, draft.status
+    active = active_seconds(status, draft.now)
+    if spec.active_deadline_seconds is not None and active >= spec.active_deadline_seconds:
+        message = (
+            f"the job has been active for {active} s; spec.activeDeadlineSeconds is {spec.active_deadline_seconds}"
+        )
+        return Failure(reason=Reason.DEADLINE_EXCEEDED, message=message, time=draft.now, attempt=status.attempt or 0)
+    if is_between_attempts(status) or status.running_time is not None or status.attempt_start_time is None:
+        return None
+    waited = seconds_between(status.attempt_start_time, draft.now)
+    if waited < spec.startup_deadline_seconds:
+        return None
+    obstacle = next(
+        (c for kind in (Condition.SCHEDULED, Condition.RUNNING) if (c := find(status, kind)) and c.status != "True"),
+        None,
+    )
+    why = f"; {obstacle.reason}: {obstacle.message}" if obstacle else ""
+    message = f"attempt {status.attempt} is not running after {waited:.0f} s (spec.startupDeadlineSeconds){why}"
+    return Failure(
+        reason=Reason.STARTUP_DEADLINE_EXCEEDED, message=message[:4096], time=draft.now, attempt=status.attempt or 0
+    )
+
+
+def active_seconds(status: GRPOJobStatus, now: str) -> int:
+    """Return the seconds that the job has been active; suspensions do not count."""
+    running = 0.0 if status.active_since is None else max(0.0, seconds_between(status.active_since, now))
+    return status.active_seconds + round(running)
+
+
+def after(moment: str, seconds: float) -> str:
+    """Return the timestamp `seconds` after `moment`."""
+    return (datetime.fromisoformat(moment) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _from_where(draft: Draft) -> str:
+    """Say where the next attempt continues."""
+    if draft.status.attempt is None:
+        return ""
+    if draft.job.spec.storage.claim_name is None:
+        return "; training restarts at step 0 because spec.storage.claimName is not set"
+    return f"; training continues from {draft.status.checkpoint}" if draft.status.checkpoint else ""

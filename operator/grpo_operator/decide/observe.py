@@ -1,0 +1,214 @@
+"""Reduce a job's children, as the API server returns them, to what decisions need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api import names
+from grpo_operator.api.status import Disruption, MemberOutcome
+from grpo_workload.spec.contract import ExitCode, Outcome, Progress
+from grpo_workload.spec.reasons import Reason
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPod:
+    """The current state of one pod of the job."""
+
+    name: str
+    uid: str
+    group: str
+    attempt: int
+    node: str | None
+    ip: str | None
+    ready: bool
+    unschedulable: str | None  # why the scheduler finds no node
+    waiting: str | None  # why the container does not start: "ErrImagePull: ..."
+    restarts: int  # number of restarts of its container
+    outcome: MemberOutcome | None  # how its launcher ended
+    final_progress: Progress | None  # progress in the launcher's result
+    deletion_time: str | None  # end of the grace period, if the pod is being deleted
+    disruption: Disruption | None  # why the cluster takes the pod away, if it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A child object other than a pod."""
+
+    kind: str
+    name: str
+    uid: str
+    raw: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The state of a job's children at one moment."""
+
+    pods: Mapping[str, ObservedPod]
+    """Existing pods, by name."""
+
+    gone: Mapping[str, ObservedPod] = field(default_factory=dict)
+    """The final state of pods just deleted, by UID."""
+
+    children: tuple[Child, ...] = ()
+    """All other children."""
+
+    foreign: tuple[str, ...] = ()
+    """Objects that an earlier job of the same name left behind: kind/name."""
+
+    lost_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Since when a node is not ready, by its name; only nodes that were read."""
+
+    absent_nodes: frozenset[str] = frozenset()
+    """The lost nodes that no longer exist."""
+
+
+def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone: Iterable[Object] = ()) -> Observed:
+    """Sort objects that carry the job's label into those of the job with this UID and those of an earlier job of the
+    same name.
+
+    `gone`: the final state of the job's pods that were just deleted.
+    """
+    own: dict[str, ObservedPod] = {}
+    children: list[Child] = []
+    foreign: list[str] = []
+    for pod in pods:
+        if pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == uid:
+            own[pod["metadata"]["name"]] = read_pod(pod)
+        else:
+            foreign.append(f"pod/{pod['metadata']['name']}")
+    for child in others:
+        metadata = child["metadata"]
+        if metadata["labels"].get(names.LABEL_JOB_UID) == uid:
+            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=dict(child)))
+        else:
+            foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
+    last = {pod["metadata"]["uid"]: read_pod(pod) for pod in gone}
+    return Observed(pods=own, gone=last, children=tuple(children), foreign=tuple(foreign))
+
+
+def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
+    """Return the nodes that may be lost: a pod on them is being taken away, or is not ready although it should be."""
+    something_ended = any(pod.outcome for pod in observed.pods.values())
+    return frozenset(
+        pod.node
+        for pod in observed.pods.values()
+        if pod.node is not None
+        and (
+            pod.deletion_time
+            or pod.disruption
+            or ((was_running or something_ended) and not pod.ready and not pod.outcome)
+        )
+    )
+
+
+def lost_since(node: Object | None, now: str) -> str | None:
+    """Return since when a node is lost (not ready, or no longer in the cluster), or None if it is ready."""
+    if node is None:
+        return now
+    ready = _condition(node.get("status", {}), "Ready")
+    return None if ready.get("status") == "True" else ready.get("lastTransitionTime") or now
+
+
+def read_pod(pod: Object) -> ObservedPod:
+    """Read one pod."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    container: Object = next((s for s in status.get("containerStatuses") or () if s["name"] == names.CONTAINER), {})
+    outcome, progress = _outcome(status, container)
+    waiting = (container.get("state") or {}).get("waiting")
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        group=metadata["labels"].get(names.LABEL_GROUP, ""),
+        attempt=int(metadata["labels"].get(names.LABEL_ATTEMPT, "0")),
+        node=pod.get("spec", {}).get("nodeName"),
+        ip=status.get("podIP"),
+        ready=_condition(status, "Ready").get("status") == "True",
+        unschedulable=_unschedulable(status),
+        waiting=_text(waiting.get("reason"), waiting.get("message")) if waiting else None,
+        restarts=container.get("restartCount", 0),
+        outcome=outcome,
+        final_progress=progress,
+        deletion_time=metadata.get("deletionTimestamp"),
+        disruption=_disruption(status),
+    )
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (Reason.PREEMPTED, "the scheduler gave its place to a pod of higher priority"),
+    "DeletionByPodGC": (Reason.NODE_LOST, "its node no longer exists"),
+    "DeletionByTaintManager": (Reason.EVICTED, "its node got a taint that it does not tolerate"),
+    "EvictionByEvictionAPI": (
+        Reason.EVICTED,
+        "evicted through the API, for example by kubectl drain or an autoscaler",
+    ),
+    "TerminationByKubelet": (
+        Reason.EVICTED,
+        "its kubelet ended it because the node runs short of a resource or shuts down",
+    ),
+}
+"""Reasons of the pod condition DisruptionTarget (KEP-3329), with our reason and what it means."""
+
+
+def _disruption(status: Object) -> Disruption | None:
+    target = _condition(status, "DisruptionTarget")
+    if target.get("status") == "True":
+        said = _text(target.get("reason"), target.get("message"))
+        reason, meaning = _DISRUPTIONS.get(target.get("reason", ""), (Reason.EVICTED, "the cluster took it away"))
+        return Disruption(reason=reason, message=f"{meaning} ({said.strip()})"[:4096])
+    if status.get("reason") == "Evicted":  # the node ran short of a resource, or the pod exceeded its own limits
+        return Disruption(reason=Reason.EVICTED, message=f"evicted by its kubelet: {status.get('message', '')}"[:4096])
+    return None
+
+
+def _condition(status: Object, kind: str) -> Object:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
+
+
+def _unschedulable(status: Object) -> str | None:
+    scheduled = _condition(status, "PodScheduled")
+    return scheduled.get("message") or "no reason given" if scheduled.get("status") == "False" else None
+
+
+def _text(reason: str | None, message: str | None) -> str:
+    return ": ".join(part for part in (reason, message) if part)
+
+
+def _outcome(status: Object, container: Object) -> tuple[MemberOutcome | None, Progress | None]:
+    """Return how the launcher ended and its final progress; both None while it runs.
+
+    The result may be in lastState: the kubelet has then restarted the container, which only waits.
+    """
+    states = [(container.get(key) or {}).get("terminated") for key in ("lastState", "state")]
+    ended = next((state for state in states if state), None)
+    if ended is None:
+        if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
+            message = _text(status.get("reason"), status.get("message")) or "the pod failed"
+            return MemberOutcome(
+                exit_code=-1, reason=status.get("reason") or Reason.POD_FAILED, message=message[:4096], finished_at=""
+            ), None
+        return None, None
+    said, finished = ended.get("message", ""), ended.get("finishedAt") or ""
+    try:
+        result = Outcome.model_validate_json(said)
+    except ValidationError:  # no result of ours: the launcher never started, or the kernel killed it
+        return _unexplained(ended, said, finished), None
+    outcome = MemberOutcome(
+        exit_code=int(result.exit_code), reason=result.reason, message=result.message[:4096], finished_at=finished
+    )
+    return outcome, result.progress
+
+
+def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:
+    exit_code, reason = ended.get("exitCode", -1), ended.get("reason") or Reason.CONTAINER_ERROR
+    if exit_code == ExitCode.DONE:
+        exit_code, reason = -1, Reason.OUTCOME_MISSING
+        doubt = "is spec.image a workload image of grpo-operator?"
+        said = f"the container exited 0 but wrote no result: {doubt} Its output: {said}"
+    return MemberOutcome(exit_code=exit_code, reason=reason, message=said[:4096], finished_at=finished)

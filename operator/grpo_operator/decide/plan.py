@@ -1,0 +1,239 @@
+"""Plan one pass over a job: spec, status, observed pods and time give a new status and what to do. Pure.
+
+A job runs attempt after attempt; all its pods restart together. It is Complete once every trainer pod is recorded as
+done, or Failed when `failurePolicy` says so; both are permanent. A pod's outcome is recorded as soon as it is seen,
+because the kubelet restarts the container and soon overwrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide import attempts, lifecycle
+from grpo_operator.decide.blame import (
+    Reports,
+    find_failure,
+    find_hang,
+    may_be_an_effect,
+    node_lost_since,
+    seconds_between,
+)
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, set_condition, summarise
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.record import is_finished, observe_pods, record
+from grpo_operator.layout.topology import Job, Topology
+from grpo_workload.spec.reasons import Reason
+
+POLL_SECONDS = 2.0
+"""Seconds to the next pass while something is expected to happen."""
+
+CALM_SECONDS = 10.0
+"""Seconds to the next pass while all pods are ready, none is being deleted and steps are reported: a change of a pod
+wakes the job anyway, and progress is not written more often than this."""
+
+RETRY_SECONDS = 10.0
+"""Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken."""
+
+OBSTACLES = (Reason.UNSCHEDULABLE, Reason.CONTAINER_WAITING, Reason.WAITING_FOR_PEERS, Reason.NODE_NOT_READY)
+"""Reasons that become a Warning event although their condition is False."""
+
+OVERSTAY_SECONDS = 60
+"""A pod that still exists this long after its grace period is deleted by force, even if the state of its node is
+unknown."""
+
+
+class Mode(StrEnum):
+    """Which of the job's pods should exist."""
+
+    KEEP = "keep"  # change no child: no attempt has begun, or the job is about to be deleted
+    RUN = "run"  # all pods of the spec
+    ENGINES_ONLY = "engines-only"  # trainer pods end; engines stay until the last trainer pod is gone
+    STOPPED = "stopped"  # no pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event for people, emitted once."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """A pod to delete, by UID: never another pod of the same name."""
+
+    pod: str
+    uid: str
+    force: bool  # without waiting for its kubelet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The result of one pass."""
+
+    status: GRPOJobStatus
+    mode: Mode = Mode.KEEP
+    deletions: tuple[Deletion, ...] = ()
+    delete_job: bool = False
+    requeue_after: float | None = None  # seconds until the next pass; None: only when something changes
+    events: tuple[Event, ...] = ()
+
+
+def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> Plan:
+    """Plan one pass over a job whose spec is valid.
+
+    `reports` holds what launchers just answered, by pod. A launcher that did not answer is missing from it; that alone
+    causes no action.
+    """
+    if is_terminal(status):
+        return _after_the_end(job, status, observed, now)
+    draft = Draft(status, job, now)
+    if status.attempt is not None:
+        record(draft, topology, observed, reports)
+    if status.attempt is not None and is_finished(draft.status, topology):
+        lifecycle.end(draft, None)
+    elif failure := lifecycle.passed_deadline(draft):
+        lifecycle.end(draft, failure)
+    elif job.spec.suspend:
+        lifecycle.suspend(draft, observed)
+    elif attempts.is_about_to_begin(job, draft.status, observed, now):
+        attempts.begin(draft, topology)
+    elif attempts.is_between_attempts(draft.status):
+        _wait_for_next_attempt(draft, observed)
+    else:
+        _check_attempt(draft, topology, observed, reports)
+    new = draft.finish()
+    return Plan(
+        status=new,
+        mode=_mode(new, topology, observed),
+        deletions=_deletions(job, new, observed, now),
+        requeue_after=_requeue(job, new, observed, reports, now),
+        events=_events(status, new, job),
+    )
+
+
+def refuse(job_status: GRPOJobStatus, generation: int, reason: str, message: str, now: str) -> Plan:
+    """Plan for a spec that cannot run: say why in the condition Accepted, create nothing."""
+    status = set_condition(job_status, Condition.ACCEPTED, False, reason, message, generation=generation, now=now)
+    status = summarise(status.model_copy(update={"observed_generation": generation}), "")
+    known = [c.message for c in job_status.conditions if c.type == Condition.ACCEPTED]
+    events = () if known == [message] else (Event(type="Warning", reason=reason, message=message),)
+    return Plan(status=status, events=events, requeue_after=None if reason == Reason.INVALID_SPEC else RETRY_SECONDS)
+
+
+def _after_the_end(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
+    deletions = _deletions(job, status, observed, now)
+    left = POLL_SECONDS if observed.pods else None
+    ttl = job.spec.ttl_seconds_after_finished
+    if ttl is None or status.completion_time is None:
+        return Plan(status=status, mode=Mode.STOPPED, deletions=deletions, requeue_after=left)
+    remaining = ttl - seconds_between(status.completion_time, now)
+    if remaining <= 0:
+        return Plan(status=status, delete_job=True)
+    due = min(remaining, left or remaining)
+    return Plan(status=status, mode=Mode.STOPPED, deletions=deletions, requeue_after=due)
+
+
+def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
+    status = draft.status
+    if status.attempt is None:
+        shown = ", ".join(observed.foreign[:5])
+        message = f"waiting until objects of an earlier job of the same name are deleted: {shown}"
+        draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_OLD_CHILDREN, message)
+    elif holds(status, Condition.RESTARTING):
+        lifecycle.correct_cause(draft, find_failure(status, observed, draft.job.spec.failure_policy, draft.now))
+
+
+def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    """Act on the failure or hang of the attempt that runs, or report how its pods are."""
+    policy = draft.job.spec.failure_policy
+    failure = find_failure(draft.status, observed, policy, draft.now)
+    if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
+        failure = None
+    failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
+    if failure is None:
+        observe_pods(draft, topology, observed, reports)
+    else:
+        lifecycle.handle_failure(draft, failure)
+
+
+def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:
+    if status.attempt is None:
+        return Mode.KEEP
+    if holds(status, Condition.SUSPENDED) and observed.pods.keys() & topology.trainer_pods:
+        return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it
+    return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN
+
+
+def _deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> tuple[Deletion, ...]:
+    """Return the pods that no controller deletes: on a lost node, of an earlier attempt, or engines to be replaced."""
+    replaced = {member.uid for member in status.members if member.replacing}
+    deletions = []
+    for pod in observed.pods.values():
+        overstays = pod.deletion_time is not None and seconds_between(pod.deletion_time, now) > OVERSTAY_SECONDS
+        if overstays or (
+            pod.deletion_time is not None and node_lost_since(pod, observed, job.spec.failure_policy, now)
+        ):
+            deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=True))
+        elif pod.deletion_time is None and (pod.uid in replaced or pod.attempt != status.attempt):
+            deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=False))
+    return tuple(deletions)
+
+
+def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> float | None:
+    if is_terminal(status):
+        return POLL_SECONDS
+    if holds(status, Condition.SUSPENDED):
+        return CALM_SECONDS
+    if status.next_restart_time is not None:
+        return min(
+            POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
+        )
+    if status.attempt is None:
+        return 1.0
+    progress, running = status.progress, status.running_time
+    has_stepped = progress is not None and running is not None and progress.time >= running
+    is_ending = any(member.outcome or member.disruption for member in status.members)
+    calm = holds(status, Condition.RUNNING) and not is_ending and (has_stepped or not reports)
+    most = CALM_SECONDS if calm else POLL_SECONDS
+    if job.spec.active_deadline_seconds is not None:
+        most = min(most, max(0.2, job.spec.active_deadline_seconds - lifecycle.active_seconds(status, now)))
+    return most
+
+
+def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:
+    """Return one event for each condition that became True, each new obstacle and each pod that is being taken away."""
+    before: Mapping[str, tuple[str, str]] = {c.type: (c.status, c.reason) for c in old.conditions}
+    bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG)
+    events = []
+    for condition in new.conditions:
+        if before.get(condition.type) == (condition.status, condition.reason):
+            continue
+        obstacle = condition.reason in OBSTACLES
+        if condition.status == "True" or obstacle:
+            bad = obstacle or condition.type in bad_kinds
+            reason = condition.reason if bad else condition.type
+            events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message[:1024]))
+    known = {member.uid for member in old.members if member.disruption}
+    runs = new.attempt == old.attempt and not (is_terminal(new) or attempts.is_between_attempts(new))
+    for member in lifecycle.leaving(new) if runs else ():
+        if member.disruption is not None and member.uid not in known:
+            message = lifecycle.describe_leaving(member)[:1024]
+            events.append(Event(type="Warning", reason=member.disruption.reason, message=message))
+    failure = new.last_failure
+    continues = not (is_terminal(new) or holds(new, Condition.RESTARTING))
+    if failure is not None and failure != old.last_failure and continues:
+        message = f"{lifecycle.describe(failure)}; only this engine is recreated, the trainer waits for it"
+        events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=message[:1024]))
+    if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
+        consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
+        message = f"spec.storage.claimName is not set: {consequence}"
+        events.append(Event(type="Warning", reason=Reason.RESTARTS_FROM_STEP_ZERO, message=message))
+    return tuple(events)

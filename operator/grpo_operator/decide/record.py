@@ -1,0 +1,172 @@
+"""Record what one pass sees of an attempt: its pods, their outcomes, its progress, `Scheduled` and `Running`. Pure."""
+
+from __future__ import annotations
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
+from grpo_operator.decide.attempts import is_running_undisturbed
+from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
+from grpo_operator.decide.conditions import Draft
+from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
+from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.layout.topology import Topology
+from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reasons import Reason
+
+PROGRESS_SECONDS = 10
+"""Seconds between two status writes for progress: a write at every step of a fast job would burden the API server."""
+
+
+def record(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    """Record members, progress and groups: some of it can be seen only now."""
+    runs = is_running_undisturbed(draft.job, draft.status)
+    draft.update(members=_members(topology, draft.status, observed, runs=runs))
+    _read_progress(draft, topology, observed, reports)
+    _observe_groups(draft, topology, observed)
+
+
+def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
+    """Whether every trainer pod is done. How engines end does not matter then."""
+    return topology.trainer_pods <= {member.pod for member in status.members if is_done(member.outcome)}
+
+
+def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, runs: bool) -> tuple[MemberStatus, ...]:
+    """Return the attempt's pods as first seen.
+
+    A recorded outcome is never changed; pods of other attempts are left out.
+    """
+    known = {member.pod: member for member in status.members}
+    members = []
+    for group in topology.groups:
+        for name in group.pods:
+            pod, old = observed.pods.get(name), known.get(name)
+            if pod is not None and pod.attempt == status.attempt:
+                old = _seen(old, pod, group.role, runs=runs)
+            if old is not None and old.uid in observed.gone:
+                old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
+            if old is not None:
+                members.append(old)
+    return tuple(members)
+
+
+def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
+    if old is None or (old.uid != pod.uid and old.replacing):
+        return MemberStatus(
+            pod=pod.name, role=role, uid=pod.uid, node=pod.node, outcome=pod.outcome, disruption=pod.disruption
+        )
+    if old.uid != pod.uid:
+        return old
+    disruption, outcome = old.disruption or pod.disruption, old.outcome or pod.outcome
+    failed = outcome is not None and outcome.exit_code not in EFFECTS  # before it was deleted
+    if disruption is None and pod.deletion_time is not None and runs and not old.replacing and not failed:
+        disruption = Disruption(reason=Reason.POD_REPLACED, message="a user or another controller deleted it")
+    return old.model_copy(update={"node": old.node or pod.node, "outcome": outcome, "disruption": disruption})
+
+
+def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    name = topology.members[0].pod
+    master = observed.pods.get(name)
+    final = master.final_progress if master and master.attempt == draft.status.attempt else None
+    newest, old = final or reports.get(name), draft.status.progress
+    if newest is None or newest.total_steps == 0:
+        return
+    if old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step):
+        return
+    if old is not None and final is None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS:
+        return
+    draft.update(
+        progress=ProgressStatus.read(newest, draft.now), checkpoint=newest.checkpoint or draft.status.checkpoint
+    )
+
+
+def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
+    incarnations = {group.name: group.incarnation for group in draft.status.groups}
+    groups = tuple(
+        GroupStatus(
+            name=group.name,
+            role=group.role,
+            desired=group.spec.replicas,
+            ready=sum(pod.ready for pod in observed.pods.values() if pod.name in group.pods),
+            incarnation=incarnations.get(group.name, 0),
+        )
+        for group in topology.groups
+    )
+    draft.update(groups=groups)
+
+
+def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    """Set `Scheduled` and `Running`; if one is False, its message names what stands in the way."""
+    expected = topology.pods
+    pods = [observed.pods[name] for name in expected if name in observed.pods]
+    unschedulable = next((pod for pod in pods if pod.unschedulable), None)
+    waiting = [pod.name for pod in pods if pod.node is None]
+    if len(pods) < len(expected):
+        missing = next(name for name in expected if name not in observed.pods)
+        hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
+        why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing ({hint})"
+        draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, why)
+    elif unschedulable is not None:
+        draft.set(
+            Condition.SCHEDULED, False, Reason.UNSCHEDULABLE, f"pod {unschedulable.name}: {unschedulable.unschedulable}"
+        )
+    elif waiting:
+        draft.set(
+            Condition.SCHEDULED,
+            False,
+            Reason.WAITING_FOR_PODS,
+            f"{len(waiting)} pods wait for the scheduler; the first is {waiting[0]}",
+        )
+    else:
+        draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
+    running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
+    draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status))
+    if running:
+        draft.clear(Condition.HUNG, Reason.STEPPING, "the ranks run again")
+        if draft.status.running_time is None:
+            draft.update(running_time=draft.now)
+
+
+def _running(
+    draft: Draft, topology: Topology, pods: list[ObservedPod], observed: Observed, progress: Progress | None
+) -> tuple[bool, str, str]:
+    expected, ready = len(topology.pods), sum(pod.ready for pod in pods)
+    if ready == expected:
+        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready"
+    silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
+    if silent:
+        return False, Reason.NODE_NOT_READY, _not_ready(silent, observed, draft)
+    stuck = next(
+        (pod for pod in pods if pod.waiting and not pod.waiting.startswith(("ContainerCreating", "PodInitializing"))),
+        None,
+    )
+    if stuck is not None:
+        return False, Reason.CONTAINER_WAITING, f"pod {stuck.name} on node {stuck.node}: {stuck.waiting}"
+    if progress is not None and progress.waiting_for:
+        return False, Reason.WAITING_FOR_PEERS, f"rank 0 waits for {'; '.join(progress.waiting_for[:8])}"
+    engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
+    if engines and ready + len(engines) == expected:
+        waits = f"the ranks wait for {len(engines)} engines to load: {', '.join(engines[:8])}"
+        return False, Reason.WAITING_FOR_ENGINES, waits
+    fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
+    more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""
+    return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
+
+
+def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> str:
+    """Say which node may be lost, which pods are on it and when the job gives them up."""
+    node = silent[0].node or ""
+    names = ", ".join(pod.name for pod in silent if pod.node == node)
+    since, limit = observed.lost_nodes[node], draft.job.spec.failure_policy.node_lost_seconds
+    if node in observed.absent_nodes:
+        when = "the job restarts once the cluster has deleted them, in a minute or two"
+        return f"node {node} no longer exists; its pods: {names}; {when}"
+    until = f"unless it recovers, the job gives up its pods and restarts at {after(since, limit)}"
+    return f"node {node} has not been ready since {since}; its pods: {names}; {until} (failurePolicy.nodeLostSeconds)"
+
+
+def _leaving(status: GRPOJobStatus) -> str:
+    """Say which pods the cluster takes away while their ranks may still save."""
+    if not (members := leaving(status)):
+        return ""
+    others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+    return f"; {describe_leaving(members[0], others)}; all pods are recreated once the ranks have ended"

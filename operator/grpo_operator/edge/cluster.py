@@ -1,0 +1,247 @@
+"""The only module that talks to the API server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import DynamicApiError
+from kubernetes.utils.quantity import parse_quantity
+
+from grpo_operator.api import names
+from grpo_operator.edge.errors import (
+    ConflictError,
+    ForbiddenError,
+    ForeignError,
+    RefusedError,
+    is_refusal,
+    reason_of,
+)
+from grpo_operator.metrics.instruments import Instruments
+
+Object = dict[str, Any]
+log = logging.getLogger(__name__)
+
+_PATHS = names.PATHS | {"Event": "/apis/events.k8s.io/v1/namespaces/{}/events"}
+_METHODS = {
+    "get": "get",
+    "list": "get",
+    "create": "post",
+    "apply": "patch",
+    "dry-run": "patch",
+    "update": "put",
+    "delete": "delete",
+}
+"""HTTP method of each verb that metrics count; dry-run is an apply that changes nothing."""
+
+
+async def configure() -> client.ApiClient:
+    """Return a client for the cluster that this process runs in, else for the one in KUBECONFIG."""
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)
+    except ConfigException:
+        await config.load_kube_config(client_configuration=configuration)
+    return client.ApiClient(configuration)
+
+
+class Cluster:
+    """Reads from and writes to one API server. Objects are plain dicts."""
+
+    def __init__(self, api: client.ApiClient, instruments: Instruments) -> None:
+        self._dynamic = DynamicClient(api)
+        self._api, self._instruments = api, instruments
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def serves_jobs(self) -> bool:
+        """Whether the API server serves GRPOJobs."""
+        try:
+            await self._request("get", "APIResourceList", f"/apis/{names.API_VERSION}")
+        except ApiException as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def openapi(self) -> Object:
+        """Return the OpenAPI v3 document of our API group; empty while the API server does not serve it."""
+        try:
+            return await self._request("get", "OpenAPI", f"/openapi/v3/apis/{names.API_VERSION}")
+        except ApiException as error:
+            if error.status == 404:
+                return {}
+            raise
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return an object, or None if it does not exist."""
+        try:
+            return await self._request("get", kind, self._path(kind, namespace, name))
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def node(self, name: str) -> Object | None:
+        """Return a node, or None if it does not exist. Raises ForbiddenError if the operator may not read nodes."""
+        try:
+            return await self.get("Node", "", name)
+        except ApiException as error:
+            if error.status == 403:
+                raise ForbiddenError(reason_of(error)) from error
+            raise
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Delete the object with this UID, if it still exists. `force`: do not wait for the pod's kubelet."""
+        options: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if force:
+            options["gracePeriodSeconds"] = 0
+        try:
+            await self._request("delete", kind, self._path(kind, namespace, name), body=options)
+        except ApiException as error:
+            if error.status not in (404, 409):  # gone, or another object by now
+                raise
+
+    async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
+        """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
+        answer = await self._request("list", kind, self._path(kind, namespace), label_selector=label_selector)
+        return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
+
+    async def apply(self, manifest: Object, *, seen: Object | None = None, dry_run: bool = False) -> Object:
+        """Apply the manifest server-side under our field manager, unless the object already is as wanted.
+
+        `seen`: the object as just listed, which saves a read. Raises ForeignError if the object has another controller
+        or none, and RefusedError if it is invalid.
+        """
+        metadata = manifest["metadata"]
+        live = seen or await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
+        if live is not None:
+            _check_owner(manifest, live)
+            # An immutable object stays as an earlier release wrote it: a running attempt keeps its contract.
+            if live.get("immutable") or (not dry_run and contains(live, manifest)):
+                return live
+        try:
+            return await self._request(
+                "dry-run" if dry_run else "apply",
+                manifest["kind"],
+                self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
+                body=manifest,
+                content_type="application/apply-patch+yaml",
+                field_manager=names.MANAGER,
+                force_conflicts="true",
+                dry_run="All" if dry_run else None,
+            )
+        except ApiException as error:
+            if is_refusal(error):
+                raise RefusedError(f"{manifest['kind']} {metadata['name']}: {reason_of(error)}") from error
+            raise
+
+    async def write_status(self, job: Object, status: Object) -> Object:
+        """Replace the status of a job as it was read. Raises ConflictError if the job has changed since."""
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": job["metadata"],
+            "spec": job["spec"],
+            "status": status,
+        }
+        path = self._path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + "/status"
+        try:
+            return await self._request("update", names.KIND, path, body=body, field_manager=names.MANAGER)
+        except ApiException as error:
+            if error.status in (404, 409):
+                raise ConflictError(reason_of(error)) from error
+            raise
+
+    async def emit(self, job: Object, *, kind: str, reason: str, message: str, now: str) -> None:
+        """Create an event about a job. A failure is only logged: the status says the same."""
+        metadata = job["metadata"]
+        regarding = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+        }
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "eventTime": now.replace("Z", ".000000Z"),
+            "action": "Reconcile",
+            "reason": reason,
+            "note": message,
+            "type": kind,
+            "regarding": regarding | {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+            "reportingController": f"{names.GROUP}/{names.MANAGER}",
+            "reportingInstance": names.MANAGER,
+        }
+        try:
+            await self._request("create", "Event", self._path("Event", metadata["namespace"]), body=event)
+        except ApiException as error:
+            log.warning(
+                "%s/%s: the event %s was not written: %s",
+                metadata["namespace"],
+                metadata["name"],
+                reason,
+                reason_of(error),
+            )
+
+    @staticmethod
+    def _path(kind: str, namespace: str, name: str | None = None) -> str:
+        return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
+
+    async def _request(self, verb: str, kind: str, path: str, **params: Any) -> Object:
+        code = None
+        try:
+            answer = await self._dynamic.request(
+                _METHODS[verb], path, serialize=False, query_params=[], header_params={}, **params
+            )
+            code = answer.status
+        except DynamicApiError as error:
+            code = error.status
+            raise ApiException(status=error.status, reason=error.reason, body=error.body) from error
+        finally:
+            self._instruments.requested(verb, kind, code)
+        body = await answer.json()
+        assert isinstance(body, dict)
+        return body
+
+
+def _check_owner(manifest: Object, live: Object) -> None:
+    metadata = live["metadata"]
+    wanted = manifest["metadata"]["ownerReferences"][0]["uid"]
+    owner = next((ref for ref in metadata.get("ownerReferences", ()) if ref.get("controller")), None)
+    if owner is not None and owner["uid"] == wanted:
+        return
+    holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
+    cure = "it is not adopted; delete it, or give the job another name"
+    raise ForeignError(f"{manifest['kind']} {metadata['name']} already exists and {holder}: {cure}")
+
+
+def contains(live: Any, wanted: Any) -> bool:
+    """Whether every field of `wanted` has that value in `live`, which may have more fields: the API server adds
+    defaults.
+
+    Lists must be equal element by element. Quantities may be written differently ("1000m" is "1").
+    """
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and contains(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(contains, live, wanted))
+    return live == wanted or _same_quantity(live, wanted)
+
+
+def _same_quantity(live: Any, wanted: Any) -> bool:
+    try:
+        return bool(parse_quantity(live) == parse_quantity(wanted))
+    except ValueError:
+        return False

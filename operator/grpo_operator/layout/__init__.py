@@ -1,0 +1,1 @@
+"""Which pods a job has and what each child object contains. Pure."""

@@ -1,0 +1,115 @@
+"""Build a job's children (Service, NetworkPolicy, ConfigMap, StatefulSets) as plain dicts, equal for equal input.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_operator.api import names
+from grpo_operator.layout.pods import Manifest, child_labels, pod_template, port_numbers
+from grpo_operator.layout.topology import Group, Job, Topology, make_contract
+
+
+def manifests(
+    job: Job, topology: Topology, attempt: int, avoid: Sequence[str] = (), *, policies: bool = True
+) -> list[Manifest]:
+    """Return every child of an attempt, in the order in which they are applied.
+
+    Pods avoid the nodes `avoid` if possible.
+    """
+    guard = [network_policy(job)] if policies else []
+    shared = [service(job), *guard, contract_map(job, topology, attempt)]
+    return [*shared, *(statefulset(job, group, attempt, avoid) for group in topology.groups)]
+
+
+def service(job: Job) -> Manifest:
+    """Return the headless Service of all pods.
+
+    It publishes addresses of pods that are not ready: the rendezvous needs them.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB_UID: job.uid},
+            "ports": [
+                {"name": name, "port": port, "protocol": "TCP", "targetPort": port}
+                for name, port in port_numbers(job).items()
+            ],
+        },
+    }
+
+
+def network_policy(job: Job) -> Manifest:
+    """Return the policy that only a job's own pods reach its pods; vLLM's weight-update routes have no authentication.
+
+    The launchers' status port is read-only, and open to all.
+    """
+    own = {"podSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, names.policy_name(job.name)),
+        "spec": {
+            "podSelector": own["podSelector"],
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [own]},
+                {"ports": [{"port": job.spec.rendezvous.status_port, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def contract_map(job: Job, topology: Topology, attempt: int) -> Manifest:
+    """Return the ConfigMap with an attempt's contract.
+
+    It is immutable: all pods read the same, however late they start.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, names.contract_name(job.name, attempt), attempt=attempt),
+        "immutable": True,
+        "data": {
+            "contract.json": make_contract(job, topology, attempt).model_dump_json(
+                by_alias=True, exclude_none=True, indent=1
+            )
+        },
+    }
+
+
+def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()) -> Manifest:
+    """Return a group's StatefulSet.
+
+    podManagementPolicy is Parallel: OrderedReady would wait for ordinal 0 to be ready, which waits for all other pods
+    (kubernetes#67250).
+    """
+    selector = {names.LABEL_JOB_UID: job.uid, names.LABEL_GROUP: group.name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _metadata(job, group.statefulset, attempt=attempt, group=group),
+        "spec": {
+            "replicas": group.spec.replicas,
+            "serviceName": job.name,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": selector},
+            "template": pod_template(job, group, attempt, avoid),
+        },
+    }
+
+
+def _metadata(job: Job, name: str, *, attempt: int | None = None, group: Group | None = None) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": child_labels(job, attempt=attempt, group=group),
+        "ownerReferences": [job.owner],
+    }

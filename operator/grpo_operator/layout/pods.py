@@ -1,0 +1,176 @@
+"""Build the pod template of a group: the operator's settings with the user's merged in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Role
+from grpo_operator.api.pod_template import PodTemplate, merge
+from grpo_operator.layout.fabric import fabric_environment, rdma_resources
+from grpo_operator.layout.topology import Group, Job
+from grpo_workload.spec import contract as c
+from grpo_workload.spec.schema import dump
+
+Manifest = dict[str, Any]
+
+SAVE_SECONDS = 300
+"""Default grace period: saving a 7B model with its optimizer takes a minute or two on network storage."""
+
+_UID = 65532
+
+
+def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()) -> Manifest:
+    """Return the pod template of a group: the operator's settings with those of the user merged in."""
+    user = merge(job.spec.pod_template, group.spec.pod_template)
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # With it the launcher is not process 1, to which the kernel delivers no signal that it does not handle yet: a
+        # pod deleted while its container starts would keep its GPUs for the whole grace period. It also reaps orphans
+        # of the ranks.
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": user.termination_grace_period_seconds or SAVE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _UID,
+            "runAsGroup": _UID,
+            "fsGroup": _UID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        | user.security_context,
+        "containers": [_container(job, group, user)],
+        "volumes": [*_volumes(job, attempt), *user.volumes],
+    }
+    optional = {
+        "nodeSelector": user.node_selector,
+        "tolerations": list(user.tolerations),
+        "affinity": _affinity(user.affinity, avoid),
+        "priorityClassName": user.priority_class_name,
+        "serviceAccountName": user.service_account_name,
+        "imagePullSecrets": list(user.image_pull_secrets),
+    }
+    spec |= {key: value for key, value in optional.items() if value}
+    labels = user.labels | child_labels(job, attempt=attempt, group=group)
+    return {
+        "metadata": {"labels": labels, **({"annotations": user.annotations} if user.annotations else {})},
+        "spec": spec,
+    }
+
+
+def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
+    """Return the user's affinity plus a preference for nodes not in `avoid`: no rule, since no other node may fit."""
+    if not avoid:
+        return user
+    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
+    node = dict(user.get("nodeAffinity", {}))
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    node[key] = [*node.get(key, ()), {"weight": 100, "preference": {"matchExpressions": [away]}}]
+    return {**user, "nodeAffinity": node}
+
+
+def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
+    trains = group.role is Role.TRAINER
+    module = "grpo_workload.trainer_pod" if trains else "grpo_workload.engine_pod"
+    probe = {"path": "/readyz", "port": "status"} if trains else {"path": "/health", "port": "engine"}
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": job.spec.image,
+        "imagePullPolicy": job.spec.image_pull_policy,
+        "command": ["python", "-m", module],
+        "env": list({variable["name"]: variable for variable in [*_environment(job), *map(dump, user.env)]}.values()),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in port_numbers(job).items()],
+        "readinessProbe": {"httpGet": {**probe, "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
+        "resources": _resources(job, group, user),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
+        "terminationMessagePath": c.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts(job), *user.volume_mounts],
+    }
+    return container | ({"envFrom": list(user.env_from)} if user.env_from else {})
+
+
+def _capabilities(job: Job) -> Manifest:
+    """Return the capabilities: none (policy `restricted`), or with RDMA that to lock the memory that it registers."""
+    return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if job.spec.network.rdma_resource else {})
+
+
+def _environment(job: Job) -> list[Manifest]:
+    return [
+        _field(c.ENV_POD_NAME, "metadata.name"),
+        _field(c.ENV_POD_UID, "metadata.uid"),
+        {"name": c.ENV_CONTRACT, "value": c.CONTRACT_PATH},
+        {"name": c.ENV_STATE_DIR, "value": c.STATE_DIR},
+        {"name": c.ENV_DATA_DIR, "value": c.DATA_DIR},
+        {"name": c.ENV_TERMINATION_LOG, "value": c.TERMINATION_LOG},
+        {"name": "HF_HOME", "value": c.CACHE_DIR},
+        {"name": "HOME", "value": "/tmp"},
+        *fabric_environment(job.spec.network),
+    ]
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
+    resources: Manifest = dict(user.resources)
+    extended = rdma_resources(job.spec.network)
+    if job.spec.device.resource:
+        extended[job.spec.device.resource] = str(group.spec.gpus)
+    for kind in ("limits", "requests") if extended else ():
+        resources[kind] = {**resources.get(kind, {}), **extended}
+    return resources
+
+
+def _volumes(job: Job, attempt: int) -> list[Manifest]:
+    return [
+        {"name": "contract", "configMap": {"name": names.contract_name(job.name, attempt), "defaultMode": 0o444}},
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "data", **_storage(job.spec.storage.claim_name)},
+        {"name": "cache", **_storage(job.spec.cache.claim_name)},
+    ]
+
+
+def _storage(claim: str | None) -> Manifest:
+    return {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+
+
+def _mounts(job: Job) -> list[Manifest]:
+    sub_path = job.spec.storage.sub_path
+    return [
+        {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True},
+        {"name": "state", "mountPath": c.STATE_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "data", "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {}),
+        {"name": "cache", "mountPath": c.CACHE_DIR},
+    ]
+
+
+def port_numbers(job: Job) -> dict[str, int]:
+    """Return the ports of the Service and the containers, by name."""
+    ports = {"rendezvous": job.spec.rendezvous.port, "status": job.spec.rendezvous.status_port}
+    generation = job.spec.generation.server or job.spec.generation.node_local
+    return ports | ({"engine": generation.port, "transfer": generation.transfer_port} if generation else {})
+
+
+def child_labels(job: Job, *, attempt: int | None = None, group: Group | None = None) -> dict[str, str]:
+    """Return the labels of a child; those of its attempt and group only if given."""
+    labels = {
+        "app.kubernetes.io/name": "grpojob",
+        "app.kubernetes.io/instance": job.name,
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+    }
+    if attempt is not None:
+        labels[names.LABEL_ATTEMPT] = str(attempt)
+    if group is not None:
+        role = group.role.value
+        labels |= {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_GROUP: group.name}
+    return labels

@@ -1,0 +1,217 @@
+"""Compute which pods a job has, with their addresses, ranks, engines and GPUs, once for everything that needs it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.generation import GenerationGroup, NodeLocalSpec
+from grpo_operator.api.infrastructure import TrainerGroup
+from grpo_operator.api.names import Role
+from grpo_operator.api.pod_template import PodGroup
+from grpo_operator.api.spec import GRPOJobSpec
+from grpo_workload.spec.contract import Contract, Engine, JobRef, Member, TransferGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A GRPOJob with a valid spec and the metadata that is needed."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    spec: GRPOJobSpec
+
+    @property
+    def ref(self) -> JobRef:
+        """The job's identity in the contract."""
+        return JobRef(namespace=self.namespace, name=self.name, uid=self.uid)
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """The controller reference of every child; with it Kubernetes deletes them even if no operator runs."""
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    def host(self, pod: str) -> str:
+        """Return the address of one of the job's pods."""
+        return names.pod_host(pod, self.name, self.namespace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One StatefulSet: pods that differ only in their ordinal."""
+
+    role: Role
+    statefulset: str
+    spec: PodGroup
+
+    @property
+    def name(self) -> str:
+        """Name of the group in the spec."""
+        return self.spec.name
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Names of the pods, in the order of their ordinals."""
+        return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(self.spec.replicas))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """All pod groups, the trainer pods in rank order, the engines, and the transfer groups that send them weights."""
+
+    groups: tuple[Group, ...]
+    members: tuple[Member, ...]
+    engines: tuple[Engine, ...] = ()
+    transfers: tuple[TransferGroup, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in all trainer pods."""
+        return sum(member.gpus for member in self.members)
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Names of all pods, trainer pods first."""
+        return tuple(pod for group in self.groups for pod in group.pods)
+
+    @property
+    def trainer_pods(self) -> frozenset[str]:
+        """Names of the pods that train."""
+        return frozenset(member.pod for member in self.members)
+
+
+def plan_topology(job: Job) -> Topology:
+    """Place every rank and every engine: group by group, pod by pod, GPU by GPU, without gaps."""
+    spec = job.spec
+    trainers = [_group(job, Role.TRAINER, group) for group in spec.trainer.groups]
+    members = _members(job, trainers)
+    if spec.generation.server is not None:
+        generators = [_group(job, Role.GENERATION, group) for group in spec.generation.server.groups]
+        engines, transfer = _server_engines(job, generators, members[0])
+        return Topology(groups=(*trainers, *generators), members=members, engines=engines, transfers=(transfer,))
+    if spec.generation.node_local is not None:
+        engines, transfers = _node_local_engines(job, spec.generation.node_local, members, trainers)
+        return Topology(groups=tuple(trainers), members=members, engines=engines, transfers=transfers)
+    return Topology(groups=tuple(trainers), members=members)
+
+
+def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
+    """Return the contract that every pod of the attempt reads."""
+    return Contract(
+        job=job.ref,
+        attempt=attempt,
+        device=job.spec.device.type,
+        members=topology.members,
+        engines=topology.engines,
+        transfers=topology.transfers,
+        master_port=job.spec.rendezvous.port,
+        timeout_seconds=job.spec.rendezvous.timeout_seconds,
+        restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
+        durable=job.spec.storage.claim_name is not None,
+        config=job.spec.trainer_config(),
+    )
+
+
+def _group(job: Job, role: Role, spec: TrainerGroup | GenerationGroup) -> Group:
+    return Group(role=role, statefulset=names.child_name(job.name, spec.name), spec=spec)
+
+
+def generation_devices(node_local: NodeLocalSpec | None, gpus: int) -> tuple[int, ...]:
+    """Return the indices of the GPUs that vLLM uses in a trainer pod of `gpus` GPUs: the spec's, else the last ones."""
+    if node_local is None:
+        return ()
+    return node_local.devices or tuple(range(gpus - node_local.gpus_per_node, gpus))
+
+
+def _members(job: Job, groups: Sequence[Group]) -> tuple[Member, ...]:
+    members, rank = [], 0
+    for group in groups:
+        kept = generation_devices(job.spec.generation.node_local, group.spec.gpus)
+        devices = tuple(device for device in range(group.spec.gpus) if device not in kept)
+        for pod in group.pods:
+            members.append(
+                Member(
+                    pod=pod,
+                    group=group.name,
+                    host=job.host(pod),
+                    status_port=job.spec.rendezvous.status_port,
+                    gpus=len(devices),
+                    rank_offset=rank,
+                    devices=devices,
+                )
+            )
+            rank += len(devices)
+    return tuple(members)
+
+
+def _server_engines(job: Job, groups: Sequence[Group], master: Member) -> tuple[tuple[Engine, ...], TransferGroup]:
+    """Return one engine for each pod.
+
+    All are in one transfer group: rank 0 sends once, however many engines there are.
+    """
+    server = job.spec.generation.server
+    assert server is not None
+    engines, rank = [], 1
+    for group in groups:
+        assert isinstance(group.spec, GenerationGroup)
+        tensor_parallel = group.spec.tensor_parallel or job.spec.generation.tensor_parallel
+        for pod in group.pods:
+            engine = Engine(
+                name=pod,
+                pod=pod,
+                group=group.name,
+                host=job.host(pod),
+                port=server.port,
+                tensor_parallel=tensor_parallel,
+                data_parallel=group.spec.gpus // tensor_parallel,
+                devices=tuple(range(group.spec.gpus)),
+                rank_offset=rank,
+            )
+            engines.append(engine)
+            rank += engine.world_size
+    return tuple(engines), TransferGroup(sender=0, host=master.host, port=server.transfer_port, world_size=rank)
+
+
+def _node_local_engines(
+    job: Job, spec: NodeLocalSpec, members: Sequence[Member], groups: Sequence[Group]
+) -> tuple[tuple[Engine, ...], tuple[TransferGroup, ...]]:
+    """Return the engines next to each pod's ranks. Each pod is a transfer group, in which its first rank sends."""
+    gpus = {group.name: group.spec.gpus for group in groups}
+    engines, transfers = [], []
+    for number, member in enumerate(members):
+        devices = generation_devices(spec, gpus[member.group])
+        size = len(devices) // spec.engines_per_node
+        for index in range(spec.engines_per_node):
+            engines.append(
+                Engine(
+                    name=f"{member.pod}/{index}",
+                    pod=member.pod,
+                    group=member.group,
+                    host=member.host,
+                    port=spec.port + index,
+                    tensor_parallel=size,
+                    devices=devices[index * size : (index + 1) * size],
+                    transfer=number,
+                    rank_offset=1 + index * size,
+                )
+            )
+        transfers.append(
+            TransferGroup(
+                sender=member.rank_offset, host=member.host, port=spec.transfer_port, world_size=1 + len(devices)
+            )
+        )
+    return tuple(engines), tuple(transfers)

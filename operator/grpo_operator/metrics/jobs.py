@@ -1,0 +1,92 @@
+"""Metrics about the jobs that exist."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+K = TypeVar("K", bound=Hashable)
+
+PHASES = ("Pending", "Invalid", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedJob:
+    """The facts about a job that metrics show."""
+
+    namespace: str
+    name: str
+    phase: str
+    conditions: tuple[str, ...]  # types of the conditions that are True
+    restarts: int  # number of restarts, of engines too
+    completion_time: float | None  # Unix time
+
+    @classmethod
+    def read(cls, namespace: str, name: str, status: Mapping[str, Any]) -> WatchedJob:
+        """Read a job as the API server returns it; its status may still be empty."""
+        ended = status.get("completionTime")
+        return cls(
+            namespace=namespace,
+            name=name,
+            phase=status.get("phase") or "Pending",
+            conditions=tuple(c["type"] for c in status.get("conditions") or () if c["status"] == "True"),
+            restarts=(status.get("restarts") or {}).get("total", 0),
+            completion_time=datetime.fromisoformat(ended).timestamp() if ended else None,
+        )
+
+
+class WatchedJobs(Collector, Generic[K]):
+    """Gauges of the jobs that exist now.
+
+    They come from the watch: they are right after a restart, and end with their job.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[K, WatchedJob] = {}
+
+    def seen(self, key: K, job: WatchedJob) -> None:
+        """Record the state of a job."""
+        self._jobs[key] = job
+
+    def gone(self, key: K) -> None:
+        """Forget a job that no longer exists."""
+        self._jobs.pop(key, None)
+
+    @property
+    def keys(self) -> list[K]:
+        """Keys of the jobs that exist, as far as the watch has shown."""
+        return list(self._jobs)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Return the gauges. A namespace with a job gets all phases, so that a phase without jobs reads 0."""
+        phases = Counter((job.namespace, job.phase) for job in self._jobs.values())
+        jobs = GaugeMetricFamily("grpo_operator_jobs", "Number of GRPOJobs, by phase.", labels=["namespace", "phase"])
+        for namespace in sorted({namespace for namespace, _ in phases}):
+            for phase in PHASES:
+                jobs.add_metric([namespace, phase], phases[namespace, phase])
+        yield jobs
+        of_job = ["namespace", "grpojob"]
+        holds = GaugeMetricFamily(
+            "grpo_operator_job_condition", "1 for each condition of a job that is True.", labels=[*of_job, "condition"]
+        )
+        restarts = GaugeMetricFamily(
+            "grpo_operator_job_restarts", "Number of restarts of a job and of its engines so far.", labels=of_job
+        )
+        completion = GaugeMetricFamily(
+            "grpo_operator_job_completion_timestamp_seconds",
+            "Unix time when a job ended.",
+            labels=[*of_job, "phase"],
+        )
+        for job in self._jobs.values():
+            for condition in job.conditions:
+                holds.add_metric([job.namespace, job.name, condition], 1)
+            restarts.add_metric([job.namespace, job.name], job.restarts)
+            if job.completion_time is not None:
+                completion.add_metric([job.namespace, job.name, job.phase], job.completion_time)
+        yield from (holds, restarts, completion)

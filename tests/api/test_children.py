@@ -1,0 +1,137 @@
+"""The children of a job on a real API server: who owns them, what changes them, how many requests a pass needs.
+
+The nodes are fake: the tests write what kubelets would report.
+"""
+
+import json
+from collections import Counter
+
+import pytest
+
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+from support.control_plane import audit
+from support.control_plane.operators import USER, Jobs, Operator, make_job
+
+pytestmark = pytest.mark.api
+
+
+def test_groups_with_different_gpus_become_one_world(jobs: Jobs) -> None:
+    jobs.run("world")
+    pods = {p["metadata"]["name"]: p for p in jobs.list("pod", "training.grpo.dev/job=world")}
+    limits = {name: pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for name, pod in pods.items()}
+    assert limits == {"world-a-0": "2", "world-b-0": "1"}
+    contract = json.loads(jobs.get("configmap", "world-0")["data"]["contract.json"])
+    assert [(m["pod"], m["rankOffset"], m["gpus"]) for m in contract["members"]] == [
+        ("world-a-0", 0, 2),
+        ("world-b-0", 2, 1),
+    ]
+    assert contract["members"][0]["host"] == f"world-a-0.world.{jobs.namespace}.svc"
+    columns = jobs("get", "grpo", "world").split()
+    assert "Running" in columns
+    assert "2/2" in columns
+    assert "Message" in jobs("get", "grpo", "-o", "wide").replace("MESSAGE", "Message")
+    assert "world" in jobs("get", "all")
+
+
+def test_a_job_deleted_while_the_operator_is_down_leaves_nothing(jobs: Jobs, operator: Operator) -> None:
+    jobs.run("gone")
+    assert not jobs.get("grpo", "gone")["metadata"].get("finalizers")
+    with operator.down():
+        jobs("delete", "grpo", "gone", "--timeout=60s")
+        left = "statefulset,service,configmap,pod"
+        # The garbage collector learns of a CRD, here one that may be seconds old, at most 30 s after it was created.
+        wait_until(lambda: not jobs.list(left, "training.grpo.dev/job=gone"), "children collected", 120)
+
+
+def test_a_job_recreated_at_once_under_its_name_gets_its_own_children(jobs: Jobs) -> None:
+    jobs.run("again")
+    old = jobs.get("grpo", "again")["metadata"]["uid"]
+    jobs("delete", "grpo", "again", "--cascade=background")
+    jobs.apply(make_job("again"))
+    jobs.wait_for("again", "Running", "True")
+    new = jobs.get("grpo", "again")["metadata"]["uid"]
+    owners = {
+        c["metadata"]["labels"]["training.grpo.dev/job-uid"]
+        for c in jobs.list("pod,statefulset", "training.grpo.dev/job=again")
+    }
+    assert owners == {new}
+    assert new != old
+
+
+def test_a_steady_state_writes_nothing(jobs: Jobs, control_plane: ControlPlane) -> None:
+    jobs.run("steady")
+
+    def requests() -> tuple[int, int]:
+        """Count the operator's reads of jobs and its writes of any object in this namespace."""
+        reads = writes = 0
+        for event in audit.requests(control_plane.audit_log, USER):
+            about = event["objectRef"]
+            if about.get("namespace") != jobs.namespace:
+                continue
+            reads += event["verb"] == "get" and about["resource"] == "grpojobs"
+            writes += event["verb"] not in ("get", "list", "watch")
+        return reads, writes
+
+    reads, writes = requests()
+    for number in range(4):
+        jobs("annotate", "pod", "steady-a-0", f"wakes={number}", "--overwrite")
+    wait_until(lambda: requests()[0] >= reads + 4, "four more passes", 30, interval=0.5)
+    assert requests()[1] == writes
+
+
+def test_a_pass_without_changes_lists_children_and_reads_none_of_them_one_by_one(
+    jobs: Jobs, control_plane: ControlPlane
+) -> None:
+    jobs.run("listed")
+
+    def requests() -> Counter[tuple[str, str]]:
+        events = audit.requests(control_plane.audit_log, USER)
+        return Counter(
+            (e["verb"], e["objectRef"]["resource"]) for e in events if e["objectRef"].get("namespace") == jobs.namespace
+        )
+
+    before = requests()
+    jobs("annotate", "pod", "listed-a-0", "wakes=now")
+    kinds = ("pods", "services", "networkpolicies", "configmaps", "statefulsets")
+    wait_until(lambda: (requests() - before)["list", "statefulsets"] >= 1, "one more pass", 30, interval=0.5)
+    assert set(requests() - before) <= {("get", "grpojobs"), ("create", "events"), *(("list", kind) for kind in kinds)}
+
+
+def test_a_child_deleted_or_changed_by_hand_is_restored(jobs: Jobs) -> None:
+    jobs.run("restored")
+    jobs("delete", "service", "restored")
+    jobs("scale", "statefulset", "restored-b", "--replicas=3")
+    wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 20)
+    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 30)
+
+
+def test_a_foreign_object_is_not_adopted_and_the_job_starts_once_it_is_gone(jobs: Jobs) -> None:
+    jobs("create", "service", "clusterip", "taken", "--tcp=80")
+    jobs.apply(make_job("taken"))
+    condition = jobs.wait_for("taken", "Accepted", "False", "NameTaken")
+    assert "Service taken already exists and has no owner: it is not adopted" in condition["message"]
+    assert not jobs.list("statefulset", "training.grpo.dev/job=taken")
+    jobs("delete", "service", "taken")
+    jobs.wait_for("taken", "Running", "True")
+
+
+def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
+    kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    roomy = {"trainer": {"groups": [{"name": "a", "gpus": 4}]}, "training": {"promptsPerStep": 8}}
+    jobs.apply(make_job("colocate", **roomy))
+    jobs.apply(
+        make_job(
+            "server", **roomy, generation={"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+        )
+    )
+    jobs.apply(make_job("local", **roomy, generation={"topology": "NodeLocal", "nodeLocal": {"gpusPerNode": 1}}))
+    for name in ("colocate", "server", "local"):
+        jobs.wait_for(name, "Running", "True")
+    pods = {pod["metadata"]["name"]: pod["spec"] for pod in jobs.list("pod")}
+    assert set(pods) == {"colocate-a-0", "server-a-0", "server-gen-0", "local-a-0"}
+    for pod in pods.values():
+        assert pod["automountServiceAccountToken"] is False
+        assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    with pytest.raises(RuntimeError, match='violates PodSecurity "restricted'):
+        jobs("run", "loose", "--image=example.invalid/any")

@@ -1,0 +1,119 @@
+"""The page of `grpo ui` in headless Chromium shows a job of a real API server, or that the server does not answer."""
+
+import asyncio
+import json
+import shutil
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from grpo_cli.cluster.kube import connect
+from grpo_cli.ui.cluster import ClusterSource
+from grpo_cli.ui.source import SourceError
+from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.status_server import Status, application
+from grpo_workload.spec.contract import Contract
+from support.browser import complaints, open_page, text, wait_for
+from support.control_plane.operators import Jobs, make_job, outcome
+from support.paths import RUN_FOLDER as RUN
+
+pytestmark = pytest.mark.api
+
+SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
+
+
+@contextmanager
+def _launcher(place: Place) -> Iterator[str]:
+    """Run the launcher's own HTTP server on loopback, since fake nodes run no pods; yield its address."""
+    loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    found: list[int] = []
+
+    async def serve() -> None:
+        runner = web.AppRunner(application(Status(place)))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found.append(runner.addresses[0][1])
+        ready.set()
+        await ended.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{found[0]}"
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(30)
+        loop.close()
+
+
+def _place(jobs: Jobs, name: str, attempt: int, tmp_path: Path) -> Place:
+    contract = Contract.model_validate_json(jobs.get("configmap", f"{name}-{attempt}")["data"]["contract.json"])
+    data = tmp_path / "data"
+    shutil.copytree(RUN, data / contract.job.run, dirs_exist_ok=True)
+    return Place(
+        contract=contract,
+        pod=contract.master.pod,
+        pod_uid="",
+        state_dir=tmp_path,
+        termination_log=tmp_path / "termination-log",
+        data_dir=data,
+    )
+
+
+def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
+    browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.apply(make_job("shown", failurePolicy={"maxRestarts": 0}))
+    jobs.wait_for("shown", "Running", "True")
+    source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
+    source.refresh()
+    assert "no connection to pod shown-a-0" in source.shown.note, "a fake node forwards no ports"
+    with _launcher(_place(jobs, "shown", 0, tmp_path)) as address, open_page(browser, source, "ranks"):
+
+        def directly(_api: object, _namespace: str, pod: str, _port: int, path: str) -> Any:
+            assert pod == "shown-a-0"
+            with urllib.request.urlopen(address + path, timeout=10) as answer:
+                return json.loads(answer.read())
+
+        monkeypatch.setattr("grpo_cli.cluster.launchers.get_json", directly)
+        wait_for("the ranks", lambda: "shown-b-0" in text(browser, "#rank-table tbody tr:nth-child(3)"))
+        wait_for("the phase", lambda: text(browser, "#phase") == "Running")
+        browser.find_element(By.ID, "tab-curves").click()
+        wait_for("the reward's curve", lambda: browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.line"))
+        browser.find_element(By.ID, "tab-ranks").click()
+        assert "1 of 1 ready" in text(browser, "#ranks")
+        assert {"shown-a-0", "shown-b-0"} <= set(text(browser, "#ranks table").split())
+        jobs.finish_pod("shown-b-0", 70, outcome(70, "RankFailed", f"rank 2: ValueError: {SCRIPT}"))
+        wait_for("the failure", lambda: "RankFailed: shown-b-0" in text(browser, "#failure b"))
+        assert f"rank 2: ValueError: {SCRIPT}" in text(browser, "#failure pre")
+        wait_for("the end", lambda: text(browser, "#phase") == "Failed")
+        browser.find_element(By.ID, "tab-events").click()
+        assert "Failed" in text(browser, "#events table")
+        assert complaints(browser) == []
+    with pytest.raises(SourceError, match=r"no job show in namespace .* did you mean shown"):
+        ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "show").refresh()
+
+
+def test_a_cluster_that_does_not_answer_is_reported(
+    browser: webdriver.Chrome, kubeconfig: Path, tmp_path: Path
+) -> None:
+    away = tmp_path / "kubeconfig"
+    away.write_text(
+        "\n".join(
+            f"{line.split('server:')[0]}server: https://127.0.0.1:1" if "server:" in line else line
+            for line in kubeconfig.read_text().splitlines()
+        )
+    )
+    with open_page(browser, ClusterSource(connect(str(away), None, "default"), "any")):
+        wait_for("the error", lambda: "the API server does not answer" in text(browser, ".banner.bad"))
+        assert "Nothing has been read yet" in text(browser, ".banner.bad")

@@ -1,0 +1,76 @@
+"""Jobs and observed pods for unit tests of the operator."""
+
+from typing import Any
+
+from grpo_operator.api.spec import parse_spec
+from grpo_operator.api.status import MemberOutcome
+from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.layout.topology import Job, Topology, plan_topology
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """Return a small spec of 2 + 1 ranks with these changes."""
+    return {
+        "model": {"name": "tiny"},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "accuracy", "accuracy": {}}],
+        "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
+    } | changes
+
+
+def job(**changes: Any) -> Job:
+    """Return a job with that spec."""
+    return Job(namespace="ns", name="job", uid="uid", generation=1, spec=parse_spec(spec(**changes)))
+
+
+def pod(
+    name: str,
+    *,
+    uid: str | None = None,
+    ready: bool = False,
+    restarts: int = 0,
+    outcome: MemberOutcome | None = None,
+    attempt: int = 0,
+) -> ObservedPod:
+    """Return an observed pod that runs."""
+    return ObservedPod(
+        name=name,
+        uid=uid or f"{name}-uid",
+        group="",
+        attempt=attempt,
+        node="node",
+        ip="10.0.0.1",
+        ready=ready,
+        unschedulable=None,
+        waiting=None,
+        restarts=restarts,
+        outcome=outcome,
+        final_progress=None,
+        deletion_time=None,
+        disruption=None,
+    )
+
+
+def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
+    """Return the outcome of a pod that ended."""
+    return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
+
+
+def observed(
+    *pods: ObservedPod,
+    foreign: tuple[str, ...] = (),
+    lost_nodes: dict[str, str] | None = None,
+    absent_nodes: frozenset[str] = frozenset(),
+) -> Observed:
+    """Return a job's observed state with these pods."""
+    return Observed(
+        pods={each.name: each for each in pods}, foreign=foreign, lost_nodes=lost_nodes or {}, absent_nodes=absent_nodes
+    )
+
+
+def world(**changes: Any) -> tuple[Job, Topology]:
+    """Return a job and its topology."""
+    made = job(**changes)
+    return made, plan_topology(made)

@@ -1,0 +1,234 @@
+"""The operator as a process, with the service account and the roles of the chart, and GRPOJobs for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_cli.local.processes import free_ports
+from grpo_devcluster import binaries
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+from support.paths import ROOT
+
+NAMESPACE = "grpo-system"
+USER = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
+
+
+@dataclass(frozen=True)
+class Release:
+    """An installation by the chart without its pod: a process takes its place, with the same rights and arguments."""
+
+    name: str
+    namespace: str
+    kubeconfig: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+
+def install_chart(
+    plane: ControlPlane, kubectl: Any, *values: str, name: str = "grpo-operator", namespace: str = NAMESPACE
+) -> Release:
+    """Apply the objects of `helm install` except the Deployment; `values` are given to --set."""
+    binaries.build("all")
+    chart = [
+        name,
+        str(ROOT / "charts/grpo-operator"),
+        "--skip-tests",
+        "--namespace",
+        namespace,
+        f"--set=fullnameOverride={name}",
+    ]
+    helm = [str(binaries.binary("helm")), "template", *chart, *(f"--set={value}" for value in values)]
+    rendered = subprocess.run(helm, capture_output=True, text=True, check=True).stdout
+    objects = [o for o in yaml.safe_load_all(rendered) if o]
+    container = next(o for o in objects if o["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    rest = [o for o in objects if o["kind"] not in ("Deployment", "NetworkPolicy")]
+    kubectl(
+        "apply",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+    )
+    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rest))
+    wait_for_crd(kubectl)
+    return Release(name, namespace, kubeconfig_of(plane, kubectl, namespace, name), tuple(container["args"]))
+
+
+def kubeconfig_of(plane: ControlPlane, kubectl: Any, namespace: str, account: str) -> Path:
+    """Write a kubeconfig for a service account."""
+    token = kubectl("create", "token", account, "-n", namespace, "--duration=2h").strip()
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    path = plane.state / f"{namespace}.{account}.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def wait_for_crd(kubectl: Any) -> None:
+    """Wait until the API server serves GRPOJobs; `kubectl wait` gives up on a CRD that has no conditions yet."""
+
+    def established() -> bool:
+        crd = json.loads(kubectl("get", "crd", "grpojobs.training.grpo.dev", "-o", "json"))
+        conditions = crd.get("status", {}).get("conditions") or []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    wait_until(established, "the CRD is established", 60, interval=0.2)
+
+
+class Operator:
+    """Starts and kills the operator's process."""
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "grpo_operator"),
+        *,
+        metrics_port: int | None = None,
+    ) -> None:
+        self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
+        self._arguments, self._program = arguments, program
+        self.port = free_ports(1)[0]  # port of /healthz; kopf would read 0 as 80
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the operator, unless it runs."""
+        if self._process is not None:
+            return
+        command = [
+            sys.executable,
+            *self._program,
+            "run",
+            *self._arguments,
+            "--no-progress",
+            f"--liveness-port={self.port}",
+        ]
+        if self.metrics_port is not None:
+            command += ["--metrics-port", str(self.metrics_port)]
+        with self.log.open("ab") as log:
+            environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the operator was started and has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End the operator by SIGKILL."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Run the block without an operator."""
+        self.kill()
+        yield
+        self.start()
+
+
+class Jobs:
+    """GRPOJobs and other objects of one namespace."""
+
+    def __init__(self, kubectl: Any, namespace: str) -> None:
+        self.kubectl, self.namespace = kubectl, namespace
+
+    def __call__(self, *args: str, stdin: str | None = None) -> str:
+        return str(self.kubectl("-n", self.namespace, *args, stdin=stdin))
+
+    def get(self, what: str, name: str) -> dict[str, Any]:
+        """Return an object."""
+        found: dict[str, Any] = json.loads(self("get", what, name, "-o", "json"))
+        return found
+
+    def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind."""
+        items: list[dict[str, Any]] = json.loads(self("get", what, "-l", selector, "-o", "json"))["items"]
+        return items
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        """Apply a manifest with kubectl."""
+        self("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    def run(self, name: str, **spec: Any) -> None:
+        """Apply a job with these fields and wait until it runs."""
+        self.apply(make_job(name, **spec))
+        self.wait_for(name, "Running", "True")
+
+    def replicas(self, name: str) -> dict[str, int]:
+        """Return the replicas of a job's StatefulSets."""
+        sets = self.list("statefulset", f"training.grpo.dev/job={name}")
+        return {one["metadata"]["name"]: one["spec"]["replicas"] for one in sets}
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """Return a condition of a job; empty if it is not set."""
+        conditions = self.get("grpojob", name).get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_for(
+        self, name: str, kind: str, status: str, reason: str | None = None, timeout: float = 60
+    ) -> dict[str, Any]:
+        """Wait for a condition and return it."""
+
+        def holds() -> bool:
+            found = self.condition(name, kind)
+            return found.get("status") == status and reason in (None, found.get("reason"))
+
+        try:
+            wait_until(holds, f"{kind}={status} ({reason}) of {name}", timeout, interval=0.2)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"{error}; status: {json.dumps(self.get('grpojob', name).get('status'), indent=1)}"
+            ) from None
+        return self.condition(name, kind)
+
+    def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
+        """Report, in place of the kubelet, that a pod's container ended."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
+        status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
+        status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
+        conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
+        patch = {"status": {"containerStatuses": [status], "conditions": conditions}}
+        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))
+
+
+def outcome(exit_code: int, reason: str = "Done", message: str = "", **more: Any) -> dict[str, Any]:
+    """Return a launcher's result."""
+    return {"attempt": 0, "podUid": "", "exitCode": exit_code, "reason": reason, "message": message, **more}
+
+
+def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:
+    """Return the manifest of a small GRPOJob of 2 + 1 ranks."""
+    base: dict[str, Any] = {
+        "model": {"name": "tiny"},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+        "rewards": [{"name": "accuracy", "accuracy": {}}],
+        "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
+    }
+    if claim:
+        base["storage"] = {"claimName": claim}
+    return {
+        "apiVersion": "training.grpo.dev/v1alpha1",
+        "kind": "GRPOJob",
+        "metadata": {"name": name},
+        "spec": base | spec,
+    }

@@ -1,0 +1,62 @@
+"""A job that is planned pass after pass, for tests of the operator's decisions."""
+
+from typing import Any
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.conditions import find
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.plan import Plan, plan
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.control_plane.jobs import NOW, ended, observed, pod, world
+
+A, B = (member.pod for member in world()[1].members)
+"""Names of the two trainer pods of the default job."""
+
+SERVER = {
+    "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}},
+}
+"""Spec of the topology Server with two engine pods, job-gen-0 and job-gen-1."""
+
+
+class Case:
+    """A job and the status that the passes so far gave it. Times (`at`) are seconds since the job began."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.job, self.topology = world(**spec)
+        self.status = GRPOJobStatus()
+        self.last: Plan = self.see()
+
+    def see(self, *pods: ObservedPod, at: int = 0, progress: Progress | None = None, **more: Any) -> Plan:
+        """Plan one pass that sees these pods and, if given, this progress of rank 0; keep the new status."""
+        reports = {} if progress is None else {self.topology.members[0].pod: progress}
+        self.last = plan(self.job, self.topology, self.status, observed(*pods, **more), reports, after(NOW, at))
+        self.status = self.last.status
+        return self.last
+
+    def see_all_ready(self, at: int = 0) -> list[ObservedPod]:
+        """Plan one pass that sees all pods of the attempt ready; return the pods."""
+        pods = [
+            pod(name, uid=f"{name}-{self.status.attempt}", ready=True, attempt=self.status.attempt or 0)
+            for name in self.topology.pods
+        ]
+        self.see(*pods, at=at)
+        return pods
+
+    def message(self, kind: Condition) -> str:
+        """Return the message of a condition that was set."""
+        condition = find(self.status, kind)
+        assert condition is not None
+        return condition.message
+
+    def edit(self, **spec: Any) -> None:
+        """Replace the spec."""
+        self.job, self.topology = world(**spec)
+
+
+def failed(
+    name: str, code: int = ExitCode.RANK_FAILED, reason: str = "RankFailed", at: int = 0, attempt: int = 0
+) -> ObservedPod:
+    """Return a pod that ended with this exit code and reason."""
+    return pod(name, uid=f"{name}-{attempt}", outcome=ended(code, reason, after(NOW, at)), attempt=attempt)

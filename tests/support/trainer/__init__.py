@@ -1,0 +1,1 @@
+"""Tiny models, worlds of launchers and ranks, and real engines."""

@@ -1,0 +1,213 @@
+"""Real vLLM servers for tests: `Engines` writes a contract and runs `grpo_workload.engine_pod` for each pod."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.spec.contract import Contract, Engine
+from grpo_workload.weights.export import Export, full
+from support.trainer.launchers import eventually, free_ports
+
+POLL = 0.2  # seconds between two checks that the launchers run
+PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
+
+
+def make_contract(
+    model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int = 400, restarts: bool = False, **generation: Any
+) -> Contract:
+    """Return a contract with one rank, and an engine on its own pod for each pair of (tensor, data) parallel sizes.
+
+    All engines are in one transfer group; everything runs on this machine.
+    """
+    *ports, transfer_port, status_port, master_port = free_ports(len(sizes) + 3)
+    engines, offset = [], 1
+    for index, ((tensor, data), port) in enumerate(zip(sizes, ports, strict=True)):
+        engine = {
+            "name": f"engine-{index}",
+            "pod": f"engine-{index}",
+            "group": "generation",
+            "host": "127.0.0.1",
+            "port": port,
+        }
+        parallel = {"tensorParallel": tensor, "dataParallel": data, "devices": list(range(tensor * data))}
+        engines.append({**engine, **parallel, "rankOffset": offset})
+        offset += tensor * data
+    settings = {
+        "topology": "Server",
+        "maxModelLen": 128,
+        "kvCacheMemory": "64Mi",
+        "engineArgs": {"enforce_eager": True},
+    }
+    return Contract.model_validate(
+        {
+            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            "attempt": 0,
+            "device": "cpu",
+            "members": [
+                {
+                    "pod": "trainer-0",
+                    "group": "trainer",
+                    "host": "127.0.0.1",
+                    "statusPort": status_port,
+                    "gpus": 1,
+                    "rankOffset": 0,
+                }
+            ],
+            "engines": engines,
+            "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port, "worldSize": offset}],
+            "masterPort": master_port,
+            "timeoutSeconds": timeout,
+            "restartEngines": restarts,
+            "durable": False,
+            "config": {
+                "model": {"path": str(model), "dtype": "float32"},
+                "dataset": {"name": "d"},
+                "rewards": [{"name": "r", "accuracy": {}}],
+                "training": {"maxCompletionLength": 8},
+                "generation": settings | generation,
+            },
+        }
+    )
+
+
+def with_ranks(contract: Contract, ranks: int) -> Contract:
+    """Return a contract with the same engines and another number of ranks, which push to them from another port."""
+    (port,) = free_ports(1)
+    members = tuple(member.model_copy(update={"gpus": ranks}) for member in contract.members)
+    transfers = tuple(group.model_copy(update={"port": port}) for group in contract.transfers)
+    return contract.model_copy(update={"members": members, "transfers": transfers})
+
+
+def weights_of(model: Any) -> Export:
+    """Return the weights of a transformers model, as they are pushed."""
+    return Export(full(model), is_partitioned=False)
+
+
+def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
+    """Return a transformers model's log-probabilities of a completion's tokens, in float32 in host memory: [tokens]."""
+    ids = torch.tensor([[*prompt.token_ids, *completion.token_ids]], device=model.device)
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].float().log_softmax(dim=-1)
+    return scores.gather(1, ids[0, len(prompt.token_ids) :].unsqueeze(1)).squeeze(1).cpu()
+
+
+class Engines:
+    """The engine pods of a contract, each a launcher that starts vLLM."""
+
+    def __init__(self, folder: Path, contract: Contract) -> None:
+        self.folder, self.contract = folder, contract
+        self.launchers: dict[str, subprocess.Popen[bytes]] = {}  # by engine
+        self._may_end: set[subprocess.Popen[bytes]] = set()  # launchers whose end is no failure
+        (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start all engines, and stop them at the end.
+
+        If a launcher ends meanwhile and the test has not called `expect_end` or `kill`, the main thread fails at once
+        with the end of the launcher's log, whatever it waits for.
+        """
+        stopping, main_thread = threading.Event(), threading.get_ident()
+
+        def failure() -> str | None:
+            for engine in self.contract.engines:
+                launcher = self.launchers[engine.name]
+                if launcher.poll() is not None and launcher not in self._may_end:
+                    log = self.log(engine).read_text()[-4000:]
+                    return f"the launcher of {engine.name} ended with {launcher.returncode}:\n{log}"
+            return None
+
+        def watch() -> None:
+            while not stopping.wait(POLL):
+                if failure() is not None:
+                    signal.pthread_kill(main_thread, signal.SIGUSR1)  # interrupts whatever it waits for
+                    return
+
+        def fail(_number: int, _frame: FrameType | None) -> None:
+            pytest.fail(failure() or "")
+
+        for engine in self.contract.engines:
+            self.start(engine)
+        previous = signal.signal(signal.SIGUSR1, fail)
+        watcher = threading.Thread(target=watch, name="engines-watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            watcher.join()
+            signal.signal(signal.SIGUSR1, previous)
+            self.close()
+
+    def start(self, engine: Engine) -> subprocess.Popen[bytes]:
+        """Start the container of an engine's pod, for the first time or again."""
+        state = self.folder / engine.pod
+        state.mkdir(exist_ok=True)
+        environ = {
+            "GRPO_CONTRACT": str(self.folder / "contract.json"),
+            "GRPO_STATE_DIR": str(state),
+            "GRPO_TERMINATION_LOG": str(self.termination_log(engine)),
+            "POD_NAME": engine.pod,
+            "POD_UID": f"uid-of-{engine.pod}",
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log(engine).open("ab") as log:
+            command = [sys.executable, "-m", "grpo_workload.engine_pod"]
+            process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)
+        self.launchers[engine.name] = process
+        return process
+
+    def expect_end(self, engine: Engine) -> subprocess.Popen[bytes]:
+        """Note that the test ends this engine; return its launcher."""
+        launcher = self.launchers[engine.name]
+        self._may_end.add(launcher)
+        return launcher
+
+    def kill(self, engine: Engine) -> None:
+        """Kill an engine as if its node had failed: server, workers and launcher."""
+        launcher = self.expect_end(engine)
+        launcher.send_signal(signal.SIGSTOP)  # a stopped launcher cannot record the end of its server
+        os.killpg(self.server(engine), signal.SIGKILL)
+        launcher.kill()
+        launcher.wait()
+
+    def replace(self, engine: Engine) -> subprocess.Popen[bytes]:
+        """Start a new pod for an engine, with an empty disk."""
+        shutil.rmtree(self.folder / engine.pod)
+        return self.start(engine)
+
+    def log(self, engine: Engine) -> Path:
+        return self.folder / f"{engine.pod}.log"
+
+    def termination_log(self, engine: Engine) -> Path:
+        return self.folder / f"{engine.pod}.termination-log"
+
+    def server(self, engine: Engine) -> int:
+        """Return the process id of an engine's vLLM server."""
+        launcher = self.launchers[engine.name].pid
+        children = eventually(
+            lambda: Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split(), "the launcher starts vLLM"
+        )
+        return int(children[0])
+
+    def close(self) -> None:
+        """Stop all pods."""
+        for launcher in self.launchers.values():
+            launcher.send_signal(signal.SIGTERM)
+        for launcher in self.launchers.values():
+            launcher.wait(30)

@@ -1,0 +1,59 @@
+"""vLLM servers on the second and later GPUs; this process pushes weights to them over NCCL from the first GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.generation.servers.engine_watch import Timing
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.lora import LoraConfig
+from support.trainer.engines import PROMPTS, Engines, make_contract, weights_of
+from support.trainer.random_llama import mean_difference
+
+BF16_ERROR = 0.1  # nats for each token between two implementations of a random 24-layer model; 0.059 was measured
+
+
+@contextmanager
+def serving(
+    model: Any, folder: Path, num_engines: int, *, restarts: bool = False, lora: LoraConfig | None = None
+) -> Iterator[tuple[ServerGenerator, Engines]]:
+    """Run engines on the second and later GPUs; yield the generator of one rank on the first GPU, and the engines."""
+    contract = make_contract(
+        Path(model.name_or_path), [(1, 1)] * num_engines, timeout=200, restarts=restarts, kvCacheMemory="2Gi"
+    )
+    raw = contract.model_dump(mode="json", by_alias=True)
+    raw["device"] = Device.CUDA
+    for index, engine in enumerate(raw["engines"]):
+        engine["devices"] = [1 + index]
+    raw["config"]["model"]["dtype"] = "bfloat16"
+    raw["config"]["lora"] = None if lora is None else lora.model_dump(by_alias=True)
+    with ExitStack() as stack:
+        pods = Engines(folder, Contract.model_validate(raw))
+        stack.enter_context(pods.running())
+        torch.cuda.set_device(0)
+        dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
+        stack.callback(dist.destroy_process_group)
+        ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5))
+        stack.callback(ready.close)
+        yield ready, pods
+
+
+def change(model: Any) -> None:
+    """Add random noise to all parameters."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+
+
+def difference(model: Any, generator: ServerGenerator) -> float:
+    """Return the mean difference of log-probabilities over eight completions of each prompt."""
+    prompts = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+    return mean_difference(model, generator, prompts, 8)

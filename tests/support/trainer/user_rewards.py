@@ -1,0 +1,148 @@
+"""Reward functions of a user, as `module:function` names them: good ones, and each way in which one can fail."""
+
+import asyncio
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+
+NOT_A_FUNCTION = 3
+loops = set()
+
+
+def shorter(prompts, completions, completion_ids, **columns):
+    print("a line that the function prints")  # noqa: T201
+    with open(columns["folder"][0] + "/seen", "w") as file:
+        json.dump({"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **columns}, file)
+    return np.array([-len(ids) for ids in completion_ids], dtype=np.float32)
+
+
+async def keeps_its_loop(prompts, **kwargs):
+    loops.add(asyncio.get_running_loop())
+    await asyncio.sleep(0)
+    return [len(loops)] * len(prompts)
+
+
+class Callable:
+    async def __call__(self, prompts, completions, **kwargs):
+        return [None] * len(prompts)
+
+
+callable_object = Callable()
+
+
+def one_short(prompts, **kwargs):
+    return [0.0] * (len(prompts) - 1)
+
+
+def not_a_list(prompts, **kwargs):
+    return 1.0
+
+
+def words(prompts, **kwargs):
+    return ["good"] * len(prompts)
+
+
+def infinite(prompts, **kwargs):
+    return [float("inf")] * len(prompts)
+
+
+def divides(prompts, **kwargs):
+    return [0.0] * (len(prompts) - 1) + [float("nan")]
+
+
+def exits(prompts, **kwargs):
+    raise SystemExit(0)
+
+
+def times_out_itself(prompts, **kwargs):
+    raise TimeoutError("no answer from the judge")
+
+
+def hangs(prompts, **kwargs):
+    threading.Event().wait()
+
+
+async def hangs_too(prompts, **kwargs):
+    await asyncio.Event().wait()
+
+
+def backtracks(prompts, **kwargs):
+    return [float(bool(re.match("(a+)+$", "a" * 60 + "b")))]
+
+
+def fails(prompts, **kwargs):
+    raise KeyError("colour")
+
+
+def takes_all(prompts, **kwargs):
+    return [float(len(bytearray(400 << 20)))] * len(prompts)
+
+
+def crashes(prompts, **kwargs):
+    ctypes.string_at(0)
+
+
+def leaves(prompts, **kwargs):
+    os._exit(0)
+
+
+def is_killed(prompts, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def talks_nonsense(prompts, **kwargs):
+    for descriptor in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket"):
+                os.write(descriptor, b'["no", "reply"]\n')
+        except OSError:
+            pass
+    return [0.0] * len(prompts)
+
+
+def asks_the_judge(prompts, **kwargs):
+    return [float(os.environ["JUDGE_API_KEY"] == "sesame")] * len(prompts)
+
+
+def names(prompts, folder, **kwargs):
+    with open(folder[0] + "/names", "w") as file:
+        json.dump(sorted(os.environ), file)
+    return [0.0] * len(prompts)
+
+
+def spies(prompts, **kwargs):
+    rank = os.getppid()
+    found = 0
+    for name in ("environ", "mem", "auxv"):
+        with suppress(PermissionError), open(f"/proc/{rank}/{name}", "rb"):
+            found += 1
+    return [float(found)] * len(prompts)
+
+
+def starts_others(prompts, folder, **kwargs):
+    other = subprocess.Popen(["sleep", "1000"])
+    with open(folder[0] + "/pid", "w") as file:
+        file.write(str(other.pid))
+    time.sleep(1000)
+
+
+def stuck(prompts, folder, **kwargs):
+    with open(folder[0] + "/pid", "w") as file:
+        file.write(str(os.getpid()))
+    return backtracks(prompts)
+
+
+def moves(prompts, folder, **kwargs):
+    os.makedirs(folder[0] + "/a")
+    os.makedirs(folder[0] + "/b")
+    open(folder[0] + "/a/file", "w").close()
+    os.rename(folder[0] + "/a/file", folder[0] + "/b/file")
+    return [float(os.path.exists(folder[0] + "/b/file"))] * len(prompts)

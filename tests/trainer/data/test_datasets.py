@@ -1,0 +1,215 @@
+"""load_prompts makes the same prompts from every kind of dataset, and refuses what does not fit by the field's name."""
+
+import copy
+import json
+import pickle
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.spec.inputs import DatasetConfig
+
+TEXTS = [f"What is {index} + 1?" for index in range(6)]
+ROWS = [{"prompt": text, "answer": index + 1, "level": "easy"} for index, text in enumerate(TEXTS)]
+CHAT_ROWS = [{"prompt": [{"role": "user", "content": text}], "answer": index + 1} for index, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def load(tokenizer, **fields):
+    return load_prompts(DatasetConfig.model_validate(fields), tokenizer, seed=1)
+
+
+def write(path, kind, rows=ROWS):
+    dataset = Dataset.from_list(rows)
+    match kind:
+        case "jsonl":
+            path = path / "rows.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "json":
+            path = path / "rows.json"
+            path.write_text(json.dumps(rows))
+        case "parquet":
+            path = path / "rows.parquet"
+            dataset.to_parquet(path)
+        case "csv":
+            path = path / "rows.csv"
+            dataset.to_csv(path)
+        case "saved":
+            dataset.save_to_disk(path / "saved")
+            path = path / "saved"
+        case "saved with splits":
+            DatasetDict({"train": dataset, "test": dataset.select([0])}).save_to_disk(path / "saved")
+            path = path / "saved"
+        case "folder":
+            path = path / "folder"
+            path.mkdir()
+            dataset.to_parquet(path / "train.parquet")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv", "saved", "saved with splits", "folder"])
+def test_every_format_gives_the_same_prompts(tiny_tokenizer, tmp_path, kind):
+    source = load(tiny_tokenizer, path=write(tmp_path, kind))
+    prompts = sorted(source.batch(0, 6), key=lambda prompt: prompt.index)
+    assert [prompt.text for prompt in prompts] == TEXTS
+    assert prompts[2].columns == {"answer": 3, "level": "easy"}
+    assert tiny_tokenizer.decode(prompts[2].token_ids) == TEXTS[2]
+    assert source.scorer is None
+
+
+def test_only_the_chosen_split_is_read(tiny_tokenizer, tmp_path):
+    assert len(load(tiny_tokenizer, path=write(tmp_path, "saved with splits"), split="test")) == 1
+
+
+def test_messages_go_through_the_chat_template(tiny_tokenizer, tmp_path):
+    source = load(tiny_tokenizer, path=write(tmp_path, "jsonl", CHAT_ROWS), systemPrompt="Be brief.")
+    (prompt,) = (prompt for prompt in source.batch(0, 6) if prompt.index == 0)
+    assert prompt.text == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXTS[0]}]
+    rendered = (
+        f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tiny_tokenizer.decode(prompt.token_ids) == rendered
+    assert prompt.columns == {"answer": 1}
+
+
+def test_prompt_template_goes_around_text(tiny_tokenizer, tmp_path):
+    source = load(tiny_tokenizer, path=write(tmp_path, "jsonl"), promptTemplate="Q: {prompt} {Answer}:")
+    assert {prompt.text for prompt in source.batch(0, 6)} == {f"Q: {text} {{Answer}}:" for text in TEXTS}
+
+
+def test_reasoning_gym_gives_chat_prompts_and_scores_their_answers(tiny_tokenizer):
+    gym = {
+        "dataset": "basic_arithmetic",
+        "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        "size": 50,
+    }
+    source = load(
+        tiny_tokenizer, reasoningGym=gym, promptTemplate="{prompt} Only the number.", systemPrompt="Be brief."
+    )
+    assert len(source) == 50
+    prompts = source.batch(3, 8)
+    for prompt in prompts:
+        system, user = prompt.text
+        assert system["content"] == "Be brief."
+        assert user["content"] == f"{prompt.columns['question']} Only the number."
+        assert tiny_tokenizer.decode(prompt.token_ids).endswith("<|im_start|>assistant\n")
+        assert source.scorer(prompt.columns["answer"], prompt) == 1.0
+        assert source.scorer("no idea", prompt) == 0.0
+    again = load(tiny_tokenizer, reasoningGym=gym, promptTemplate="{prompt} Only the number.", systemPrompt="Be brief.")
+    assert again.batch(3, 8) == prompts
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Put a module my_rows for dataset.preprocess on the path."""
+    (tmp_path / "my_rows.py").write_text(
+        "def short(row):\n    return {'prompt': row['problem'] + '!', 'answer': row['gold']}\n"
+        "def shout(row):\n    return row | {'prompt': [row['prompt'][0] | {'content': row['question'].upper()}]}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_preprocess_makes_the_prompt_and_the_columns_for_rewards(user_module, tiny_tokenizer, tmp_path):
+    rows = [{"problem": row["prompt"], "gold": row["answer"], "level": "easy"} for row in ROWS]
+    source = load(
+        tiny_tokenizer, path=write(tmp_path, "jsonl", rows), preprocess="my_rows:short", promptTemplate="Q: {prompt}"
+    )
+    for prompt in source.batch(0, 6):
+        assert prompt.text == f"Q: {TEXTS[prompt.index]}!"
+        assert prompt.columns == {"answer": prompt.index + 1}
+
+
+def test_preprocess_gets_the_prompt_of_reasoning_gym_as_it_would_be_used(user_module, tiny_tokenizer):
+    source = load(tiny_tokenizer, reasoningGym={"dataset": "chain_sum", "size": 3}, preprocess="my_rows:shout")
+    (prompt,) = source.batch(0, 1)
+    assert prompt.text == [{"role": "user", "content": prompt.columns["question"].upper()}]
+    assert source.scorer(prompt.columns["answer"], prompt) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "saved", "reasoning-gym"])
+def test_a_pickled_source_makes_the_same_prompts(tiny_tokenizer, tmp_path, kind):
+    gym = {"reasoningGym": {"dataset": "chain_sum", "size": 6}}
+    source = load(tiny_tokenizer, **(gym if kind == "reasoning-gym" else {"path": write(tmp_path, kind)}))
+    assert pickle.loads(pickle.dumps(source)).batch(1, 4) == source.batch(1, 4)
+
+
+def test_reasoning_gym_without_a_chat_template_gives_text(tiny_tokenizer):
+    plain = copy.deepcopy(tiny_tokenizer)
+    plain.chat_template = None
+    prompt = load(plain, reasoningGym={"dataset": "chain_sum", "size": 3}).batch(0, 1)[0]
+    assert prompt.text == prompt.columns["question"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"reasoningGym": {"dataset": "chain_sum"}, "preprocess": "no_such_module:f"},
+            r"dataset\.preprocess: no_such_module:f: .* on PYTHONPATH",
+        ),
+        ({"path": "/no/such.jsonl"}, r"dataset\.path: cannot load /no/such\.jsonl: there is no such file .* mounted"),
+        (
+            {"reasoningGym": {"dataset": "basic_aritmetic"}},
+            r"reasoning-gym has no 'basic_aritmetic'; did you mean one of basic_arithmetic",
+        ),
+        (
+            {"reasoningGym": {"dataset": "chain_sum", "params": {"terms": 2}}},
+            r"params: chain_sum has no terms; it has .*max_terms",
+        ),
+        ({"reasoningGym": {"dataset": "chain_sum", "params": {"size": 2}}}, r"dataset\.reasoningGym\.size"),
+        (
+            {"reasoningGym": {"dataset": "chain_sum", "params": {"min_terms": 9, "max_terms": 2}}},
+            r"chain_sum refuses them",
+        ),
+    ],
+)
+def test_a_dataset_or_function_that_cannot_be_found_is_refused(tiny_tokenizer, fields, message):
+    with pytest.raises(ValueError, match=message):
+        load(tiny_tokenizer, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "fields", "message"),
+    [
+        (
+            "jsonl",
+            [{"question": "a", "answer": "b"}],
+            {},
+            r"has no column `prompt` .* its columns are question, answer",
+        ),
+        ("jsonl", [{"prompt": 3}], {}, r"`prompt` of row 0 must be text or a list of messages"),
+        ("jsonl", [{"prompt": [{"role": "user"}]}], {}, r"`prompt` of row 0 must be text or a list of messages"),
+        ("jsonl", [{"prompt": ""}], {}, r"`prompt` of row 0 is empty"),
+        ("jsonl", ROWS, {"systemPrompt": "x"}, r"dataset\.systemPrompt: prompts are plain text"),
+        ("jsonl", CHAT_ROWS, {"promptTemplate": "{prompt}!"}, r"dataset\.promptTemplate: prompts are messages"),
+        (
+            "saved with splits",
+            ROWS,
+            {"split": "dev"},
+            r"dataset\.path: cannot load .*no split 'dev' .* there are train, test",
+        ),
+        ("folder", ROWS, {"split": "dev"}, r"dataset\.path: cannot load .*dev"),
+    ],
+)
+def test_rows_that_do_not_fit_the_settings_are_refused(tiny_tokenizer, tmp_path, kind, rows, fields, message):
+    with pytest.raises(ValueError, match=message):
+        load(tiny_tokenizer, path=write(tmp_path, kind, rows), **fields)
+
+
+def test_an_unknown_file_format_is_refused(tiny_tokenizer, tmp_path):
+    path = tmp_path / "rows.xlsx"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a file must end in one of .json, .jsonl, .parquet, .csv"):
+        load(tiny_tokenizer, path=str(path))
+
+
+def test_messages_need_a_chat_template(tiny_tokenizer, tmp_path):
+    plain = copy.deepcopy(tiny_tokenizer)
+    plain.chat_template = None
+    with pytest.raises(ValueError, match="tokenizer has no chat template"):
+        load(plain, path=write(tmp_path, "jsonl", CHAT_ROWS))

@@ -1,0 +1,182 @@
+"""Real vLLM servers that die and come back: completions and weights are the same as without the loss of an engine.
+
+One of the two servers has two workers. They die in a push, while generating, and all at once while generating. The
+tests share the engines, since each restart takes long: a test starts with the engines and the version that the one
+before has left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.gloo_group import GlooGroup
+from grpo_workload.generation.servers import weight_sender
+from grpo_workload.generation.servers.engine_watch import Timing
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.generation.servers.http_client import EngineClient
+from grpo_workload.generation.servers.sampling import sampling_parameters
+from grpo_workload.spec.contract import Engine
+from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def pods(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    started = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [(2, 1), (1, 1)], restarts=True))
+    with started.running():
+        yield started
+
+
+@pytest.fixture(scope="module")
+def generator(pods: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1
+    )
+    ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5))
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+def prompts() -> list[Prompt]:
+    return [Prompt(index=index, text="", token_ids=(*PROMPTS[index % 3], index), seed=index) for index in range(12)]
+
+
+def change(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+
+
+def is_of(model: Any, prompt: Prompt, completion: Completion) -> bool:
+    return torch.allclose(own_logprobs(model, prompt, completion), torch.tensor(completion.logprobs), atol=1e-4, rtol=0)
+
+
+def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> None:
+    """Assert that each engine samples with the model's weights and reports their version."""
+    link = generator._link
+    for client in link.clients:
+        for prompt in prompts()[:3]:
+            sampling = sampling_parameters(generator._sampler._training, prompt.seed)
+            process = generator._roster.current[client.engine.name]
+            work = client.complete(prompt.token_ids, model=process, num_samples=2, sampling=sampling, version=version)
+            assert all(is_of(model, prompt, completion) for completion in link.run(work)), client.engine.name
+        assert link.run(client.weight_version()) == str(version)
+
+
+def check_complete(groups: list[list[Completion]], model: Any, version: int) -> None:
+    """Assert that every prompt has two completions, sampled with the model's weights."""
+    assert [len(group) for group in groups] == [2] * len(prompts())
+    for prompt, group in zip(prompts(), groups, strict=True):
+        assert all(is_of(model, prompt, completion) for completion in group)
+        assert {completion.weight_version for completion in group} == {version}
+
+
+def on_call(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type,
+    method: str,
+    number: int,
+    act: Callable[[], None],
+    of: Engine | None = None,
+) -> None:
+    """Call `act` before call `number`, counted from 1, of `kind`'s method; `of` counts only one engine's calls."""
+    original, calls = getattr(kind, method), []
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if of is None or self.engine == of:
+            calls.append(self)
+            if len(calls) == number:
+                act()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, method, wrapped)
+
+
+def test_after_a_loss_in_a_push_all_engines_get_all_weights(
+    generator: ServerGenerator,
+    pods: Engines,
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, two = pods.contract.engines
+    first = dict(generator._roster.current)
+    change(model)
+    # Pieces so small that they cut layers: the other engine has received parts of some when the push fails.
+    monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**12)
+
+    def lose() -> None:
+        pods.kill(two)
+        pods.replace(two)
+
+    on_call(monkeypatch, GlooGroup, "broadcast", 5, lose)
+    generator.expect_weights()
+    generator.sync_weights(weights_of(model), 1)
+
+    assert "pushing all weights again" in caplog.text
+    assert generator._roster.current[one.name] == first[one.name]
+    assert generator._roster.current[two.name] != first[two.name]
+    check_every_engine(generator, model, 1)
+
+
+def test_an_engine_lost_while_generating_gets_weights_at_the_next_push(
+    generator: ServerGenerator,
+    pods: Engines,
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, two = pods.contract.engines
+    on_call(monkeypatch, EngineClient, "complete", 3, lambda: pods.kill(two), of=two)
+    groups = generator.generate(prompts(), 2)
+    check_complete(groups, model, generator._version)
+    assert "to another engine: engine engine-1 (pod engine-1" in caplog.text
+
+    generator.expect_weights()
+    pods.replace(two)
+    change(model)
+    generator.sync_weights(weights_of(model), 2)
+    check_every_engine(generator, model, 2)
+
+
+def test_generation_continues_after_all_engines_were_lost(
+    generator: ServerGenerator,
+    pods: Engines,
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    version = generator._version
+    before = generator.generate(prompts(), 2)
+
+    def lose() -> None:
+        for engine in pods.contract.engines:
+            pods.kill(engine)
+        for engine in pods.contract.engines:
+            pods.replace(engine)
+
+    on_call(monkeypatch, EngineClient, "complete", 8, lose)
+    groups = generator.generate(prompts(), 2)
+
+    check_complete(groups, model, version)
+    assert [[one.token_ids for one in group] for group in groups] == [
+        [one.token_ids for one in group] for group in before
+    ]
+    check_every_engine(generator, model, version)

@@ -1,0 +1,222 @@
+"""The HTTP client of an engine, against a server that fails as engines do.
+
+Calls are repeated only where that is safe, and each error names the engine to blame and what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient, EngineError, RefusedError
+from grpo_workload.generation.servers.waiting import settle
+from grpo_workload.spec.contract import Engine
+from support.trainer.launchers import free_ports
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ANSWER = {
+    "choices": [
+        {"index": 1, "text": "b", "token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"},
+        {
+            "index": 0,
+            "text": "a",
+            "token_ids": [8, 2],
+            "logprobs": {"token_logprobs": [-1.5, -2.5]},
+            "finish_reason": "stop",
+        },
+    ]
+}
+
+
+def engine(port: int, name: str = "engine-3", **sizes: int) -> Engine:
+    return Engine(name=name, pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1, **sizes)
+
+
+@asynccontextmanager
+async def client_of(path: str, handler: Handler, deadline: float = 20) -> AsyncIterator[EngineClient]:
+    """Yield a client of a server that answers `path` with `handler`."""
+    app = web.Application()
+    app.add_routes([web.route("*", path, handler)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_ports(1)[0]).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield EngineClient(engine(port), session, deadline, retry_wait=0.01)
+    finally:
+        await runner.cleanup()
+
+
+class Failing:
+    """Handler that fails `times` times and then answers."""
+
+    def __init__(self, times: int, failure: Handler, answer: Any) -> None:
+        self.calls, self.times, self.failure, self.answer = 0, times, failure, answer
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.calls += 1
+        return await self.failure(request) if self.calls <= self.times else web.json_response(self.answer)
+
+
+async def drop(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def busy(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=503, text="paused")
+
+
+async def broken(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=500, text="shape mismatch in layer 3")
+
+
+async def held(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"success": False})
+
+
+@pytest.mark.parametrize("failure", [drop, busy])
+async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
+    handler = Failing(2, failure, ANSWER)
+    async with client_of("/v1/completions", handler.handle) as client:
+        first, second = await client.complete([1, 2], model="m", num_samples=2, sampling={}, version=5)
+    assert handler.calls == 3
+    assert (first.token_ids, first.logprobs, first.text, first.finish_reason) == ((8, 2), (-1.5, -2.5), "a", "stop")
+    assert (second.token_ids, second.weight_version) == ((7,), 5)
+
+
+@pytest.mark.parametrize("failure", [drop, busy, broken])
+async def test_steps_of_an_update_are_never_repeated(failure: Handler) -> None:
+    handler = Failing(9, failure, {})
+    async with client_of("/update_weights", handler.handle) as client:
+        with pytest.raises(EngineError, match=r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"):
+            await client.update({"names": []})
+    assert handler.calls == 1
+
+
+async def test_attempts_are_bounded() -> None:
+    handler = Failing(99, drop, {})
+    async with client_of("/resume", handler.handle) as client:
+        with pytest.raises(EngineError, match="lost or refused the connection"):
+            await client.resume()
+    assert handler.calls == ATTEMPTS
+
+
+async def test_a_call_that_the_engine_fails_is_not_repeated() -> None:
+    handler = Failing(9, broken, {})
+    async with client_of("/resume", handler.handle) as client:
+        with pytest.raises(EngineError, match="answered /resume with 500: shape mismatch in layer 3"):
+            await client.resume()
+    assert handler.calls == 1
+
+
+async def test_the_deadline_ends_a_call() -> None:
+    async def never(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async with client_of("/update_weights", never, deadline=0.3) as client:
+        start = time.monotonic()
+        with pytest.raises(EngineError, match=r"did not answer /update_weights within 0.3 s"):
+            await client.update({})
+        assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("times", "calls"), [(0, 3), (1, 4), (2, 5), (3, 6)])
+async def test_abandoning_an_update_is_tried_again_after_failures(times: int, calls: int) -> None:
+    """Any call may report an old failure of a worker; an update starts only after the engine has paused."""
+    handler = Failing(times, broken, {})
+    async with client_of("/{step}", handler.handle) as client:
+        await client.abandon_update()
+    assert handler.calls == calls
+
+
+async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:
+    steps: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        steps.append(request.match_info["step"])
+        is_inside = "finish_weight_update" not in steps
+        return await broken(request) if is_inside and steps[-1] == "start_weight_update" else web.json_response({})
+
+    async with client_of("/{step}", handle) as client:
+        await client.abandon_update()
+    assert steps == ["pause", "start_weight_update", "finish_weight_update"] * 2
+
+
+async def test_an_engine_that_cannot_abandon_an_update_is_named() -> None:
+    async with client_of("/{step}", Failing(99, broken, {}).handle) as client:
+        with pytest.raises(EngineError, match=r"engine engine-3 .* answered /pause with 500"):
+            await client.abandon_update()
+
+
+@pytest.mark.parametrize(("times", "succeeds"), [(ATTEMPTS - 1, True), (ATTEMPTS, False)])
+async def test_resetting_a_prefix_cache_in_use_is_tried_again(times: int, succeeds: bool) -> None:
+    async with client_of("/reset_prefix_cache", Failing(times, held, {"success": True}).handle) as client:
+        if succeeds:
+            await client.reset_prefix_cache()
+        else:
+            with pytest.raises(EngineError, match="could not reset its prefix cache in 4 attempts"):
+                await client.reset_prefix_cache()
+
+
+async def test_an_engine_of_another_size_is_refused() -> None:
+    async def world_size(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"world_size": 4})
+
+    async with client_of("/get_world_size", world_size) as client:
+        with pytest.raises(EngineError, match="has 4 workers, but the contract says 1"):
+            await client.identify()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [
+        (400, RefusedError, "answered /v1/completions with 400: too long"),
+        (404, EngineError, "its container has restarted"),
+    ],
+)
+async def test_a_refused_prompt_and_a_restarted_engine_raise_different_errors(
+    status: int, kind: type[Exception], text: str
+) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="too long")
+
+    async with client_of("/v1/completions", refuse) as client:
+        with pytest.raises(kind, match=text):
+            await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
+
+
+async def test_an_aborted_completion_is_an_error() -> None:
+    choice = ANSWER["choices"][0] | {"index": 0, "finish_reason": "abort"}
+    async with client_of("/v1/completions", Failing(0, drop, {"choices": [choice]}).handle) as client:
+        with pytest.raises(EngineError, match="ended an unfinished completion with 'abort'"):
+            await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
+
+
+async def test_the_dead_engine_is_blamed_and_not_the_others() -> None:
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async with client_of("/health", Failing(0, drop, {}).handle) as living:
+        dead = EngineClient(engine(free_ports(1)[0], "dead"), living.session, 5)
+        with pytest.raises(EngineError, match=r"engine dead \(pod pod-3"):
+            await settle(
+                [living, dead],
+                [fails(EngineError(living.engine, "lost its group")), fails(RuntimeError("connection reset"))],
+            )
+
+
+def test_an_error_can_be_pickled_and_sent_to_other_ranks() -> None:
+    error = EngineError(engine(80), "failed")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.engine) == (str(error), error.engine)

@@ -1,0 +1,154 @@
+"""Pushes to and completions from two real vLLM servers in one transfer group, with this process as the trainer's rank.
+
+One server has two data-parallel copies, the other has one copy over two workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.generation.servers import weight_sender
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.spec.contract import ExitCode, Outcome
+from support.paths import PROGRAMS
+from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
+from support.trainer.launchers import DEADLINE, eventually
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    pods = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [(1, 2), (2, 1)]))
+    with pods.running():
+        yield pods
+
+
+@pytest.fixture(scope="module")
+def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    ready = ServerGenerator(engines.contract, 0, lambda: weights_of(model))
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+def prompts() -> list[Prompt]:
+    return [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+
+
+def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
+    groups = generator.generate(prompts(), num_generations)
+    differences = [
+        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
+        for prompt, group in zip(prompts(), groups, strict=True)
+        for completion in group
+    ]
+    return float(torch.stack(differences).max())
+
+
+def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert largest_difference(model, generator) < 1e-4
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    stale = largest_difference(model, generator)
+    monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**12)  # one or two matrices: vLLM's fused layers are cut
+
+    generator.expect_weights()
+    link = generator._link
+    eventually(
+        lambda: all(link.run(client._call("GET", "/is_paused"))["is_paused"] for client in link.clients),
+        "the engines pause",
+    )
+    start = time.perf_counter()
+    generator.sync_weights(weights_of(model), version=3)
+    seconds = time.perf_counter() - start
+
+    # There are more prompts than engines, so both engines answer.
+    fresh = largest_difference(model, generator)
+    print(f"pushed in {seconds:.2f} s; largest difference {stale:.2e} before, {fresh:.2e} after")  # noqa: T201
+    assert fresh < 1e-4
+    assert stale > 100 * fresh
+
+
+def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGenerator, tiny_tokenizer: Any) -> None:
+    groups = generator.generate(prompts(), 3)
+    again = generator.generate(prompts(), 3)
+
+    assert [len(group) for group in groups] == [3, 3, 3]
+    assert [[one.token_ids for one in group] for group in groups] == [
+        [one.token_ids for one in group] for group in again
+    ]
+    completions = [one for group in groups for one in group]
+    assert len({one.token_ids for one in completions}) > 1
+    assert {one.weight_version for one in completions} == {generator._version}
+    for one in completions:
+        assert one.finish_reason == ("stop" if one.token_ids[-1] == tiny_tokenizer.eos_token_id else "length")
+        assert len(one.token_ids) == 8 or one.finish_reason == "stop"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_index(generator: ServerGenerator) -> None:
+    with pytest.raises(ValueError, match=r"prompt 7 of the dataset has 121 tokens; .* leaves 120"):
+        generator.generate([Prompt(index=7, text="", token_ids=(5,) * 121)], 2)
+
+
+def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, caplog: pytest.LogCaptureFixture) -> None:
+    first = generator._link.clients[0]
+    version = generator._version
+    generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": "2"}))
+    try:
+        groups = generator.generate(prompts(), 2)
+        assert len(groups) == len(PROMPTS)
+        assert "engine engine-0 (pod engine-0" in caplog.text
+        assert f"is not used: it has weights of version 2, not {version}" in caplog.text
+    finally:
+        generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": str(version)}))
+
+
+# The last test of this file: it kills an engine.
+def test_a_killed_engine_is_named_on_every_rank(
+    generator: ServerGenerator, engines: Engines, start_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    generator.close()  # its watch would end the pytest process
+    (tmp_path / "contract.json").write_text(with_ranks(engines.contract, 2).model_dump_json(by_alias=True))
+    ranks = start_ranks([str(PROGRAMS / "server_ranks.py"), str(tmp_path)], 2, "ranks")
+    results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
+    ranks.until(lambda: all(result.exists() for result in results))
+    for result in results:
+        assert json.loads(result.read_text()) == {"versions": [7, 7], "is_close": True}
+
+    killed = engines.contract.engines[1]
+    launcher = engines.expect_end(killed)
+    os.kill(engines.server(killed), signal.SIGKILL)
+    start = time.monotonic()
+
+    assert all(code != 0 for code in ranks.exit_codes())
+    assert time.monotonic() - start < 120, "the ranks must not wait 400 s for their collectives"
+    for rank in range(2):
+        message = json.loads((tmp_path / "ranks" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
+        assert f"engine engine-1 (pod engine-1, 127.0.0.1:{killed.port})" in message
+    assert launcher.wait(DEADLINE) == ExitCode.RANK_FAILED
+    outcome = Outcome.model_validate_json(engines.termination_log(killed).read_text())
+    assert (outcome.reason, outcome.pod_uid) == ("EngineDied", "uid-of-engine-1")
+    assert "engine engine-1 was killed by SIGKILL" in outcome.message
+    assert json.loads((engines.folder / killed.pod / "attempt-0" / "result.json").read_text())["reason"] == "EngineDied"

@@ -1,0 +1,68 @@
+"""A step does not depend on ranks, micro-batches, ZeRO stage or offloaded optimizer states."""
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program, tiny_model, tmp_path, beta):
+    run_program("steps.py", 1, tiny_model, tmp_path / "whole.pt", 15, beta, 0)
+    run_program("steps.py", 3, tiny_model, tmp_path / "cut.pt", 2, beta, "0", "1", "2", "3", "2+", "3+")
+    whole = torch.load(tmp_path / "whole.pt")["0"]
+    for stage, cut in torch.load(tmp_path / "cut.pt").items():
+        for ours, expected in zip(cut["metrics"], whole["metrics"], strict=True):
+            assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO-{stage}"
+        assert cut["weights"].keys() == whole["weights"].keys()
+        for name, weight in whole["weights"].items():
+            # 3% of the 1e-3 by which AdamW moves any weight: where the gradient is nearly 0, rounding decides the move.
+            torch.testing.assert_close(
+                cut["weights"][name], weight, atol=3e-5, rtol=0, msg=lambda m, n=name, s=stage: f"ZeRO-{s} {n}: {m}"
+            )
+    assert whole["metrics"][0]["grad_norm"] > 0.5, "the gradient should have been clipped"
+    if beta:
+        assert whole["metrics"][0]["kl"] == pytest.approx(0, abs=1e-6)
+        assert whole["metrics"][1]["kl"] > 1e-4
+
+
+def test_optimizers_for_half_precision_count_exactly_the_steps_taken(run_program, tiny_model, tmp_path):
+    run_program("steps.py", 1, tiny_model, tmp_path / "half.pt", 15, 0.0, "0", "0b", "1b", "2b", "3b")
+    # With one step too many, the first update would be three quarters of its size.
+    assert {stage: result["steps"] for stage, result in torch.load(tmp_path / "half.pt").items()} == {
+        stage: {2.0} for stage in ("0", "0b", "1b", "2b", "3b")
+    }
+
+
+# ZeRO stage, dtype of the weights, dtype of AdamW's states: each of DeepSpeed's optimizers, and none.
+AWAY = (
+    "0:float32:float32",
+    "0:bfloat16:float32",
+    "1:bfloat16:float32",
+    "2:float32:float32",
+    "2:bfloat16:bfloat16",
+    "3:bfloat16:float32",
+)
+
+
+def test_offloaded_states_change_no_bit(run_program, tiny_model, tmp_path):
+    run_program("states_away.py", 2, tiny_model, tmp_path / "data", tmp_path / "away.pt", *AWAY)
+    results = torch.load(tmp_path / "away.pt")
+    assert tuple(results) == AWAY
+    for plan, result in results.items():
+        for ours, expected in zip(result["away"], result["plain"], strict=True):
+            assert same(ours, expected), plan
+        between, back, counted = result["sizes"]
+        assert (between, back) == (0, counted), plan
+        assert counted > 0
+        assert same(result["loaded"], result["away"][0][2]), f"{plan}: the checkpoint saved from the host differs"
+        assert same(result["resumed"], result["away"][1]), f"{plan}: resuming from the checkpoint differs"
+
+
+def same(ours, expected):
+    """Return whether both are equal, with tensors bitwise equal."""
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(ours, expected)
+    if isinstance(expected, dict):
+        return ours.keys() == expected.keys() and all(same(ours[key], value) for key, value in expected.items())
+    if isinstance(expected, list | tuple):
+        return len(ours) == len(expected) and all(same(one, other) for one, other in zip(ours, expected, strict=True))
+    return ours == expected

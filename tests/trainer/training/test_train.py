@@ -1,0 +1,150 @@
+"""Real ranks: a stopped run resumes exactly where it was; users' mistakes end with their exit code and message."""
+
+import json
+import shutil
+import signal
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.trainer.trainings import HUB_NAME, make_config
+
+
+class Hub:
+    """The offline cache of a hub with two commits of one model: the tiny model, and the same with larger weights."""
+
+    def __init__(self, model, folder):
+        self.env = {"HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
+        entry = folder / f"models--{HUB_NAME.replace('/', '--')}"
+        for commit in "12":
+            shutil.copytree(model, entry / "snapshots" / (commit * 40))
+        changed = entry / "snapshots" / ("2" * 40) / "model.safetensors"
+        save_file({name: weight * 1.5 for name, weight in load_file(changed).items()}, changed, {"format": "pt"})
+        (entry / "refs").mkdir()
+        self._branch = entry / "refs" / "main"
+        self.move_to("1")
+
+    def move_to(self, commit):
+        """Move the branch to the commit of this digit."""
+        self._branch.write_text(commit * 40)
+
+
+def curve(run_dir):
+    timed = ("time", "tokens_per_second", "step_time", "ranks")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("engine", "source"), [("Transformers", "folder"), pytest.param("vLLM", "hub", marks=pytest.mark.vllm)]
+)
+def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine, source):
+    stopped, hub = tmp_path / "data" / "ns" / "job" / "stopped", Hub(tiny_model, tmp_path / "hub")
+    model = HUB_NAME if source == "hub" else tiny_model
+    offload = {"parallelism": {"offloadOptimizer": "generating" if source == "folder" else "none"}}
+    ranks = start_training(make_config(model, max_steps=100_000, engine=engine) | offload, 2, uid="stopped", **hub.env)
+    metrics = stopped / "metrics.jsonl"
+    ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    assert ranks.exit_codes() == [ExitCode.STOPPED] * 2, ranks.logs()
+    step = len(curve(stopped))
+    assert [path.name for path in (stopped / "checkpoints").iterdir()] == [f"step-{step}"]
+    progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
+    assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
+
+    # A rank that is killed after a checkpoint leaves lines of later steps.
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "reward": 9.0}) + "\n")
+    config = make_config(model, max_steps=step + 2, engine=engine) | offload
+    hub.move_to("2")
+    resumed = start_training(config, 2, uid="stopped", **hub.env)
+    assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
+    hub.move_to("1")
+    straight = start_training(config, 2, uid="straight", **hub.env)
+    assert straight.exit_codes() == [ExitCode.DONE] * 2, straight.logs()
+
+    expected = curve(straight_dir := tmp_path / "data" / "ns" / "job" / "straight")
+    assert [line["step"] for line in expected] == list(range(step + 2))
+    for ours, line in zip(curve(stopped), expected, strict=True):
+        assert ours == pytest.approx(line, rel=1e-5, abs=1e-6)
+    assert all(line["grad_norm"] > 0 for line in expected)
+    assert max(line["sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
+    weights, expected_weights = (
+        load_file(folder / "checkpoints" / f"step-{step + 2}" / "model" / "model.safetensors")
+        for folder in (stopped, straight_dir)
+    )
+    assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
+    assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
+    logged = EventAccumulator(str(stopped / "tensorboard")).Reload().Scalars("reward")
+    assert [(event.step, event.value) for event in logged] == [
+        (line["step"] + 1, pytest.approx(line["reward"])) for line in curve(stopped)
+    ]
+    ranks = [json.loads(line) for line in (stopped / "ranks.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in ranks] == list(range(step + 2))
+    for line, whole in zip(ranks, curve(stopped), strict=True):
+        assert [rank["rank"] for rank in line["ranks"]] == [0, 1]
+        assert all(rank["seconds"]["generate"] > 0 < rank["generated_tokens_per_second"] for rank in line["ranks"])
+        fed, trained = (sum(rank[name] for rank in line["ranks"]) for name in ("fed_tokens", "trained_tokens"))
+        assert 0 <= whole["padding_fraction"] == pytest.approx((fed - trained) / fed)
+    totals = [
+        sum(rank["sample_tokens"] for line in ranks[: at + 1] for rank in line["ranks"]) for at in range(step + 2)
+    ]
+    assert totals == [line["num_tokens"] for line in curve(stopped)]
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert 0 < last.get("time/offload", 0) < last["time/train"] if source == "folder" else "time/offload" not in last
+    completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in completions} == set(range(step + 2))
+
+
+def test_a_missing_model_is_a_config_error_that_names_the_field(start_training, tmp_path):
+    ranks = start_training(make_config(tmp_path / "nowhere", max_steps=1), 1)
+    assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "model.path" in message
+    assert "nowhere" in message
+
+
+def test_a_missing_variable_of_a_reward_is_a_config_error(start_training, tiny_model, tmp_path):
+    config = make_config(tiny_model, max_steps=1)
+    config["rewards"][0] |= {"env": ["NO_SUCH_KEY"]}
+    assert start_training(config, 1).exit_codes() == [ExitCode.CONFIG_ERROR]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert (
+        "rewards[even].env: NO_SUCH_KEY is not set in the trainer's pods; set it in podTemplate.env, or envFrom"
+        in message
+    )
+
+
+def test_a_reward_whose_process_crashes_fails_its_rank(start_training, tiny_model, tmp_path):
+    config = make_config(tiny_model, max_steps=1)
+    config["rewards"][0] |= {"function": "token_reward:crashes"}
+    assert start_training(config, 1).exit_codes() == [1]
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "RewardError: rewards[even]: its process was killed by SIGSEGV" in message
+    assert "in crashes" in message
+
+
+def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_step(
+    start_training, tiny_model, tmp_path
+):
+    rows = [{"question": f"{index} + 1?"} for index in range(9)]
+    at_step_2_on_rank_1 = PromptSource(rows, lambda index, row: None, seed=42).draw(2, 2, 3).index
+    rows[at_step_2_on_rank_1]["question"] = "spoilt"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {"path": str(tmp_path / "rows.jsonl"), "preprocess": "user_rows:spoils", "dataloaderNumWorkers": 1}
+    ranks = start_training(make_config(tiny_model, max_steps=6) | {"dataset": dataset}, 2)
+    assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR] * 2, ranks.logs()
+    for rank in range(2):
+        message = json.loads((tmp_path / "train-uid" / f"state-{rank}" / "error.json").read_text())["message"][
+            "message"
+        ]
+        assert (
+            f"dataset.preprocess: user_rows:spoils of row {at_step_2_on_rank_1} raised ValueError: this one is spoilt"
+            in message
+        )
+    run_dir = tmp_path / "data" / "ns" / "job" / "uid"
+    assert [line["step"] for line in curve(run_dir)] == [0, 1]
+    assert json.loads((run_dir / "completions.jsonl").read_text().splitlines()[0])["prompt"].startswith("Please: ")

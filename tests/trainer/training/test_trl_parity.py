@@ -1,0 +1,205 @@
+"""Advantages, losses, gradients and metrics equal those of TRL: its GRPOTrainer runs on the tiny model."""
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import import_utils
+
+from grpo_workload.algorithm import mismatch
+from grpo_workload.algorithm.advantage import group_advantages
+from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.rewards.scoring import Reward, score
+from grpo_workload.training.step_metrics import summarise
+
+GENERATIONS = 4
+NUM_SEQUENCES = 8
+MAX_COMPLETION_LENGTH = 9
+TEMPERATURE = 0.7
+EOS = 2
+# Some completions are scored by one function only, one by none.
+VALUES = {
+    "first": [1.0, 0.0, 0.5, None, None, None, None, 0.25],
+    "second": [0.0, 2.0, None, None, 1.0, 1.0, 0.5, None],
+}
+WEIGHTS = [1.0, 0.3]
+
+
+def first(**kwargs):
+    return VALUES["first"]
+
+
+def second(**kwargs):
+    return VALUES["second"]
+
+
+@pytest.fixture
+def make_trainer(tiny_model, tmp_path, monkeypatch):
+    # TRL imports any vLLM that is installed, even an unsupported version; the test needs none.
+    monkeypatch.setattr(import_utils, "is_vllm_available", lambda min_version=None: False)
+    from trl import GRPOConfig, GRPOTrainer
+
+    def make(**options) -> GRPOTrainer:
+        config = GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=NUM_SEQUENCES,
+            num_generations=GENERATIONS,
+            max_completion_length=MAX_COMPLETION_LENGTH,
+            temperature=TEMPERATURE,
+            reward_weights=WEIGHTS,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to=[],
+            disable_tqdm=True,
+            **options,
+        )
+        dataset = Dataset.from_list([{"prompt": "ab"}, {"prompt": "abcd"}])
+        trainer = GRPOTrainer(model=str(tiny_model), reward_funcs=[first, second], args=config, train_dataset=dataset)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        return trainer
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    generator = torch.Generator().manual_seed(3)
+
+    def ids(length):
+        return tuple(torch.randint(3, 259, (length,), generator=generator).tolist())
+
+    advantages = torch.randn(NUM_SEQUENCES, generator=generator).tolist()
+    result = []
+    for index, advantage in enumerate(advantages):
+        is_cut = index == 5
+        tokens = ids(MAX_COMPLETION_LENGTH) if is_cut else (*ids(index + 1), EOS)[-MAX_COMPLETION_LENGTH:]
+        completion = Completion(
+            token_ids=tokens,
+            logprobs=(0.0,) * len(tokens),
+            text="",
+            finish_reason="length" if is_cut else "stop",
+            weight_version=0,
+        )
+        prompt = Prompt(index=index, text="", token_ids=ids(3 + index % 4))
+        result.append(Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage))
+    return result
+
+
+@pytest.mark.parametrize("correction", ["none", "token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("epsilon_high", [None, 0.28])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type, beta, epsilon_high, correction):
+    options = {"loss_type": loss_type, "beta": beta, "epsilon": 0.2, "epsilon_high": epsilon_high}
+    trainer = make_trainer(**options)
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    head, whole = LogprobHead(model), micro_batch(samples)
+    scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
+    generator = torch.Generator().manual_seed(5)
+
+    def noisy(deviation):
+        with torch.no_grad():
+            return head.per_token(model, whole, TEMPERATURE)[0] + deviation * torch.randn(
+                whole.mask_BC.shape, generator=generator
+            )
+
+    # Wide enough to clip ratios on both sides and to mask sequences.
+    old, ref, sampling = noisy(0.4), noisy(0.4), noisy(0.3)
+    weights = mismatch.weights(mismatch.log_ratios(old, sampling, whole.mask_BC), correction, None, 1.2)
+    if weights is not None:
+        assert 0 < (weights == (1.2 if correction == "token_truncate" else 0)).sum() < weights.numel()
+    inputs = padded(samples) | {
+        "advantages": whole.advantages_B,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": ref,
+        "importance_sampling_ratio": weights,
+        "num_items_in_batch": whole.mask_BC.sum(),
+    }
+    expected = trainer._compute_loss(trainer.model, inputs)
+    expected.backward()
+
+    logprobs, entropy = head.per_token(model, whole, TEMPERATURE)
+    output = grpo_loss(
+        logprobs,
+        old,
+        whole.advantages_B,
+        whole.mask_BC,
+        scale=scale,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        ref_logprobs_BT=ref if beta else None,
+        entropy_BT=entropy,
+        weights_BT=weights,
+        **options,
+    )
+    output.loss.backward()
+
+    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    theirs = dict(trainer.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
+    assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
+    means = token_means({name: value.item() for name, value in output.metrics.items()})
+    assert means["clip_ratio/low_mean"] > 0
+    assert means["clip_ratio/high_mean"] > 0
+    logged = trainer._metrics["train"]
+    assert means == {name: pytest.approx(logged[name][0], abs=1e-5) for name in means}
+    assert ("kl" in logged) == ("kl" in means)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+async def test_advantages_and_reward_metrics(make_trainer, samples, scale_rewards, monkeypatch):
+    trainer = make_trainer(scale_rewards=scale_rewards)
+    completion_ids = [list(sample.completion.token_ids) for sample in samples]
+    # Sampling is not under test.
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: (completion_ids, None))
+    inputs = [{"prompt": text} for text in ("ab", "abcd") for _ in range(GENERATIONS)]
+    expected = trainer._generate_and_score_completions(inputs)
+
+    rewards = [
+        Reward(name=name, weight=weight, function=lambda prompts, completions, name=name: VALUES[name])
+        for name, weight in zip(VALUES, WEIGHTS, strict=True)
+    ]
+    table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
+    assert torch.allclose(group_advantages(table.totals, GENERATIONS, scale_rewards), expected["advantages"], atol=1e-5)
+    assert expected["advantages"].abs().max() > 0.1
+    metrics = summarise(
+        table,
+        num_generations=GENERATIONS,
+        scale_rewards=scale_rewards,
+        prompt_lengths=[len(row["prompt"]) for row in inputs],
+        completion_lengths=[len(ids) for ids in completion_ids],
+        truncated=[sample.completion.finish_reason == "length" for sample in samples],
+        step_time=2.0,
+    )
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    logged = {name: value for name, value in logged.items() if not name.startswith("profiling/")}
+    assert logged.keys() == metrics.keys() - {"step_time", "tokens_per_second"}
+    assert {name: metrics[name] for name in logged} == {
+        name: pytest.approx(value, abs=1e-5) for name, value in logged.items()
+    }
+
+
+def padded(samples):
+    """Return inputs in TRL's form: prompts padded on the left, completions on the right."""
+
+    def pad(rows, side):
+        rows = [torch.tensor(row) for row in rows]
+        mask = torch.nn.utils.rnn.pad_sequence(
+            [torch.ones_like(row) for row in rows], batch_first=True, padding_side=side
+        )
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=EOS, padding_side=side), mask
+
+    prompt_ids, prompt_mask = pad([sample.prompt.token_ids for sample in samples], "left")
+    completion_ids, completion_mask = pad([sample.completion.token_ids for sample in samples], "right")
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+    }

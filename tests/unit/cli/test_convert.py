@@ -1,0 +1,357 @@
+"""`grpo convert` writes valid jobs, reports every option, runs no script; its tables match the installed releases."""
+
+import dataclasses
+import functools
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import DeepSpeedPlugin
+from click.testing import CliRunner, Result
+from trl.scripts.grpo import GRPOScriptArguments
+
+from grpo_cli.convert import values
+from grpo_cli.convert.apply import TABLES, find
+from grpo_cli.convert.conversion import Conversion, convert
+from grpo_cli.convert.pages import page
+from grpo_cli.convert.read import Source, read
+from grpo_cli.convert.rows import FIELD_OF_FACT, UNSET, Kind
+from grpo_cli.convert.settle import Given
+from grpo_cli.main import main
+from grpo_operator.api.spec import GRPOJobSpec, parse_spec
+from grpo_workload.spec.trainer import TrainingConfig
+from support.paths import CONVERT_INPUTS as INPUTS
+from support.paths import DOCS
+
+PAIRS = [
+    ["trl.yaml", "accelerate-zero3.yaml"],
+    ["trl-older.yaml", "accelerate-fsdp.yaml"],
+    ["accelerate-zero3.yaml"],
+    ["trl.yaml"],
+]
+SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"]]
+
+
+def _sources(*files: str) -> list[Any]:
+    return [source for file in files for source in read(file, (INPUTS / file).read_text())]
+
+
+def _convert(*files: str, **given: int) -> Conversion:
+    return convert(_sources(*files), Given(**given))
+
+
+def _text(file: str, text: str, **given: int) -> Conversion:
+    return convert(read(file, text), Given(**given))
+
+
+def _run(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(
+        main, ["convert", *(str(INPUTS / one) if (INPUTS / one).is_file() else one for one in arguments)], input=text
+    )
+
+
+@pytest.mark.parametrize("files", PAIRS + SCRIPTS, ids="+".join)
+def test_every_option_is_named_and_the_manifest_is_a_valid_job(files: list[str]) -> None:
+    conversion = _convert(*files)
+    given = {name for source in _sources(*files) for name in source.options | source.environment}
+    assert given - {finding.name for finding in conversion.findings} == set()
+    flags = {
+        flag for file in files if file.endswith(".sh") for flag in re.findall(r"--(\w+)", (INPUTS / file).read_text())
+    }
+    assert flags - {finding.name.removeprefix("rollout.") for finding in conversion.findings} == set()
+    written = yaml.safe_load(conversion.manifest)
+    assert written["kind"] == "GRPOJob"
+    assert parse_spec(written["spec"]) == parse_spec(conversion.spec)
+    assert all(finding.note for finding in conversion.left), "each note says why, and what to do"
+
+
+def test_every_field_of_trl_has_a_row() -> None:
+    known = TABLES["trl"].rows.keys()
+    for config in (trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments, trl.DatasetMixtureConfig):
+        assert {field.name for field in dataclasses.fields(config)} - known == set(), config.__name__
+
+
+def test_every_field_of_accelerate_has_a_row() -> None:
+    table = TABLES["accelerate"]
+    sections = {"deepspeed_config", "fsdp_config"}
+    assert {field.name for field in dataclasses.fields(ClusterConfig)} - table.rows.keys() == sections
+    questions = {"deepspeed_config_file", "deepspeed_hostfile", "zero3_init_flag", "offload_param_device"}
+    plugin = {"gradient_accumulation_steps", "gradient_clipping", "zero_stage"}
+    assert plugin <= {field.name for field in dataclasses.fields(DeepSpeedPlugin)}
+    assert all(find(table, f"deepspeed_config.{name}") for name in questions | plugin)
+
+
+def test_options_not_set_mean_the_same_as_in_trl() -> None:
+    ours = {path.split(".")[1]: value for path, value in _fields(TrainingConfig(), "training").items()}
+    defaults = {
+        field.name: field.default
+        for config in (trl.GRPOConfig, trl.ModelConfig)
+        for field in dataclasses.fields(config)
+    }
+    wrong = []
+    for row in TABLES["trl"].rows.values():
+        section, _, name = row.to.partition(".")
+        if row.kind is not Kind.SAME or section != "training" or defaults.get(row.name) is None:
+            continue
+        here = row.default if row.default is not UNSET else ours[name]
+        if row.convert(defaults[row.name]) != here:
+            wrong.append((row.name, defaults[row.name], here))
+    assert wrong == []
+
+
+def test_tables_are_of_the_installed_releases() -> None:
+    """verl and ms-swift are not installed: their tables name the release that they were compared with."""
+    assert {name: TABLES[name].release for name in ("trl", "accelerate")} == {
+        name: version(name) for name in ("trl", "accelerate")
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "file"), [("--top_k -1", "swift-all-maps.sh"), ("actor_rollout_ref.rollout.top_k=-1", "verl.sh")]
+)
+def test_sampling_from_all_tokens_is_no_top_k(option: str, file: str) -> None:
+    text = (INPUTS / file).read_text().rstrip()
+    assert _text(file, f"{text} \\\n  {option}\n").spec["training"].get("topK", 0) == 0
+
+
+def _fields(section: Any, prefix: str) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in section.model_dump(by_alias=True).items()}
+
+
+def test_every_row_leads_to_a_field_that_exists() -> None:
+    for table in TABLES.values():
+        for row in table.rows.values():
+            assert _exists(row.field), f"{table.format}: {row.name} -> {row.field}"
+            assert row.note or row.kind is Kind.SAME, f"{row.name} lacks a note"
+    facts = {row.fact for table in TABLES.values() for row in table.rows.values() if row.fact}
+    assert facts == FIELD_OF_FACT.keys()
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return GRPOJobSpec.model_json_schema(by_alias=True)
+
+
+def _exists(path: str) -> bool:
+    schema = node = _schema()
+    for part in filter(None, path.split(".")):
+        choices = [node, *node.get("anyOf", []), *node.get("allOf", [])]
+        reference = next((choice["$ref"] for choice in choices if "$ref" in choice), None)
+        node = schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
+        if "properties" not in node:
+            return "additionalProperties" in node or any("additionalProperties" in choice for choice in choices)
+        if part not in node["properties"]:
+            return False
+        node = node["properties"][part]
+    return True
+
+
+def test_the_batch_is_prompts_times_generations_over_all_ranks() -> None:
+    spec = _convert("trl.yaml", "accelerate-zero3.yaml").spec
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert spec["training"]["promptsPerStep"] * 16 == 16 * 16 * 4
+    assert spec["training"]["warmupSteps"] == 40
+    assert spec["storage"] == {"keep": 3, "checkpointEverySteps": 100}
+    assert spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
+    assert spec["generation"]["colocate"] == {"sleepLevel": 2}
+    assert spec["rewards"][1:] == [
+        {"name": "think-format-reward", "function": "my_rewards:think_format_reward", "weight": 0.5},
+        {"name": "short-answer", "function": "my_lib.rewards:short_answer", "weight": 0.2},
+    ]
+
+
+def test_an_option_without_a_place_is_reported_with_the_nearest_one() -> None:
+    left = {finding.name: finding for finding in _convert("trl.yaml", "accelerate-zero3.yaml").left}
+    assert left["num_generation"].note.endswith("did you mean num_generations?")
+    assert "linear, cosine or constant" in left["lr_scheduler_type"].note
+    assert {"lr_scheduler_kwargs", "reward"} < left.keys()
+    assert {"num_iterations", "push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what a job does anyway"
+
+
+def test_vllm_with_its_own_gpu_is_node_local() -> None:
+    conversion = _convert("trl-older.yaml", "accelerate-fsdp.yaml", rows=72_000)
+    assert conversion.spec["generation"]["topology"] == "NodeLocal"
+    assert conversion.spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 1, "gpus": 9}], (
+        "8 ranks and one GPU for vLLM"
+    )
+    assert conversion.spec["training"]["maxSteps"] == 72_000 // conversion.spec["training"]["promptsPerStep"]
+    assert conversion.spec["generation"]["maxModelLen"] == 512 + 1024
+    batch = next(finding for finding in conversion.left if finding.name == "batch")
+    assert batch.note == "2048 completions cannot be divided into groups of 7: 293 prompts"
+
+
+def test_a_rollout_server_becomes_its_own_group() -> None:
+    conversion = _convert("swift-server.sh")
+    spec = conversion.spec
+    assert spec["generation"]["server"]["groups"] == [{"name": "vllm", "replicas": 1, "gpus": 2}]
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 1, "gpus": 6}]
+    assert spec["dataset"] == {"name": "AI-MO/NuminaMath-TIR", "split": "train[:1000]", "dataloaderNumWorkers": 4}
+    assert spec["training"]["maxSteps"] == 3 * 1000 // 6
+    assert spec["podTemplate"]["env"] == [{"name": "NCCL_DEBUG", "value": "WARN"}]
+    assert "lora" not in spec
+    assert "not-a-real-key" not in conversion.manifest + str(conversion.findings)
+
+
+def test_defaults_of_the_other_tool_are_written_out() -> None:
+    training = _convert("swift-all-maps.sh").spec["training"]
+    assert (training["temperature"], training.get("topP"), training.get("topK")) == (0.9, None, None), (
+        "4.0.2 still had 0.9 and 50"
+    )
+    assert (training["lossType"], training["importanceSamplingCorrection"]) == ("grpo", "none")
+    assert "temperature: 0.9  # ms-swift's default" in _convert("swift-all-maps.sh").manifest
+
+
+def test_a_batch_grows_when_ranks_lack_a_prompt() -> None:
+    conversion = _convert("swift-colocate.sh")
+    assert conversion.spec["training"]["promptsPerStep"] == 4
+    assert any("4 ranks need a prompt each, not 1 in all" in finding.note for finding in conversion.left)
+    assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
+
+
+def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
+    def converted(file: str, old: str, new: str) -> Conversion:
+        text = (INPUTS / file).read_text()
+        assert old in text
+        return _text(file, text.replace(old, new))
+
+    for offloads, expected in (("False", None), ("True", "generating")):
+        verl = converted(
+            "verl.sh", "actor.fsdp_config.optimizer_offload=False", f"actor.fsdp_config.optimizer_offload={offloads}"
+        )
+        assert verl.spec["parallelism"].get("offloadOptimizer") == expected
+    assert (
+        converted("swift-colocate.sh", "zero3_offload", "zero3").spec["parallelism"]["offloadOptimizer"] == "generating"
+    )
+    server = converted("swift-server.sh", "--vllm_mode server", "--vllm_mode server --offload_optimizer true")
+    assert "offloadOptimizer" not in server.spec["parallelism"]
+    assert any(finding.note.startswith("engines have their own GPUs") for finding in server.left)
+
+
+def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
+    conversion = _convert("verl.sh")
+    spec = conversion.spec
+    assert spec["generation"]["maxModelLen"] == spec["training"]["maxTokensPerMicroBatch"] == 7 * 1024
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert (spec["training"]["promptsPerStep"], spec["training"]["numGenerations"], spec["training"]["topK"]) == (
+        256,
+        5,
+        0,
+    )
+    assert (spec["training"]["beta"], spec["lora"]["r"]) == (0.001, 64)
+    assert spec["rewards"] == [{"name": "score", "function": "gsm8k_reward:score_answer"}]
+    assert {"dataset", "columns", "custom_reward_function", "epochs"} <= {finding.name for finding in conversion.left}
+    assert spec["podTemplate"]["env"] == [{"name": "VLLM_USE_V1", "value": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("learning_rate: fast", "job.yaml: learning_rate: use a number, not 'fast'"),
+        ("[1, 2]", "job.yaml: write options as `name: value`; found list"),
+        ("a: [", "job.yaml: this is not YAML"),
+        ("temperature: 20", "spec.training.temperature"),
+    ],
+)
+def test_an_error_is_one_line(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="^" + complaint.replace("[", r"\[").replace("(", r"\(")) as error:
+        _text("job.yaml", text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["echo hello", "swift sft --model x", "swift rlhf 'open"])
+def test_a_script_without_a_training_command_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"run\.sh: one command of|is not closed"):
+        _text("run.sh", text)
+
+
+def test_comments_and_quotes_are_read_as_a_shell_does() -> None:
+    text = (
+        "# swift rollout \\\n#   --model x \\\nA='1 # 2'\ntrl grpo --run_name \"$A\" --dataset_name a/b#c # --seed 3\n"
+    )
+    (source,) = read("run.sh", text)
+    assert source.options == {"run_name": "1 # 2", "dataset_name": "a/b#c"}
+    (source,) = read("run.sh", 'S="first\n#### last"\ntrl grpo \\\n # --seed 1 \\\n --system_prompt "$S" \\\n')
+    assert source.options == {"system_prompt": "first\n#### last"}
+
+
+def test_arrays_of_a_script_are_expanded() -> None:
+    rows = "DATA=(\n  data.train_files=/data/a.parquet  # rows\n  data.train_batch_size=$N\n)"
+    text = f'N=4\n{rows}\npython3 -m verl.trainer.main_ppo "${{DATA[@]}}" "$@" 2>&1\n'
+    (source,) = read("run.sh", text)
+    assert source.options == {"data.train_files": "/data/a.parquet", "data.train_batch_size": "4"}
+
+
+@pytest.mark.parametrize("value", ["", {}, "inf"], ids=repr)
+def test_no_value_of_any_option_causes_a_traceback(value: Any) -> None:
+    faults = []
+    for table in TABLES.values():
+        for name in table.rows:
+            try:
+                convert([Source("file", table.format, {name: value})], Given())
+            except ValueError as error:
+                faults.append(str(error))
+    assert faults
+    assert [fault for fault in faults if "\n" in fault] == []
+
+
+def test_commands_of_a_script_are_not_run(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    conversion = _text(
+        "run.sh", f"X=$(touch {target})\nswift rlhf --rlhf_type grpo --model a/b --dataset $X --reward_funcs accuracy"
+    )
+    assert not target.exists()
+    assert any(finding.name == "dataset" for finding in conversion.left)
+
+
+def test_exit_codes_show_whether_an_option_was_not_taken_over(tmp_path: Path) -> None:
+    output = tmp_path / "job.yaml"
+    assert _run("swift-all-maps.sh", "--strict", "--output", str(output), "--name", "mine").exit_code == 0
+    assert yaml.safe_load(output.read_text())["metadata"]["name"] == "mine"
+    assert _run("trl.yaml", "accelerate-zero3.yaml").exit_code == 5
+    strict = _run("trl.yaml", "accelerate-zero3.yaml", "--strict")
+    assert (strict.exit_code, strict.stdout) == (1, "")
+    assert "did you mean num_generations?" in " ".join(strict.stderr.split())
+    missing = _run("trl.yaml", "swift-server.sh")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert "are of ms-swift, trl" in missing.stderr
+
+
+def test_the_written_manifest_renders(tmp_path: Path) -> None:
+    output = tmp_path / "job.yaml"
+    _run("swift-server.sh", "--output", str(output))
+    rendered = CliRunner().invoke(main, ["render", str(output), "--show", "ranks"])
+    assert rendered.output.splitlines()[0] == "# 2 pods, 6 ranks, 1 vLLM servers"
+
+
+def test_text_from_a_file_stays_text() -> None:
+    result = _run(
+        "-", "--from", "trl", text="model_name_or_path: a/b\ndataset_name: c/d\nsystem_prompt: '[bold]: {x} #'\n"
+    )
+    assert result.exit_code == 5
+    assert yaml.safe_load(result.stdout)["spec"]["dataset"]["systemPrompt"] == "[bold]: {x} #"
+
+
+def test_a_job_name_that_looks_like_a_number_stays_text() -> None:
+    conversion = _text("job.yaml", "model_name_or_path: a/8\ndataset_name: c/d\n")
+    assert yaml.safe_load(conversion.manifest)["metadata"]["name"] == "8"
+
+
+def test_values_are_read_from_their_notations() -> None:
+    assert values.integer("8") == 8
+    assert values.texts("['a', \"b\"]") == ["a", "b"]
+    assert values.deepspeed({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}) == {
+        "stage": 3,
+        "offload": True,
+    }
+    assert values.fsdp("shard_grad_op auto_wrap") == {"stage": 2, "offload": False}
+
+
+def test_the_page_has_the_present_tables() -> None:
+    text = (DOCS / "convert.md").read_text()
+    assert text == page(text), "run `python -m grpo_cli.convert.pages docs/convert.md`"
+    assert all(f"`{name}`" in text for table in TABLES.values() for name in table.rows)

@@ -1,0 +1,325 @@
+"""The screen of a job: what it shows of progress, failures, pods and events, and what to do about each reason."""
+
+import io
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from grpo_cli.screen.cures import CURES
+from grpo_cli.screen.terminal import line, screen, show
+from grpo_cli.screen.training import LauncherReport
+from grpo_cli.screen.view import JobView, StatusError, make_view
+from grpo_workload.spec.contract import Progress
+from support.control_plane.jobs import spec
+from support.paths import DOCS
+
+NOW = datetime(2026, 1, 1, 1, 0, tzinfo=UTC)
+START = "2026-01-01T00:00:00Z"
+TRACEBACK = "\n".join(
+    ["rank 2: ValueError: bad batch", *(f"frame {number}" for number in range(30)), "ValueError: bad batch"]
+)
+
+
+def condition(kind: str, value: str, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": value,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": START,
+        "observedGeneration": 1,
+    }
+
+
+def job(phase: str, *conditions: dict[str, Any], spec_: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    first = conditions[0] if conditions else {"reason": "", "message": ""}
+    base = {
+        "phase": phase,
+        "observedGeneration": 1,
+        "attempt": 0,
+        "conditions": list(conditions),
+        "summary": {"reason": first["reason"], "message": first["message"]},
+        "groups": [
+            {"name": "a", "role": "trainer", "desired": 1, "ready": 1, "incarnation": 0},
+            {"name": "b", "role": "trainer", "desired": 1, "ready": 0, "incarnation": 0},
+        ],
+    }
+    metadata = {"namespace": "team", "name": "math", "uid": "u", "creationTimestamp": START, "generation": 1}
+    return {"metadata": metadata, "spec": spec(**(spec_ or {})), "status": base | status}
+
+
+def pod(name: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": name, "labels": {}}, "spec": {"nodeName": "n1"}, "status": status}
+
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
+RUNNING = condition("Running", "True", "AllRanksRunning", "all 2 pods are ready")
+PROGRESS = {
+    "step": 12,
+    "totalSteps": 40,
+    "reward": 0.43,
+    "metrics": {"step_time": 8.0},
+    "checkpointStep": 10,
+    "time": START,
+}
+FAILURE = {
+    "pod": "math-b-0",
+    "role": "trainer",
+    "node": "n2",
+    "exitCode": 70,
+    "reason": "RankFailed",
+    "message": TRACEBACK,
+    "time": "2026-01-01T00:50:00Z",
+}
+
+
+def view(
+    job: dict[str, Any],
+    *pods: dict[str, Any],
+    report: LauncherReport | None = None,
+    events: list[dict[str, Any]] | None = None,
+) -> JobView:
+    return make_view(job, pods, events or [], report or LauncherReport(), NOW)
+
+
+def text(view: JobView) -> str:
+    out = io.StringIO()
+    show(Console(file=out, width=10_000), screen(view))
+    return out.getvalue()
+
+
+def test_a_running_job_shows_its_progress_and_when_it_ends() -> None:
+    rows = [{"step": n, "reward": n / 10, "rewards/accuracy/mean": n / 20, "step_time": 6.0} for n in range(5)]
+    live = Progress(step=13, total_steps=40, reward=0.4, step_seconds=10.0, tokens_per_second=99.6)
+    shown = text(
+        view(
+            job("Running", RUNNING, progress=PROGRESS),
+            pod("math-a-0", **READY),
+            report=LauncherReport(progress=live, metrics=rows),
+        )
+    )
+
+    assert "team/math  Running  1h00m old" in shown
+    assert "13/40 steps · 32% · ETA 4m30s" in shown
+    assert re.search(r"reward +▁\S+█  0.000 → 0.400 in 5 steps", shown)
+    assert re.search(r"accuracy +▁\S+█  0.000 → 0.200", shown)
+    assert "10.0 s a step · 100 tokens/s" in shown
+    assert "to do" not in shown
+
+
+def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:
+    live = Progress(step=11, total_steps=40)
+    stored = job("Running", RUNNING, progress=PROGRESS, spec_={"storage": {"claimName": "runs"}})
+    assert "checkpoint at step 10" in text(view(stored, report=LauncherReport(progress=live)))
+
+
+def test_without_an_answer_of_the_launcher_the_status_is_shown() -> None:
+    shown = text(
+        view(job("Running", RUNNING, progress=PROGRESS), report=LauncherReport(note="pod math-a-0 does not answer"))
+    )
+
+    assert "12/40 steps · 30% · ETA 3m44s" in shown
+    assert re.search(r"reward +0.430", shown)
+    assert "pod math-a-0 does not answer" in shown
+
+
+def test_ranks_that_finish_no_step_are_shown_with_their_phases() -> None:
+    live = Progress(step=13, total_steps=40, step_seconds=10.0, age_seconds=612)
+    report = LauncherReport(progress=live, rank_phases={0: "Gathering", 1: "Gathering", 2: "Generating"})
+    shown = text(view(job("Running", RUNNING), report=report))
+
+    assert "no step for 10m12s" in shown
+    assert "Generating: rank 2" in shown
+    assert "Gathering: ranks 0-1" in shown
+
+
+def test_the_rank_that_the_others_wait_for_is_shown() -> None:
+    metrics = {"ranks/slowest": 2.0, "ranks/slowest_seconds": 9.1, "ranks/imbalance": 1.8}
+    assert "rank 2: 9.1 s of its own work a step, 1.8 times the mean" in text(
+        view(job("Running", RUNNING, progress=PROGRESS | {"metrics": metrics}))
+    )
+
+
+def test_missing_ranks_are_listed_by_cause() -> None:
+    waits = condition("Scheduled", "False", "Unschedulable", "pod math-b-0: 0/8 nodes")
+    unschedulable = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/8 nodes are available"}]}
+    shown = text(view(job("Pending", waits), pod("math-a-0", **READY), pod("math-b-0", **unschedulable)))
+
+    assert "math-b-0 (rank 2): no node fits: 0/8 nodes are available" in shown
+    assert "ask for fewer: trainer.groups[].gpus" in shown
+    gone = text(view(job("Starting", RUNNING | {"status": "False", "reason": "Starting"}), pod("math-a-0", **READY)))
+    assert "math-b-0 (rank 2): does not exist yet" in gone
+
+
+def test_a_waiting_container_shows_the_reason() -> None:
+    status = {
+        "containerStatuses": [
+            {"name": "grpo", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}
+        ]
+    }
+    waits = condition("Running", "False", "ContainerWaiting", "pod math-a-0: ErrImagePull")
+    assert "math-a-0 (ranks 0-1): ErrImagePull: no such tag" in text(
+        view(job("Starting", waits), pod("math-a-0", **status))
+    )
+
+
+def test_a_pod_on_a_node_that_does_not_answer_is_not_shown_as_starting() -> None:
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    lost = condition("Running", "False", "NodeNotReady", "node n1 of math-a-0 has not been ready since then")
+    shown = text(
+        view(job("Starting", lost, runningTime=START), pod("math-a-0", conditions=conditions, podIP="10.0.0.1"))
+    )
+    assert "math-a-0 (ranks 0-1): its node n1 does not answer" in shown
+    assert "kubectl describe node" in shown
+    assert "fails" not in shown
+
+
+def test_a_job_that_waits_for_a_node_shows_when_it_gives_up() -> None:
+    waits = condition("Scheduled", "False", "Unschedulable", "no room")
+    shown = text(view(job("Pending", waits, attemptStartTime=START, spec_={"startupDeadlineSeconds": 7200})))
+    assert re.search(r"fails +at 2026-01-01T02:00:00Z, in 1h00m, if not all pods are ready by then", shown)
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "NodeLost"])
+def test_a_disruption_names_the_node_and_the_next_attempt(reason: str) -> None:
+    said = "evicted through the API"
+    uncounted = "this restart does not count towards failurePolicy.maxRestarts"
+    message = f"trainer pod math-b-0 on node n2: {said}; {uncounted}; next attempt not before then"
+    restarting = condition("Restarting", "True", reason, message)
+    failure = {"pod": "math-b-0", "role": "trainer", "node": "n2", "reason": reason, "message": said, "time": START}
+    shown = text(view(job("Restarting", restarting, lastFailure=failure, restarts={"total": 1, "counted": 0})))
+    assert f"team/math  Restarting ({reason})" in shown
+    assert f"why             {reason} of math-b-0, see below; {uncounted}" in shown
+    assert "kubectl describe node n2" in shown
+    assert f"last failure  {reason} pod math-b-0 on node n2  attempt 0" in shown
+
+
+def test_a_failed_job_shows_the_end_of_the_log_and_a_cure_but_no_eta() -> None:
+    said = "trainer pod math-b-0 on node n2, exit code 70: rank 2: ValueError: bad batch (more in status.lastFailure)"
+    said += "; maxRestarts is 0"
+    failed = condition("Failed", "True", "RankFailed", said)
+    shown = text(view(job("Failed", failed, lastFailure=FAILURE, progress=PROGRESS)))
+
+    assert "team/math  Failed (RankFailed)" in shown
+    assert "last failure  RankFailed pod math-b-0 on node n2, exit code 70  attempt 0, 10m00s ago" in shown
+    assert "rank 2: ValueError: bad batch\n  ...\n  frame" in shown
+    assert shown.count("frame") == 19
+    assert "frame 0\n" not in shown
+    assert CURES["RankFailed"] in shown
+    assert re.search(r"why +RankFailed of math-b-0, see below; maxRestarts is 0\n", shown)
+    assert "ETA" not in shown
+    assert "not ready" not in shown
+
+
+def test_a_job_that_recovered_from_a_failure_shows_less_of_it() -> None:
+    shown = text(view(job("Running", RUNNING, lastFailure=FAILURE, restarts={"total": 3, "counted": 1})))
+
+    assert 0 < shown.count("frame") < 5
+    assert re.search(r"restarts +1 of at most 3, and 2 that do not count", shown)
+    assert "to do" not in shown
+
+
+def test_a_restarting_job_shows_when_and_what_it_waits_for() -> None:
+    restarting = condition("Restarting", "True", "Restarting", "rank 2 failed; restart 1 of 3")
+    waiting = job(
+        "Restarting",
+        restarting,
+        lastFailure=FAILURE,
+        nextRestartTime="2026-01-01T01:00:40Z",
+        restarts={"total": 1, "counted": 1},
+    )
+    shown = text(view(waiting, pod("math-a-0", **READY)))
+
+    assert "not before 2026-01-01T01:00:40Z, in 40s" in shown
+    assert "math-a-0: being ended, with the last attempt" in shown
+    assert CURES["RankFailed"] in shown
+    due = job("Restarting", restarting, nextRestartTime="2026-01-01T00:59:00Z")
+    assert "when the last attempt has no pod left" in text(view(due))
+
+
+def test_a_job_without_an_operator_says_so() -> None:
+    unseen = job("Pending") | {"status": {}}
+    shown = view(unseen)
+    assert shown.why.startswith("no operator has processed this job for 1h00m: does one run?")
+    assert (
+        "the operator has not processed it yet"
+        in make_view(unseen, (), (), LauncherReport(), datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)).why
+    )
+    foreign = job("Pending", spec_={"managedBy": "kueue.x-k8s.io/multikueue"})
+    assert "spec.managedBy is kueue" in view(foreign).why
+
+
+def test_a_change_of_the_spec_that_is_not_processed_yet_is_shown() -> None:
+    changed = job("Running", RUNNING)
+    changed["metadata"]["generation"] = 2
+    assert "the operator has not processed the newest change of the spec yet" in view(changed).why
+
+
+def test_only_warnings_of_pods_are_shown_and_equal_ones_once() -> None:
+    def event(kind: str, name: str, type_: str, message: str, when: str) -> dict[str, Any]:
+        about = {"kind": kind, "name": name}
+        return {
+            "metadata": {"creationTimestamp": START},
+            "involvedObject": about,
+            "type": type_,
+            "reason": "R",
+            "message": message,
+            "lastTimestamp": when,
+        }
+
+    events = [
+        event("GRPOJob", "math", "Normal", "all is well", "2026-01-01T00:10:00Z"),
+        event("Pod", "math-a-0", "Warning", "no room", "2026-01-01T00:20:00+00:00"),
+        event("Pod", "math-b-0", "Warning", "no room", "2026-01-01T00:30:00Z"),
+        event("Pod", "math-b-0", "Normal", "pulled", "2026-01-01T00:40:00Z"),
+    ]
+
+    shown = view(job("Running", RUNNING), events=events).events
+
+    assert [(e.about, e.message, e.seconds_ago) for e in shown] == [
+        ("pod/math-a-0 and 1 more", "no room", 1800),
+        ("", "all is well", 3000),
+    ]
+
+
+def test_a_status_of_another_release_is_refused_with_the_field() -> None:
+    with pytest.raises(
+        StatusError, match=r"status\.futureField is not understood .*: use a grpo of the operator's release"
+    ):
+        view(job("Running", RUNNING, futureField=1))
+
+
+def test_the_line_for_logs_changes_with_the_job() -> None:
+    assert line(view(job("Running", RUNNING, progress=PROGRESS))) == "Running  step 12/40  reward 0.430"
+    failed = condition("Failed", "True", "RankFailed", "rank 2 failed")
+    assert line(view(job("Failed", failed))) == "Failed (RankFailed)  rank 2 failed"
+
+
+@given(
+    step=st.integers(0, 100),
+    rewards=st.lists(st.none() | st.floats(allow_nan=False, width=32), max_size=80),
+    message=st.text(max_size=300),
+    width=st.integers(20, 200),
+)
+def test_every_screen_can_be_drawn(step: int, rewards: list[float | None], message: str, width: int) -> None:
+    report = LauncherReport(
+        progress=Progress(step=step, total_steps=100), metrics=[{"step": n, "reward": r} for n, r in enumerate(rewards)]
+    )
+    failure = FAILURE | {"message": message}
+    shown = view(job("Running", RUNNING, lastFailure=failure), report=report)
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True).print(screen(shown))
+    assert "math" in out.getvalue()
+
+
+def test_every_reason_of_a_failure_and_every_obstacle_has_a_cure() -> None:
+    page = (DOCS / "failures.md").read_text()
+    failures = set(re.findall(r"^\| `(\w+)` \|", page.split("## Reasons of conditions")[0], re.MULTILINE))
+    assert len(failures) > 15
+    assert failures - CURES.keys() == set()
+    assert CURES.keys() - set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set()

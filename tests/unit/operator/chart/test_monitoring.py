@@ -1,0 +1,68 @@
+"""The chart's monitoring objects find the operator and the launchers."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_operator.api import names
+from grpo_operator.layout.manifests import manifests
+from support.control_plane.chart import render
+from support.control_plane.jobs import world
+
+MONITORING = [
+    "metrics.enabled",
+    *(f"metrics.{o}.enabled" for o in ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")),
+]
+
+
+def _monitoring(*values: str) -> list[str]:
+    return [part for value in [*(f"{name}=true" for name in MONITORING), *values] for part in ("--set", value)]
+
+
+def test_monitoring_is_off_by_default_and_can_all_be_switched_on(helm: Path) -> None:
+    kinds = {"Service", "ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
+    assert not kinds & render(helm).keys()
+    objects = render(helm, *_monitoring("metrics.port=9100", "metrics.podMonitor.labels.release=prometheus"))
+    assert kinds <= objects.keys()
+    pod = objects["Deployment"]["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert "--metrics-port=9100" in container["args"]
+    (port,) = [port["name"] for port in container["ports"] if port["containerPort"] == 9100]
+    service = objects["Service"]
+    assert service["spec"]["ports"][0]["targetPort"] == port
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    monitor = objects["ServiceMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert objects["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+    assert objects["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_the_pod_monitor_matches_the_labels_and_the_port_of_launchers(helm: Path) -> None:
+    made, topology = world()
+    templates = [child["spec"]["template"] for child in manifests(made, topology, 0) if child["kind"] == "StatefulSet"]
+    monitor = render(helm, *_monitoring())["PodMonitor"]["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    for template in templates:
+        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+    label = endpoint["relabelings"][0]["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_")
+    assert label == re.sub(r"\W", "_", names.LABEL_JOB)
+    assert monitor["namespaceSelector"] == {"any": True}
+    chosen = render(helm, *_monitoring("watchNamespaces={a,b}"))["PodMonitor"]["spec"]["namespaceSelector"]
+    assert chosen == {"matchNames": ["a", "b"]}
+
+
+def test_the_network_policy_allows_scrapes_if_metrics_are_enabled(helm: Path) -> None:
+    def ports(*args: str) -> list[str]:
+        policy = render(helm, "--set", "networkPolicy.enabled=true", *args)["NetworkPolicy"]
+        return [port["port"] for port in policy["spec"]["ingress"][0]["ports"]]
+
+    assert ports() == ["health"]
+    assert ports("--set", "metrics.enabled=true") == ["health", "metrics"]
+
+
+def test_a_monitor_of_an_operator_without_metrics_is_refused(helm: Path) -> None:
+    with pytest.raises(ValueError, match=r"metrics\.serviceMonitor\.enabled needs metrics\.enabled"):
+        render(helm, "--set", "metrics.serviceMonitor.enabled=true")

@@ -1,0 +1,135 @@
+"""The objects that the chart renders: rights, the operator's pod, the CRD, the NetworkPolicy."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from support.control_plane.chart import CHART, render
+from support.paths import ROOT
+
+
+def test_one_release_watches_all_namespaces(helm: Path) -> None:
+    objects = render(helm)
+    roles = ["ClusterRole", "ClusterRole edit", "ClusterRole view", "ClusterRoleBinding"]
+    assert sorted(objects) == [*roles, "CustomResourceDefinition", "Deployment", "ServiceAccount"]
+    subject = objects["ClusterRoleBinding"]["subjects"][0]
+    assert subject == {"kind": "ServiceAccount", "name": "grpo-operator", "namespace": "grpo-system"}
+    assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    assert objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "--liveness-port=8080",
+        "--log-format=full",
+    ]
+
+
+def test_the_crd_is_the_generated_one_and_survives_uninstall(helm: Path) -> None:
+    crd = render(helm)["CustomResourceDefinition"]
+    source = yaml.safe_load((ROOT / "crds" / "grpojobs.training.grpo.dev.yaml").read_text())
+    assert crd["spec"] == source["spec"]
+    assert crd["metadata"]["name"] == source["metadata"]["name"]
+    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert "CustomResourceDefinition" not in render(helm, "--set", "crds.install=false")
+
+
+def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) -> None:
+    objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
+    roles = {name for name in objects if "Role" in name}
+    assert roles - {"ClusterRole view", "ClusterRole edit"} == {
+        "Role team-a",
+        "Role team-b",
+        "RoleBinding team-a",
+        "RoleBinding team-b",
+    }
+    assert objects["Role team-a"]["rules"] == render(helm, "--set", "rbac.readNodes=false")["ClusterRole"]["rules"]
+    assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
+    arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[2:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
+    bare = render(helm, "--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
+    assert {o["metadata"].get("namespace") for o in bare.values()} == {"team-a", "grpo-system"}
+
+
+def test_two_releases_with_one_name_in_two_namespaces_share_no_object(helm: Path) -> None:
+    def identities(namespace: str, *args: str) -> set[tuple[str, str, str]]:
+        objects = render(helm, "--set", "crds.install=false", *args, namespace=namespace).values()
+        return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]) for o in objects}
+
+    assert identities("one").isdisjoint(identities("two"))
+    same_team = ("--set", "watchNamespaces={team}")
+    assert identities("one", *same_team).isdisjoint(identities("two", *same_team))
+
+
+def test_roles_grant_no_secrets_no_wildcards_and_no_more_than_is_used(helm: Path) -> None:
+    rules = render(helm)["ClusterRole"]["rules"]
+    granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {verb for resource, verb in granted if resource == "pods"} == {"list", "watch", "delete"}
+    assert {verb for resource, verb in granted if resource == "persistentvolumeclaims"} == {"get"}
+    assert {verb for resource, verb in granted if resource == "grpojobs"} == {"get", "list", "watch", "delete"}
+    assert {verb for resource, verb in granted if resource == "nodes"} == {"get"}
+    assert not any("*" in part for rule in rules for part in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]])
+    assert not any(resource in {"secrets", "pods/exec", "pods/log"} for resource, _ in granted)
+
+
+def test_one_operator_at_a_time_behind_probes(helm: Path) -> None:
+    spec = render(helm)["Deployment"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    container = spec["template"]["spec"]["containers"][0]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == [{"path": "/healthz", "port": "health"}] * 3
+
+
+def test_a_digest_replaces_the_tag(helm: Path) -> None:
+    digest = f"sha256:{'0' * 64}"
+    spec = render(helm, "--set", "image.tag=v9", "--set", f"image.digest={digest}")["Deployment"]["spec"]["template"][
+        "spec"
+    ]
+    assert spec["containers"][0]["image"] == f"ghcr.io/grpo-operator/operator@{digest}"
+
+
+def test_kubernetes_own_roles_are_extended_once_in_a_cluster(helm: Path) -> None:
+    objects = render(helm)
+    assert objects["ClusterRole view"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert objects["ClusterRole edit"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert "ClusterRole view" not in render(helm, "--set", "rbac.aggregateRoles=false")
+    assert "ClusterRole view" in render(helm, "--set", "crds.install=false")
+
+
+def test_helm_test_has_the_right_to_list_pods_only(helm: Path) -> None:
+    command = [
+        str(helm),
+        "template",
+        "one",
+        str(CHART),
+        "--show-only",
+        "templates/tests/check.yaml",
+        "--namespace",
+        "sys",
+    ]
+    objects = {
+        o["kind"]: o
+        for o in yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    }
+    assert all(o["metadata"]["annotations"]["helm.sh/hook"] == "test" for o in objects.values())
+    assert objects["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    labels = objects["Pod"]["metadata"]["labels"]
+    name = labels["app.kubernetes.io/name"]
+    assert name != "grpo-operator", "selectors of the operator's pod must not match the pod of the test"
+
+
+def test_pod_labels_cannot_break_the_selector(helm: Path) -> None:
+    spec = render(helm, "--set", "podLabels.app\\.kubernetes\\.io/name=other")["Deployment"]["spec"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_network_policy_allows_asking_launchers_for_progress(helm: Path) -> None:
+    assert "NetworkPolicy" not in render(helm)
+    spec = render(helm, "--set", "networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"][1]["to"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "grpo-operator"}
+
+
+def test_the_table_of_rights_in_the_docs_matches_the_roles(helm: Path) -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)` \| ([a-z, ]+) \| .+ \|$", text, re.MULTILINE)
+    rules = render(helm)["ClusterRole"]["rules"]
+    assert dict(rows) == {resource: ", ".join(rule["verbs"]) for rule in rules for resource in rule["resources"]}

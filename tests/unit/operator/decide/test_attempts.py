@@ -1,0 +1,77 @@
+"""When an attempt begins: after acceptance, a failure and its wait, or a suspension; never next to old pods."""
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.conditions import find, holds
+from grpo_operator.decide.plan import Deletion, Mode, plan
+from support.control_plane.jobs import NOW, observed, pod, world
+from support.control_plane.passes import SERVER, A, Case, failed
+
+
+def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
+    first = Case().last
+    assert first.status.attempt == 0
+    assert first.mode == Mode.RUN
+    assert find(first.status, Condition.ACCEPTED).message == "3 ranks on 2 pods (a 1 x 2, b 1 x 1)"
+    assert [e.reason for e in first.events] == ["Accepted", "RestartsFromStepZero"]
+
+
+def test_no_attempt_begins_while_an_earlier_job_of_the_name_has_children() -> None:
+    waiting = plan(*world(), GRPOJobStatus(), observed(foreign=("pod/job-a-0",)), {}, NOW)
+    assert waiting.mode == Mode.KEEP
+    assert waiting.status.attempt is None
+    assert "pod/job-a-0" in find(waiting.status, Condition.SCHEDULED).message
+
+
+def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 100})
+    pods = case.see_all_ready()
+    stopped = case.see(failed(A, at=5), *pods[1:], at=6)
+    assert stopped.mode == Mode.STOPPED
+    assert stopped.status.phase == "Restarting"
+    assert (stopped.status.restarts.total, stopped.status.restarts.counted) == (1, 1)
+    assert "restart 1 of 3; next attempt not before 2026-01-01T00:0" in case.message(Condition.RESTARTING)
+    assert [e.reason for e in stopped.events] == ["Restarting"]
+    assert case.status.last_failure.attempt == 0
+    assert case.see(*pods, at=300).status.attempt == 0, "a pod is left"
+    assert case.see(at=50).status.attempt == 0, "the wait is not over"
+    begun = case.see(at=130)
+    assert (begun.status.attempt, begun.status.members, begun.mode) == (1, (), Mode.RUN)
+    assert not holds(begun.status, Condition.RESTARTING)
+    case.see_all_ready(at=140)
+    assert case.status.phase == "Running"
+
+
+def test_a_pod_of_an_earlier_attempt_is_deleted_and_never_recorded() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 0})
+    case.see_all_ready()
+    case.see(failed(A))
+    case.see(at=1)
+    assert case.status.attempt == 1
+    late = case.see(pod(A, uid="late", attempt=0, ready=True), at=2)
+    assert late.deletions == (Deletion(pod=A, uid="late", force=False),)
+    assert case.status.members == ()
+
+
+def test_suspension_ends_trainers_first_then_engines_and_resumes_in_a_new_attempt() -> None:
+    case = Case(**SERVER)
+    pods = case.see_all_ready()
+    case.edit(**SERVER, suspend=True)
+    saving = case.see(*pods, at=10)
+    assert (saving.mode, saving.status.phase) == (Mode.ENGINES_ONLY, "Suspended")
+    assert find(saving.status, Condition.SUSPENDED).reason == "Suspending"
+    engines = [one for one in pods if "gen" in one.name]
+    assert case.see(*engines, at=20).mode == Mode.STOPPED
+    case.see(at=30)
+    assert find(case.status, Condition.SUSPENDED).reason == "Suspended"
+    assert case.status.attempt == 0
+    case.edit(**SERVER)
+    resumed = case.see(at=40)
+    assert (resumed.status.attempt, resumed.status.restarts.total, resumed.mode) == (1, 0, Mode.RUN)
+
+
+def test_a_job_suspended_from_the_start_begins_no_attempt_until_it_is_resumed() -> None:
+    case = Case(suspend=True)
+    assert (case.last.mode, case.status.phase, case.status.attempt) == (Mode.KEEP, "Suspended", None)
+    case.edit()
+    assert case.see(at=10).status.attempt == 0

@@ -1,0 +1,101 @@
+"""Which of several failures is named as the cause, and which of them count as restarts."""
+
+from dataclasses import replace
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import Disruption
+from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.lifecycle import after
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.control_plane.jobs import NOW, ended, pod
+from support.control_plane.passes import A, B, Case, failed
+
+
+def test_a_lost_peer_is_blamed_only_after_waiting_for_the_root_cause() -> None:
+    lost = pod(A, outcome=ended(ExitCode.PEER_LOST, "PeerLost"))
+
+    def case() -> Case:
+        seen = Case(failurePolicy={"maxRestarts": 0})
+        seen.see(lost, pod(B, ready=True))
+        assert not is_terminal(seen.status)
+        return seen
+
+    silent = case()
+    silent.see(lost, pod(B), at=44)
+    assert not is_terminal(silent.status), "B may be on a lost node, which the cluster has not noticed yet"
+    silent.see(lost, pod(B), at=45)
+    assert find(silent.status, Condition.FAILED).reason == "PeerLost"
+
+    culprit = case()
+    culprit.see(lost, pod(B, outcome=ended(ExitCode.RANK_FAILED, "RankFailed", after(NOW, 1))), at=3)
+    assert culprit.status.last_failure.pod == B
+
+
+def test_a_restarted_container_without_a_result_is_a_lost_outcome() -> None:
+    case = Case(failurePolicy={"maxRestarts": 0})
+    case.see(pod(A, restarts=1), pod(B))
+    assert find(case.status, Condition.FAILED).reason == "OutcomeLost"
+
+
+def test_an_eviction_is_named_and_not_counted_although_ranks_only_report_that_they_stopped() -> None:
+    case = Case()
+    case.see_all_ready()
+    evicted = replace(
+        pod(B, uid=f"{B}-0"), disruption=Disruption(reason="Evicted", message="EvictionByEvictionAPI: drain")
+    )
+    noticed = case.see(pod(A, uid=f"{A}-0", ready=True), evicted)
+    assert case.status.phase != "Restarting", "it still saves a checkpoint"
+    assert f"pod {B} on node node is being taken away: EvictionByEvictionAPI: drain" in case.status.summary.message
+    assert [(e.type, e.reason) for e in noticed.events] == [("Warning", "Evicted")]
+    assert not case.see(pod(A, uid=f"{A}-0", ready=True), evicted).events
+    stopped = case.see(failed(A, ExitCode.STOPPED, "Stopped"), evicted)
+    assert [e.reason for e in stopped.events] == ["Restarting"]
+    assert (case.status.phase, case.status.summary.reason) == ("Restarting", "Evicted")
+    uncounted = "this restart does not count towards failurePolicy.maxRestarts"
+    assert f"{uncounted}; next attempt not before" in case.status.summary.message
+    assert case.status.last_failure.exit_code is None
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == (B, "Evicted")
+    assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
+
+
+def test_a_pod_deleted_by_hand_is_named_and_counted() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    case.see(pods[0], pod(B, uid="another"))
+    assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PodReplaced", 1)
+
+
+def test_a_deleted_pod_is_named_although_all_pods_report_secondary_failures() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    going = replace(pods[1], deletion_time=after(NOW, 60))
+    case.see(pods[0], going, at=1)
+    assert case.status.phase == "Running", "it still saves a checkpoint"
+    early = replace(failed(B, ExitCode.STOPPED, "StoppedEarly", at=3), deletion_time=after(NOW, 60))
+    case.see(failed(A, ExitCode.PEER_LOST, "PeerLost", at=2), early, at=4)
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == (B, "PodReplaced")
+    assert "a user or another controller deleted it" in case.message(Condition.RESTARTING)
+
+
+def test_a_hang_is_reported_with_the_phase_of_every_rank_and_no_answer_is_no_hang() -> None:
+    case = Case(failurePolicy={"hangSeconds": 100})
+    pods = case.see_all_ready()
+    stuck = Progress(
+        step=7,
+        total_steps=40,
+        phase="Training",
+        age_seconds=101,
+        step_seconds=2,
+        rank_phases={"0": "Training for 101 s"},
+    )
+    case.see(*pods, at=1000)
+    assert case.status.phase == "Running"
+    case.see(*pods, at=1000, progress=stuck.model_copy(update={"step_seconds": 11}))
+    assert case.status.phase == "Running", "ten slow steps take longer than that"
+    case.see(*pods, at=1000, progress=stuck)
+    assert holds(case.status, Condition.HUNG)
+    assert "no step has finished for 101 s, since step 7; rank 0: Training for 101 s" in case.message(Condition.HUNG)
+    assert case.status.last_failure.reason == "Hung"
+    assert case.status.phase == "Restarting"
+    case.see(at=2000)
+    assert not holds(case.status, Condition.HUNG)

@@ -1,0 +1,96 @@
+"""How `failurePolicy` answers a failure: rules, the budget of restarts, the wait between them, one engine alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.names import Condition
+from grpo_operator.decide.conditions import find, is_terminal
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.plan import Deletion, Mode
+from grpo_workload.spec.contract import ExitCode
+from support.control_plane.jobs import NOW, pod
+from support.control_plane.passes import SERVER, A, B, Case, failed
+
+
+def test_waits_double_and_the_job_fails_when_its_restarts_are_used_up() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 100, "maxBackoffSeconds": 250, "maxRestarts": 3})
+    waits = []
+    for number in range(3):
+        at = 10_000 * number
+        case.see_all_ready(at=at)
+        case.see(failed(A, at=at, attempt=number), at=at)
+        waits.append(case.status.next_restart_time)
+        case.see(at=at + 5000)
+    seconds = [int(w[14:16]) * 60 + int(w[17:19]) - (10_000 * n) % 3600 for n, w in enumerate(waits)]
+    for wait, expected in zip(seconds, (100, 200, 250), strict=True):
+        assert expected * 0.8 <= wait <= expected * 1.2
+    case.see_all_ready(at=40_000)
+    case.see(failed(A, at=40_000, attempt=3), pod(B, uid=f"{B}-3", attempt=3), at=40_000)
+    assert find(case.status, Condition.FAILED).reason == "RankFailed"
+    assert case.message(Condition.FAILED).endswith("all 3 restarts of failurePolicy.maxRestarts are used up")
+    assert case.status.restarts.total == 3
+
+
+def test_a_wrong_setting_is_not_tried_again() -> None:
+    case = Case()
+    case.see_all_ready()
+    case.see(failed(A, ExitCode.CONFIG_ERROR, "ConfigError"), pod(B))
+    assert find(case.status, Condition.FAILED).reason == "ConfigError"
+    assert "a restart would fail on the same settings" in case.message(Condition.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("rule", "terminal", "counted"),
+    [
+        ({"exitCodes": [70], "action": "Fail"}, True, 0),
+        ({"exitCodes": [71], "action": "Fail"}, False, 1),
+        ({"reasons": ["RankFailed"], "role": "trainer", "action": "RestartFree"}, False, 0),
+        ({"role": "generation", "action": "Fail"}, False, 1),
+    ],
+)
+def test_the_first_rule_that_matches_decides(rule: dict[str, Any], terminal: bool, counted: int) -> None:
+    case = Case(
+        failurePolicy={
+            "rules": [{"name": "mine", **rule}, {"name": "other", "exitCodes": [71], "action": "RestartFree"}]
+        }
+    )
+    pods = case.see_all_ready()
+    case.see(failed(A), *pods[1:])
+    assert is_terminal(case.status) == terminal
+    assert case.status.restarts.counted == counted
+
+
+def test_a_failed_engine_alone_is_recreated() -> None:
+    policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}}
+    case = Case(**SERVER, **policy)
+    pods = case.see_all_ready()
+    died = failed("job-gen-1", ExitCode.RANK_FAILED, "EngineDied")
+    others = [one for one in pods if one.name != "job-gen-1"]
+    first = case.see(*others, died)
+    assert first.mode == Mode.RUN
+    assert first.deletions == (Deletion(pod="job-gen-1", uid="job-gen-1-0", force=False),)
+    assert [e.reason for e in first.events] == ["EngineRestarting"]
+    assert {group.name: group.incarnation for group in case.status.groups} == {"a": 0, "b": 0, "gen": 1}
+    assert not case.see(*others, replace(died, deletion_time=after(NOW, 300))).deletions
+    back = case.see(*others, pod("job-gen-1", uid="new"), at=60)
+    assert not back.deletions
+    assert {m.pod: m.uid for m in case.status.members}["job-gen-1"] == "new"
+    case.see(*others, pod("job-gen-1", uid="new", ready=True), at=90)
+    assert case.status.phase == "Running"
+    assert (case.status.attempt, case.status.restarts.total) == (0, 1)
+    case.see(*others, replace(died, uid="new"), at=120)
+    assert find(case.status, Condition.FAILED).reason == "EngineDied"
+
+
+def test_only_the_group_of_the_failed_engine_counts_a_recreated_pod() -> None:
+    groups = [{"name": "gen", "gpus": 1}, {"name": "gen-2", "gpus": 1}]
+    generation = {"topology": "Server", "server": {"groups": groups}}
+    case = Case(generation=generation, failurePolicy={"onGenerationFailure": "RestartGeneration"})
+    pods = case.see_all_ready()
+    case.see(
+        *(one for one in pods if one.name != "job-gen-2-0"),
+        failed("job-gen-2-0", ExitCode.RANK_FAILED, "EngineDied"),
+    )
+    assert {group.name: group.incarnation for group in case.status.groups} == {"a": 0, "b": 0, "gen": 0, "gen-2": 1}

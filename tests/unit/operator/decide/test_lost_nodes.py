@@ -1,0 +1,66 @@
+"""Nodes that are lost: pods deleted by force, restarts that do not count, nodes that the next attempts avoid."""
+
+from dataclasses import replace
+
+from grpo_operator.api.names import Condition
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.plan import Deletion
+from grpo_workload.spec.contract import ExitCode
+from support.control_plane.jobs import NOW, pod
+from support.control_plane.passes import A, B, Case, failed
+
+
+def test_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_other_nodes() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    silent = replace(pods[1], ready=False)
+    since = {"node": after(NOW, 10)}
+    waits = case.see(pods[0], silent, at=60, lost_nodes=since)
+    assert case.status.phase != "Restarting"
+    assert case.status.summary.reason == "NodeNotReady"
+    message = case.status.summary.message
+    assert f"node node has not been ready since {since['node']}; its pods: {B}" in message
+    assert f"the job gives up its pods and restarts at {after(NOW, 70)} (failurePolicy.nodeLostSeconds)" in message
+    assert [e.reason for e in waits.events] == ["NodeNotReady"]
+    assert case.see(pods[0], silent, at=61, lost_nodes=since).status == waits.status, "nothing new to write"
+    case.see(pods[0], silent, at=70, lost_nodes=since)
+    assert "on other nodes than node if possible" in case.message(Condition.RESTARTING)
+    failure = case.status.last_failure
+    assert failure.reason == "NodeLost"
+    assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
+    going = replace(silent, deletion_time=after(NOW, 370))
+    assert case.see(going, at=72, lost_nodes=since).deletions == (Deletion(pod=B, uid=silent.uid, force=True),)
+    case.see(at=100)
+    assert case.status.attempt == 1
+    assert [node.name for node in case.status.avoid_nodes] == ["node"]
+    case.see_all_ready(at=110)
+    case.see(failed(A, attempt=1), at=4000)
+    case.see(at=5000)
+    assert case.status.avoid_nodes == ()
+
+
+def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() -> None:
+    case = Case()
+    case.see_all_ready()
+    lost, silent = failed(A, ExitCode.PEER_LOST, "PeerLost"), pod(B, uid=f"{B}-0")
+    case.see(lost, silent, at=50)
+    silent = replace(silent, deletion_time=after(NOW, 400))
+    assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PeerLost", 1)
+    case.see(silent, at=110, lost_nodes={"node": after(NOW, 45)})
+    assert (case.status.last_failure.reason, case.status.restarts.counted, case.status.restarts.total) == (
+        "NodeLost",
+        0,
+        1,
+    )
+    again = case.see(silent, at=112, lost_nodes={"node": after(NOW, 45)})
+    assert again.status.restarts.counted == 0
+    assert not again.events
+
+
+def test_a_pod_that_overstays_its_grace_is_deleted_by_force_even_if_its_node_is_unknown() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    case.see(failed(A), pods[1])
+    stuck = replace(pods[1], deletion_time=after(NOW, 300))
+    assert not case.see(stuck, at=360).deletions
+    assert case.see(stuck, at=361).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)

@@ -1,0 +1,48 @@
+"""What a pass records: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed."""
+
+from grpo_operator.api.names import Condition
+from grpo_operator.decide.conditions import holds
+from grpo_operator.decide.plan import Mode
+from grpo_workload.spec.contract import Progress
+from support.control_plane.jobs import ended, pod
+from support.control_plane.passes import SERVER, A, B, Case
+
+
+def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
+    case = Case()
+    case.see(pod(A, outcome=ended(0)), pod(B, ready=True))
+    two = case.see(pod(A, uid="another"), pod(B, outcome=ended(0)))
+    assert holds(two.status, Condition.COMPLETE)
+    assert two.mode == Mode.STOPPED
+
+
+def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
+    def at(step: int) -> Progress:
+        return Progress(step=step, total_steps=40, reward=0.123456)
+
+    case = Case()
+    pods = case.see_all_ready()
+    assert case.see(*pods, progress=at(1)).status.summary.step == "1/40"
+    assert case.see(*pods, progress=at(2), at=9).status.progress.step == 1
+    later = case.see(*pods, progress=at(2), at=10).status
+    assert (later.progress.step, later.progress.reward) == (2, 0.1235)
+    assert case.see(*pods, at=3600).status.progress == later.progress
+
+
+def test_a_second_pass_over_the_same_facts_changes_nothing() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    once = case.see(*pods).status
+    again = case.see(*pods, at=18_000)
+    assert again.status == once
+    assert not again.events
+
+
+def test_an_engine_pod_that_is_already_replaced_is_accepted() -> None:
+    case = Case(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
+    pods = case.see_all_ready()
+    replaced = [pod(one.name, uid="new") if one.name == "job-gen-0" else one for one in pods]
+    case.see(*replaced)
+    case.see(*replaced)
+    assert (case.status.attempt, case.status.phase) == (0, "Starting")
+    assert {m.pod: (m.uid, m.replacing) for m in case.status.members}["job-gen-0"] == ("new", False)

@@ -1,0 +1,30 @@
+"""How soon the next pass comes."""
+
+from dataclasses import replace
+
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS
+from grpo_workload.spec.contract import Progress
+from support.control_plane.jobs import NOW
+from support.control_plane.passes import A, Case, failed
+
+
+def test_a_calm_job_gets_passes_less_often() -> None:
+    case = Case(activeDeadlineSeconds=60)
+    assert case.last.requeue_after == POLL_SECONDS
+    pods = case.see_all_ready()
+    assert case.last.requeue_after == CALM_SECONDS
+    assert case.see(*pods, at=5, progress=Progress()).requeue_after == POLL_SECONDS, "its first step is awaited"
+    step = Progress(step=1, total_steps=9)
+    assert case.see(*pods, at=9, progress=step).requeue_after == CALM_SECONDS
+    assert case.see(*pods, at=57).requeue_after == 3, "the deadline is near"
+    going = replace(pods[1], deletion_time=after(NOW, 90))
+    assert case.see(pods[0], going, at=20).requeue_after == POLL_SECONDS
+    assert Case().see(pods[0], replace(pods[1], ready=False)).requeue_after == POLL_SECONDS
+
+
+def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 1000, "maxBackoffSeconds": 1000})
+    pods = case.see_all_ready()
+    assert case.see(failed(A), pods[1]).requeue_after == POLL_SECONDS
+    assert case.see().requeue_after == CALM_SECONDS

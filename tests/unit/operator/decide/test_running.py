@@ -1,0 +1,59 @@
+"""What the conditions `Scheduled` and `Running` say while pods start, run, or are lost."""
+
+from dataclasses import replace
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.conditions import find
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.plan import refuse
+from grpo_workload.spec.contract import Progress
+from support.control_plane.jobs import NOW, pod
+from support.control_plane.passes import A, B, Case
+
+
+def test_the_job_is_running_once_every_pod_is_ready() -> None:
+    case = Case()
+    assert case.see(pod(A, ready=True), pod(B)).status.phase == "Starting"
+    assert case.see(pod(A, ready=True), pod(B, ready=True)).status.phase == "Running"
+
+
+def test_the_message_names_the_peers_that_rank_0_waits_for() -> None:
+    case = Case()
+    case.see(pod(A), pod(B), progress=Progress(phase="WaitingForPeers", waiting_for=("job-b-0: DNS: no such name",)))
+    running = find(case.status, Condition.RUNNING)
+    assert (running.status, running.reason) == ("False", "WaitingForPeers")
+    assert "job-b-0: DNS" in running.message
+
+
+def test_the_message_names_the_pod_whose_container_cannot_start() -> None:
+    case = Case()
+    case.see(pod(A), replace(pod(B), waiting="ErrImagePull: no such image"))
+    running = find(case.status, Condition.RUNNING)
+    assert running.reason == "ContainerWaiting"
+    assert running.message == f"pod {B} on node node: ErrImagePull: no such image"
+
+
+def test_the_message_names_pods_that_are_no_longer_ready() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    case.see(pods[0], replace(pods[1], ready=False), at=5)
+    assert case.message(Condition.RUNNING) == f"1 of 2 pods are ready; no longer ready: {B}"
+
+
+def test_a_node_that_no_longer_exists_is_reported_once() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    silent = replace(pods[1], ready=False)
+    first = case.see(pods[0], silent, at=60, lost_nodes={"node": after(NOW, 60)}, absent_nodes=frozenset({"node"}))
+    assert f"node node no longer exists; its pods: {B}" in case.message(Condition.RUNNING)
+    later = case.see(pods[0], silent, at=62, lost_nodes={"node": after(NOW, 62)}, absent_nodes=frozenset({"node"}))
+    assert later.status == first.status
+
+
+def test_a_refusal_is_reported_once() -> None:
+    first = refuse(GRPOJobStatus(), 1, "InvalidSpec", "spec.model: wrong", NOW)
+    assert [e.reason for e in first.events] == ["InvalidSpec"]
+    again = refuse(first.status, 1, "InvalidSpec", "spec.model: wrong", NOW)
+    assert again.status == first.status
+    assert not again.events

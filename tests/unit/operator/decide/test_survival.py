@@ -1,0 +1,326 @@
+"""A job survives random histories: failures, edits, jumps of the clock, stale reads, lost writes, two operators.
+
+Asserted: an end is permanent, attempts begin one after another and only when no pod exists, restarts stay within their
+budget, a failure counts once, pods that live belong to one attempt, and the job always ends or waits for its user.
+
+`World` models the parts of Kubernetes that matter: a status with compare-and-swap, StatefulSets that create and delete
+pods, kubelets that may be dead. An operator's pass is split into its reads, its write and its effects, so that two
+operators interleave in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import Disruption, GRPOJobStatus
+from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
+from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.plan import Mode, Plan, plan
+from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.control_plane.jobs import NOW, ended, job
+from support.control_plane.jobs import pod as make_pod
+
+GRACE = 300
+SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}}
+NODES = ("one", "two")
+
+
+@dataclass
+class StatefulSet:
+    replicas: int
+    attempt: int
+
+
+@dataclass
+class World:
+    """The cluster. `now` is in seconds since it began."""
+
+    job: Job
+    topology: Topology
+    status: GRPOJobStatus = field(default_factory=GRPOJobStatus)
+    version: int = 0
+    now: int = 0
+    sets: dict[str, StatefulSet] = field(default_factory=dict)
+    pods: dict[str, ObservedPod] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    deleted: bool = False
+    uids: Any = field(default_factory=lambda: itertools.count(1))
+    history: list[GRPOJobStatus] = field(default_factory=list)
+
+    @property
+    def time(self) -> str:
+        return after(NOW, self.now)
+
+    def observe(self) -> Observed:
+        return Observed(pods=dict(self.pods), lost_nodes={node: after(NOW, since) for node, since in self.lost.items()})
+
+    def controllers(self) -> None:
+        """Run the StatefulSet controller, the scheduler and the kubelets that are alive once."""
+        for group in self.topology.groups:
+            wanted = self.sets.get(group.statefulset, StatefulSet(0, 0))
+            for ordinal, name in enumerate(group.pods):
+                pod = self.pods.get(name)
+                if pod is None and ordinal < wanted.replicas:
+                    number = next(self.uids)
+                    self.pods[name] = replace(
+                        make_pod(name, uid=str(number), attempt=wanted.attempt), node=NODES[number % 2]
+                    )
+                elif pod is not None and ordinal >= wanted.replicas:
+                    self.delete(name)
+        for name, pod in list(self.pods.items()):
+            if pod.deletion_time is not None and pod.node not in self.lost:
+                del self.pods[name]
+
+    def delete(self, name: str, *, force: bool = False) -> None:
+        if force:
+            del self.pods[name]
+        elif self.pods[name].deletion_time is None:
+            self.pods[name] = replace(self.pods[name], deletion_time=after(self.time, GRACE), ready=False)
+
+
+@dataclass
+class Operator:
+    """One operator, in the middle of a pass or between two passes."""
+
+    read: tuple[int, GRPOJobStatus, Observed, dict[str, Progress]] | None = None
+    decided: Plan | None = None
+
+
+PASSES = st.integers(0, 5)
+
+
+class Survival(RuleBasedStateMachine):
+    @initialize(
+        server=st.booleans(),
+        on_generation=st.sampled_from(["RestartAll", "RestartGeneration", "Fail"]),
+        on_trainer=st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
+        maximum=st.sampled_from([2, 1, 4, 0]),
+        ttl=st.none() | st.just(1000),
+    )
+    def begin(self, server: bool, on_generation: str, on_trainer: str, maximum: int, ttl: int | None) -> None:
+        if not server and on_generation == "RestartGeneration":
+            on_generation = "RestartAll"
+        policy = {
+            "onGenerationFailure": on_generation,
+            "onTrainerFailure": on_trainer,
+            "maxRestarts": maximum,
+            "hangSeconds": 100,
+        }
+        self.spec: dict[str, Any] = {"failurePolicy": policy} | ({"generation": SERVER} if server else {})
+        if ttl is not None:
+            self.spec["ttlSecondsAfterFinished"] = ttl
+        made = job(**self.spec)
+        self.world = World(made, plan_topology(made))
+        self.operators = [Operator(), Operator()]
+        self.hung = False
+
+    @rule(passes=PASSES)
+    def whole_passes(self, passes: int) -> None:
+        """Run whole passes of one operator without interference, while the cluster does its work."""
+        self.undisturbed(passes, seconds=8)
+
+    # The parts of an operator's pass.
+
+    @rule(number=st.integers(0, 1))
+    def read(self, number: int) -> None:
+        world = self.world
+        reports = {}
+        master = world.topology.members[0].pod
+        if world.pods.get(master) and self.hung:
+            reports[master] = Progress(step=3, total_steps=9, age_seconds=101, rank_phases={"0": "Training"})
+        self.operators[number] = Operator(read=(world.version, world.status, world.observe(), reports))
+
+    @rule(number=st.integers(0, 1), lose=st.booleans())
+    def decide_and_write(self, number: int, lose: bool) -> None:
+        operator, world = self.operators[number], self.world
+        if operator.read is None or world.deleted:
+            return
+        version, status, observed, reports = operator.read
+        operator.read = None
+        decided = plan(world.job, world.topology, status, observed, reports, world.time)
+        self.check_it_settles(decided.status, observed, reports)
+        if decided.status != status:
+            if lose or version != world.version:
+                return  # the API server failed, or the other operator was faster: nothing may have been touched
+            self.check_transition(status, decided.status, observed)
+            world.status, world.version = decided.status, world.version + 1
+            world.history.append(decided.status)
+        operator.decided = decided
+
+    @rule(number=st.integers(0, 1), cut=st.booleans())
+    def carry_out(self, number: int, cut: bool) -> None:
+        operator, world = self.operators[number], self.world
+        decided, operator.decided = operator.decided, None
+        if decided is None or world.deleted:
+            return
+        for one in decided.deletions:
+            if one.pod in world.pods and world.pods[one.pod].uid == one.uid:
+                world.delete(one.pod, force=one.force)
+        if decided.delete_job:
+            world.deleted = True
+        if decided.mode == Mode.KEEP or cut:  # the operator was killed here
+            return
+        assert decided.status.attempt is not None
+        for group in world.topology.groups:
+            runs = decided.mode == Mode.RUN or (decided.mode == Mode.ENGINES_ONLY and group.role == "generation")
+            world.sets[group.statefulset] = StatefulSet(group.spec.replicas if runs else 0, decided.status.attempt)
+
+    def check_it_settles(self, status: GRPOJobStatus, observed: Observed, reports: dict[str, Progress]) -> None:
+        """Assert that repeated passes over the same facts stop changing the status."""
+        seen = [status]
+        for _ in range(6):
+            seen.append(plan(self.world.job, self.world.topology, seen[-1], observed, reports, self.world.time).status)
+        assert seen[-1] == seen[-2]
+
+    def check_transition(self, old: GRPOJobStatus, new: GRPOJobStatus, observed: Observed) -> None:
+        assert not is_terminal(old), "an end is permanent"
+        before, now = old.attempt if old.attempt is not None else -1, new.attempt if new.attempt is not None else -1
+        assert now - before in (0, 1)
+        if now > before:
+            assert is_about_to_begin(self.world.job, old, observed, self.world.time), "the reconciler foresaw it"
+            assert not observed.pods, "an attempt begins only when no pod is left"
+            assert new.members == ()
+        assert 0 <= new.restarts.total - old.restarts.total <= 1
+        assert abs(new.restarts.counted - old.restarts.counted) <= 1
+        if new.restarts.total > old.restarts.total:
+            assert new.last_failure is not None
+            assert not is_between_attempts(old), "the failure of an attempt is counted once"
+
+    # What happens in the cluster.
+
+    @rule()
+    def controllers(self) -> None:
+        self.world.controllers()
+
+    @rule()
+    def all_become_ready(self) -> None:
+        world = self.world
+        for name, pod in world.pods.items():
+            if pod.deletion_time is None and pod.outcome is None and pod.node not in world.lost:
+                world.pods[name] = replace(pod, ready=True)
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data(), code=st.sampled_from([ExitCode.RANK_FAILED, 137, -1, *ExitCode]), passes=PASSES)
+    def one_ends(self, data: st.DataObject, code: int, passes: int) -> None:
+        world = self.world
+        name = data.draw(st.sampled_from(sorted(world.pods)))
+        pod = world.pods[name]
+        if pod.node not in world.lost and pod.outcome is None:
+            world.pods[name] = replace(pod, outcome=ended(code, "PeerLost", world.time), ready=False, restarts=1)
+        self.undisturbed(passes, seconds=8)
+
+    @rule()
+    def all_are_done(self) -> None:
+        world = self.world
+        for name, pod in world.pods.items():
+            if name in world.topology.trainer_pods and pod.outcome is None and pod.node not in world.lost and pod.ready:
+                world.pods[name] = replace(pod, outcome=ended(ExitCode.DONE, "Done", world.time), ready=False)
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data(), evict=st.booleans(), force=st.booleans(), passes=PASSES)
+    def one_is_deleted(self, data: st.DataObject, evict: bool, force: bool, passes: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.pods)))
+        if evict:
+            gone = Disruption(reason="Evicted", message="drain")
+            self.world.pods[name] = replace(self.world.pods[name], disruption=gone)
+        self.world.delete(name, force=force)
+        self.undisturbed(passes, seconds=8)
+
+    @rule(node=st.sampled_from(NODES), passes=PASSES)
+    def a_node_is_lost_or_returns(self, node: str, passes: int) -> None:
+        world = self.world
+        if world.lost.pop(node, None) is None:
+            world.lost[node] = world.now
+            for name, pod in world.pods.items():
+                if pod.node == node:
+                    world.pods[name] = replace(pod, ready=False)
+        self.undisturbed(passes, seconds=20)
+
+    @rule(seconds=st.sampled_from([1, 3, 20, 70, 700, 2000]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.now += seconds
+
+    @rule(passes=PASSES)
+    def the_world_hangs_or_moves(self, passes: int) -> None:
+        self.hung = not self.hung
+        self.undisturbed(passes, seconds=8)
+
+    @rule(suspend=st.booleans(), deadline=st.none() | st.just(3000), passes=PASSES)
+    def the_user_edits(self, suspend: bool, deadline: int | None, passes: int) -> None:
+        changes = {"suspend": suspend} | ({"activeDeadlineSeconds": deadline} if deadline else {})
+        made = job(**self.spec, **changes)
+        self.world.job, self.world.topology = (
+            replace(made, generation=self.world.job.generation + 1),
+            plan_topology(made),
+        )
+        self.undisturbed(passes, seconds=8)
+
+    # What holds at every moment.
+
+    @invariant()
+    def budget_is_kept(self) -> None:
+        restarts = self.world.status.restarts
+        assert 0 <= restarts.counted <= self.world.job.spec.failure_policy.max_restarts
+        assert restarts.counted <= restarts.total
+
+    @invariant()
+    def there_is_one_end_at_most(self) -> None:
+        status = self.world.status
+        assert not (holds(status, Condition.COMPLETE) and holds(status, Condition.FAILED))
+        if is_terminal(status):
+            assert status.completion_time is not None
+            assert status.next_restart_time is None
+
+    @invariant()
+    def pods_are_of_one_attempt(self) -> None:
+        """Pods that live belong to one attempt; pods on a lost node cannot be ended, only fenced off the storage."""
+        ready = {pod.attempt for pod in self.world.pods.values() if pod.ready and pod.deletion_time is None}
+        assert len(ready) <= 1 or self.world.status.attempt in ready
+
+    def undisturbed(self, passes: int, *, seconds: int) -> None:
+        """Run whole passes of the first operator; the cluster does its work between them."""
+        for _ in range(passes):
+            self.world.controllers()
+            self.all_become_ready()
+            self.read(0)
+            self.decide_and_write(0, lose=False)
+            self.carry_out(0, cut=False)
+            self.world.now += seconds
+
+    def teardown(self) -> None:
+        """With a healthy cluster and one operator, the job ends or waits for its user in a limited number of passes."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.lost.clear()
+        self.hung = False
+        self.operators = [Operator(), Operator()]
+        self.undisturbed(40, seconds=30)
+        if any(member.outcome for member in world.status.members) and not is_terminal(world.status):
+            self.all_are_done()  # some pods are done; the others finish too
+            self.undisturbed(3, seconds=30)
+        status = world.status
+        assert (
+            world.deleted or is_terminal(status) or holds(status, Condition.SUSPENDED) or status.phase == "Running"
+        ), status.phase
+        if world.deleted:
+            return
+        if is_terminal(status) or holds(status, Condition.SUSPENDED):
+            assert not world.pods, "GPUs are given back"
+        else:
+            assert {pod.attempt for pod in world.pods.values()} == {status.attempt}
+            assert {member.uid for member in status.members} == {pod.uid for pod in world.pods.values()}
+
+
+Survival.TestCase.settings = settings(max_examples=200, stateful_step_count=50, print_blob=True)
+TestSurvival = Survival.TestCase

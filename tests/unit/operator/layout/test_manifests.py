@@ -1,0 +1,110 @@
+"""A job's children: consistent ranks and pods, owners and labels, merged pod settings, errors that name a field."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_operator.api import names
+from grpo_operator.api.crd import TARGETS, render
+from grpo_operator.api.spec import parse_spec
+from grpo_operator.layout.manifests import manifests
+from grpo_operator.layout.topology import make_contract, plan_topology
+from grpo_workload.spec.contract import Contract
+from support.control_plane.jobs import job, spec, world
+
+GROUPS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=5)
+
+
+def _groups(shape: list[tuple[int, int]]) -> dict:
+    groups = [{"name": f"g{i}", "replicas": replicas, "gpus": gpus} for i, (replicas, gpus) in enumerate(shape)]
+    return {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4096}}
+
+
+@given(GROUPS)
+def test_ranks_are_contiguous_and_unique_for_any_groups(shape: list[tuple[int, int]]) -> None:
+    made, topology = world(**_groups(shape))
+    ranks = [member.rank_offset + local for member in topology.members for local in range(member.gpus)]
+    assert ranks == list(range(sum(replicas * gpus for replicas, gpus in shape)))
+    contract = make_contract(made, topology, 0)
+    assert contract.world_size == len(ranks)
+    assert contract.master.host == "job-g0-0.job.ns.svc"
+    assert Contract.model_validate_json(contract.model_dump_json(by_alias=True)) == contract
+
+
+@given(GROUPS)
+def test_the_pods_of_the_contract_are_those_of_the_statefulsets(shape: list[tuple[int, int]]) -> None:
+    made, topology = world(**_groups(shape))
+    sets = [m for m in manifests(made, topology, 0) if m["kind"] == "StatefulSet"]
+    pods = {
+        f"{s['metadata']['name']}-{ordinal}": s["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][
+            "nvidia.com/gpu"
+        ]
+        for s in sets
+        for ordinal in range(s["spec"]["replicas"])
+    }
+    assert pods == {member.pod: str(member.gpus) for member in topology.members}
+
+
+def test_every_child_is_owned_and_labelled() -> None:
+    for child in manifests(*world(), 0):
+        assert child["metadata"]["ownerReferences"][0]["uid"] == "uid"
+        assert child["metadata"]["labels"][names.LABEL_JOB_UID] == "uid"
+        json.dumps(child)
+
+
+def test_a_groups_pod_settings_are_merged_like_a_strategic_merge_patch() -> None:
+    over = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "resources": {"limits": {"cpu": "8"}}, "tolerations": []}
+    made = job(
+        podTemplate={
+            "nodeSelector": {"pool": "h100"},
+            "tolerations": [{"key": "gpu"}],
+            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}, {"name": "HF_HOME", "value": "/mine"}],
+            "resources": {"limits": {"memory": "64Gi"}},
+        },
+        trainer={"groups": [{"name": "a", "gpus": 7, "podTemplate": over}]},
+    )
+    template = manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]
+    container = template["containers"][0]
+    assert template["nodeSelector"] == {"pool": "h100"}
+    assert "tolerations" not in template
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    assert (env["NCCL_DEBUG"], env["HF_HOME"]) == ("INFO", "/mine")
+    assert len(env) == len(container["env"])
+    assert container["resources"]["limits"] == {"memory": "64Gi", "cpu": "8", "nvidia.com/gpu": "7"}
+
+
+def test_a_cpu_job_requests_no_gpu_by_default() -> None:
+    made = job(device={"type": "cpu"})
+    assert manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]["containers"][0]["resources"] == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"model": {"name": "a", "path": "b"}}, "spec.model: exactly one of name, path must be set"),
+        (
+            {"training": {"numGenerations": 1}},
+            "spec.training.numGenerations: Input should be greater than or equal to 2 (found 1)",
+        ),
+        ({"training": {"promptsPerStep": 2}}, "spec: training.promptsPerStep must be at least the number of ranks"),
+        (
+            {"trainer": {"groups": [{"name": "A", "gpus": 1}]}},
+            "spec.trainer.groups[0].name: String should match pattern",
+        ),
+        (
+            {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
+            "spec.podTemplate: env must not set variables that the operator sets",
+        ),
+    ],
+)
+def test_an_error_names_the_field(change: dict, fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        parse_spec(spec(**change))
+
+
+def test_the_crd_files_are_generated_from_the_models() -> None:
+    for path in TARGETS:
+        assert path.read_text() == render(), f"{path} is stale; run `make crds`"

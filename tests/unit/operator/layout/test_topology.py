@@ -1,0 +1,212 @@
+"""Ranks, engines and GPUs of every topology: an accepted spec gives consistent pods, a refused one names its field."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from grpo_operator.api.spec import parse_spec
+from grpo_operator.layout.topology import make_contract
+from grpo_workload.spec.contract import Contract
+from support.control_plane.jobs import job, spec, world
+
+GROUPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=4)
+
+
+def _trainer(shape: list[tuple[int, int]]) -> dict[str, Any]:
+    groups = [{"name": f"t{i}", "replicas": replicas, "gpus": gpus} for i, (replicas, gpus) in enumerate(shape)]
+    return {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4096}}
+
+
+def _server(*groups: tuple[int, int, int | None], tensor_parallel: int = 1) -> dict[str, Any]:
+    rendered = [
+        {"name": f"g{i}", "replicas": replicas, "gpus": gpus} | ({"tensorParallel": tp} if tp else {})
+        for i, (replicas, gpus, tp) in enumerate(groups)
+    ]
+    return {"generation": {"topology": "Server", "tensorParallel": tensor_parallel, "server": {"groups": rendered}}}
+
+
+def _node_local(**settings: Any) -> dict[str, Any]:
+    tensor_parallel = settings.pop("tensorParallel", 1)
+    return {"generation": {"topology": "NodeLocal", "tensorParallel": tensor_parallel, "nodeLocal": settings}}
+
+
+def _check_transfers(contract: Contract) -> None:
+    """Assert that in each transfer group the sender is rank 0 and the engines' workers are all other ranks, once."""
+    for index, group in enumerate(contract.transfers):
+        ranks = [
+            e.rank_offset + worker for e in contract.engines if e.transfer == index for worker in range(e.world_size)
+        ]
+        assert ranks == list(range(1, group.world_size))
+        member = next(m for m in contract.members if m.rank_offset <= group.sender < m.rank_offset + m.gpus)
+        assert group.host == member.host
+
+
+@given(
+    GROUPS,
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8), st.none() | st.integers(1, 8)), min_size=1, max_size=3),
+)
+def test_server_has_one_transfer_group_for_all_engines(
+    shape: list[tuple[int, int]], engines: list[tuple[int, int, int | None]]
+) -> None:
+    assume(all(tp is None or gpus % tp == 0 for _, gpus, tp in engines))
+    made, topology = world(**_trainer(shape), **_server(*engines))
+    contract = make_contract(made, topology, 0)
+    assert len(contract.engines) == sum(replicas for replicas, _, _ in engines)
+    assert [t.world_size for t in contract.transfers] == [1 + sum(replicas * gpus for replicas, gpus, _ in engines)]
+    assert all(e.tensor_parallel * e.data_parallel == len(e.devices) for e in contract.engines)
+    _check_transfers(contract)
+
+
+@given(GROUPS, st.integers(1, 3), st.integers(1, 3))
+def test_node_local_uses_every_gpu_of_a_pod_to_train_or_to_generate(
+    shape: list[tuple[int, int]], engines: int, tensor_parallel: int
+) -> None:
+    kept = engines * tensor_parallel
+    assume(all(gpus > kept for _, gpus in shape))
+    made, topology = world(
+        **_trainer(shape), **_node_local(gpusPerNode=kept, enginesPerNode=engines, tensorParallel=tensor_parallel)
+    )
+    contract = make_contract(made, topology, 0)
+    gpus = {pod: group.spec.gpus for group in topology.groups for pod in group.pods}
+    for member in contract.members:
+        local = [e for e in contract.engines if e.pod == member.pod]
+        taken = [device for e in local for device in e.devices]
+        assert sorted([*member.devices, *taken]) == list(range(gpus[member.pod]))
+        assert len({e.port for e in local}) == engines
+        assert {contract.transfers[e.transfer].sender for e in local} == {member.rank_offset}
+    assert [m.rank_offset + i for m in contract.members for i in range(m.gpus)] == list(range(contract.world_size))
+    _check_transfers(contract)
+
+
+def test_node_local_on_four_nodes_with_seven_ranks_and_one_engine_each() -> None:
+    made, topology = world(**_trainer([(4, 8)]), **_node_local(gpusPerNode=1))
+    contract = make_contract(made, topology, 0)
+    assert contract.world_size == 28
+    assert [e.devices for e in contract.engines] == [(7,)] * 4
+    assert [t.sender for t in contract.transfers] == [0, 7, 14, 21]
+
+
+def test_a_device_named_in_the_spec_is_used_by_vllm() -> None:
+    _, topology = world(**_trainer([(1, 5)]), **_node_local(gpusPerNode=1, devices=[1]))
+    assert topology.members[0].devices == (0, 2, 3, 4)
+    assert topology.engines[0].devices == (1,)
+
+
+REFUSED = [
+    (_server((1, 8, 3)), "spec.generation.server.groups[0]: tensorParallel must divide gpus"),
+    (
+        _server((1, 3, None), tensor_parallel=2),
+        "spec.generation: tensorParallel must divide gpus of every group of server.groups",
+    ),
+    (
+        {"generation": {"topology": "Server"}},
+        "spec.generation: server must be set if topology is Server, and only then",
+    ),
+    (
+        {"generation": {"nodeLocal": {}}},
+        "spec.generation: nodeLocal must be set if topology is NodeLocal, and only then",
+    ),
+    (_server((1, 1, None)) | {"x": 1}, "spec.x: Extra inputs are not permitted"),
+    ({"generation": {"tensorParallel": 2}}, "spec: generation.tensorParallel must divide gpus of every trainer group"),
+    (
+        _node_local(gpusPerNode=2, enginesPerNode=1, tensorParallel=1),
+        "nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel",
+    ),
+    (
+        _node_local(gpusPerNode=1),
+        "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on; 1 would work",
+    ),
+    (
+        _trainer([(1, 4)]) | _node_local(gpusPerNode=1, devices=[4]),
+        "devices must exist in every trainer pod (0 to gpus - 1 of the smallest pod); 3",
+    ),
+    (
+        _trainer([(1, 4)]) | _node_local(gpusPerNode=2, enginesPerNode=2, devices=[1, 1]),
+        "devices must name gpusPerNode different devices",
+    ),
+    (
+        {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
+        "float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work",
+    ),
+    (
+        {"model": {"name": "m", "dtype": "float16"}, "parallelism": {"zeroStage": 0}},
+        "float16 needs parallelism.zeroStage 1, 2 or 3",
+    ),
+    (
+        _server((1, 1, None)) | {"parallelism": {"offloadOptimizer": "generating"}},
+        "offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has its own GPUs; "
+        "none or cpu would work",
+    ),
+    (
+        {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
+        "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
+    ),
+    (
+        {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "bfloat16"}},
+        "optimizerDtype bfloat16 needs offloadOptimizer none or generating: DeepSpeed's CPU AdamW keeps float32",
+    ),
+    (
+        _trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}},
+        "training.promptsPerStep must be at least the number of ranks",
+    ),
+    (_trainer([(4, 8)]) | {"training": {"promptsPerStep": 31}}, "32 would work"),
+    (
+        _server((1, 1, None)) | {"rendezvous": {"port": 8000}},
+        "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
+    ),
+    (
+        {
+            "generation": {
+                "engine": "Transformers",
+                "topology": "Server",
+                "server": {"groups": [{"name": "g", "gpus": 1}]},
+            }
+        },
+        "engine Transformers works only with topology Colocate",
+    ),
+    (
+        {"generation": {"topology": "Server", "server": {"groups": [{"name": "a", "gpus": 1}]}}},
+        "groups of trainer.groups and generation.server.groups must have different names",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "fault"), REFUSED)
+def test_an_impossible_spec_is_refused_and_names_its_field(change: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        parse_spec(spec(**change))
+
+
+def _refusal(changes: dict[str, Any]) -> str | None:
+    try:
+        job(**changes)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+NUMBERS = st.integers(0, 9)
+
+
+@given(GROUPS, st.sampled_from(["Colocate", "Server", "NodeLocal"]), NUMBERS, NUMBERS, NUMBERS, st.integers(1, 64))
+def test_an_accepted_spec_is_consistent_and_a_refused_one_names_a_field(
+    shape: list[tuple[int, int]], topology: str, tensor_parallel: int, kept: int, engines: int, prompts: int
+) -> None:
+    generation: dict[str, Any] = {"topology": topology, "tensorParallel": tensor_parallel}
+    if topology == "Server":
+        generation["server"] = {"groups": [{"name": "g", "replicas": engines, "gpus": kept}]}
+    if topology == "NodeLocal":
+        generation["nodeLocal"] = {"gpusPerNode": kept, "enginesPerNode": engines}
+    changes = _trainer(shape) | {"generation": generation, "training": {"promptsPerStep": prompts}}
+    refusal = _refusal(changes)
+    if refusal:
+        assert all(fault.startswith("spec") for fault in re.split(r"; (?=spec)", refusal))
+        return
+    contract = make_contract(*world(**changes), 0)
+    _check_transfers(contract)
+    assert contract.world_size <= prompts
+    if topology == "Colocate":
+        assert all(m.gpus % tensor_parallel == 0 and m.rank_offset % tensor_parallel == 0 for m in contract.members)

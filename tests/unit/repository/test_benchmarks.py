@@ -1,0 +1,87 @@
+"""Asserts that a benchmark's job that fails says why and leaves no process, and that wrong arguments are refused."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.paths import ROOT
+
+ENVIRON = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+# Its child starts a session of its own and ends: what it leaves there has no parent that the benchmark knows of.
+STARTS_AN_ORPHAN = """
+import subprocess, sys, threading
+from benchmarks.common.processes import ended_with
+orphan = 'import subprocess; print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)'
+with ended_with():
+    subprocess.run([sys.executable, "-c", orphan], check=True)
+    {then}
+"""
+RUNS = """
+import sys
+from pathlib import Path
+from benchmarks.common.runs import JobError, run_job
+try:
+    run_job(Path(sys.argv[1]), {spec}, 1, seconds={seconds})
+except JobError as error:
+    print(error.reason)
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ValueError", "threading.Event().wait()"])
+def test_nothing_outlives_a_benchmark(then: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_AN_ORPHAN.format(then=then)]
+    errors = tmp_path / "stderr"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(command, env=ENVIRON, text=True, stdout=subprocess.PIPE, stderr=stderr) as benchmark,
+    ):
+        try:
+            assert benchmark.stdout is not None
+            orphan = benchmark.stdout.readline()
+            assert orphan.strip().isdigit(), (orphan, errors.read_text())
+            if "wait" in then:
+                benchmark.terminate()
+            benchmark.wait(timeout=100)
+            assert not psutil.pid_exists(int(orphan)), errors.read_text()
+        finally:
+            benchmark.kill()  # or leaving the block would wait for it
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds", "reason"),
+    [
+        ({"model": {}}, 300, "the job ended with 2 after 0 of 1 steps\nError: .*job.yaml: spec"),
+        ({"model": {}}, 0, "0 of 1 steps after 0 s"),
+    ],
+    ids=["refused", "late"],
+)
+def test_a_job_that_fails_says_why(tmp_path: Path, spec: dict[str, object], seconds: float, reason: str) -> None:
+    code = RUNS.format(spec=spec, seconds=seconds)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], env=ENVIRON, text=True, capture_output=True, check=True, timeout=300
+    )
+    assert re.search(reason, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("shape", ["colocate:3", "server:4+1"])
+def test_a_shape_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, shape: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.generation.topologies",
+        "--gpus",
+        "4",
+        "--shape",
+        "colocate:1",
+        "--shape",
+        shape,
+    ]
+    done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert f"--shape {shape}: use" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""Asserts that the import contracts of pyproject.toml bite: import-linter refuses each edit of a copy of the tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+PACKAGES = ("operator", "workload", "cli")
+
+EDITS = {
+    "what decides calls the cluster": (
+        "operator/grpo_operator/decide/plan.py",
+        "from grpo_operator.edge.cluster import Cluster",
+        ["rooms of the operator BROKEN", "what decides, lays out and describes calls nobody BROKEN"],
+    ),
+    "what lays out calls Kubernetes by itself": (
+        "operator/grpo_operator/layout/manifests.py",
+        "import kubernetes",
+        ["what decides, lays out and describes calls nobody BROKEN"],
+    ),
+    "the operator loads torch, through a module of the workload": (
+        "operator/grpo_operator/layout/topology.py",
+        "from grpo_workload.algorithm.advantage import as_groups",
+        ["the operator takes the spec from the workload, and nothing else BROKEN"],
+    ),
+    "the spec loads torch": (
+        "workload/grpo_workload/spec/trainer.py",
+        "import torch",
+        ["the spec loads no torch and talks to nobody BROKEN"],
+    ),
+    "a room imports one above it": (
+        "workload/grpo_workload/storage/journal.py",
+        "from grpo_workload.training.rollout import Rollout",
+        ["rooms of the workload BROKEN"],
+    ),
+    "the workload knows the operator": (
+        "workload/grpo_workload/reporting/history.py",
+        "from grpo_operator.api import names",
+        ["the programs: the command line above the operator, the operator above the workload BROKEN"],
+    ),
+    "a module stands outside all rooms": (
+        "workload/grpo_workload/helpers.py",
+        "import json",
+        ["rooms of the workload"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what import-linter reads."""
+    folder = tmp_path_factory.mktemp("tree")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def lint(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on a tree."""
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(tree / package) for package in PACKAGES),
+        "COLUMNS": "300",
+    }
+    command = [Path(sys.executable).with_name("lint-imports")]
+    return subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_tree_as_it_is_keeps_all_contracts(tree: Path) -> None:
+    done = lint(tree)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_that_breaks_a_contract_is_refused(tree: Path, what: str) -> None:
+    file, line, broken = EDITS[what]
+    path = tree / file
+    before = path.read_text() if path.exists() else None
+    future = "from __future__ import annotations\n"
+    text = before or ""
+    path.write_text(text.replace(future, f"{future}\n{line}\n", 1) if future in text else f"{line}\n{text}")
+    try:
+        done = lint(tree)
+    finally:
+        path.write_text(before) if before is not None else path.unlink()
+    assert done.returncode != 0
+    for sentence in broken:
+        assert sentence in done.stdout, done.stdout + done.stderr

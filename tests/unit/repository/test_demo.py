@@ -1,0 +1,135 @@
+"""The demo's verdict and output: when a rise counts, what is drawn and printed, and which mistakes are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_demo import display, watch
+from grpo_demo.cluster import job_name
+from grpo_demo.console import DemoError, console, run
+from grpo_demo.kubectl import condensed
+from grpo_demo.results import MARGIN, judge, read_rows
+
+
+def rows(*rewards: float | None) -> list[dict[str, Any]]:
+    return [{"step": step, "reward": reward, "rewards/accuracy/mean": reward} for step, reward in enumerate(rewards)]
+
+
+def test_a_clear_rise_counts() -> None:
+    verdict = judge(rows(*[0.1] * 10, *[0.5] * 10))
+    assert verdict.rose
+    assert "0.100 over the first 5 steps, 0.500 over the last 5: +0.400" in str(verdict)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.1 + MARGIN / 2])
+def test_no_rise_or_a_small_one_does_not(after: float) -> None:
+    assert not judge(rows(*[0.1] * 10, *[after] * 10)).rose
+
+
+def test_steps_without_a_reward_are_ignored() -> None:
+    assert judge(rows(0.0, None, 0.0, 1.0, None, 1.0)) == judge(rows(0.0, 0.0, 1.0, 1.0))
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 steps with a reward are too few"):
+        judge(rows(0.5, None))
+
+
+def test_an_unfinished_line_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    assert read_rows(file) == []
+    file.write_text(json.dumps({"step": 0}) + "\n" + '{"step": 1, "rew')
+    assert read_rows(file) == [{"step": 0}]
+
+
+def test_the_curve_is_drawn_in_the_terminal_and_as_png(tmp_path: Path) -> None:
+    data = rows(0.1, 0.2, None, 0.4, 0.5, 0.6)
+    with console.capture() as shown:
+        display.curve_in_terminal(data)
+    assert len(shown.get().splitlines()) > 10
+    display.curve_as_png(data, tmp_path / "out" / "reward.png", "title")
+    assert (tmp_path / "out" / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_is_a_line_with_a_dash_for_a_missing_value() -> None:
+    assert display.line({"step": 3, "reward": 0.25, "step_time": None}).split("  ")[:3] == [
+        "step 3",
+        "reward 0.250",
+        "accuracy -",
+    ]
+
+
+def test_watching_ends_with_the_job(tmp_path: Path) -> None:
+    def status(phase: str, *true: str) -> dict[str, Any]:
+        conditions = [{"type": kind, "status": "True"} for kind in true]
+        return {
+            "status": {
+                "phase": phase,
+                "conditions": conditions,
+                "summary": {"step": "1/2", "reason": "R", "message": "M"},
+            }
+        }
+
+    sights = iter([{}, status("Starting"), status("Failed", "Accepted", "Failed")])
+    with console.capture() as shown:
+        job = watch.until_finished(lambda: next(sights), tmp_path / "metrics.jsonl")
+    assert watch.condition(job, "Failed")
+    assert not watch.condition(job, "Complete")
+    assert "phase Starting, step 1/2" in shown.get()
+    assert "R: M" in shown.get()
+
+
+def test_the_demo_runs_exactly_one_job(tmp_path: Path) -> None:
+    manifest = tmp_path / "jobs.yaml"
+    manifest.write_text("kind: GRPOJob\nmetadata: {name: a}\n---\nkind: GRPOJob\nmetadata: {name: b}\n")
+    with pytest.raises(DemoError, match="holds 2 GRPOJobs"):
+        job_name(manifest)
+
+
+def test_a_failing_program_is_named_after_its_output() -> None:
+    with console.capture() as shown, pytest.raises(DemoError, match="exit status 3"):
+        run(["sh", "-c", "echo said; exit 3"])
+    assert "said" in shown.get()
+
+
+def test_completions_of_chats_and_texts_are_shown_once_a_prompt() -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    samples = [
+        {"step": 0, "prompt": chat, "completion": "two\nof [them]", "reward": 0.5},
+        {"step": 0, "prompt": chat, "completion": "second", "reward": 1.0},
+        {"step": 1, "prompt": "2 + 2?", "completion": "x" * 99, "reward": None},
+    ]
+    with console.capture() as shown:
+        display.completions("Before", samples)
+    assert "two of [them]" in shown.get()
+    assert "1 + 1?" in shown.get()
+    assert "second" not in shown.get()
+    assert "…" in shown.get()
+
+
+def test_descriptions_are_shown_condensed() -> None:
+    described = """\
+Spec:
+  Trainer:
+    Groups:
+Containers:
+  trainer:
+    Image:  i
+    Mounts:
+      /data from data (rw)
+      /tmp from tmp (rw)
+    State:  Waiting
+Volumes:
+  data:
+    Type:  EmptyDir
+Events:  none
+""".splitlines()
+    assert list(condensed(described)) == [
+        "Containers:",
+        "  trainer:",
+        "    Image:  i",
+        "    State:  Waiting",
+        "Events:  none",
+    ]

@@ -1,0 +1,35 @@
+"""Command lines of the control plane: feature gates, auditing, and where etcd listens."""
+
+from pathlib import Path
+
+from grpo_devcluster import flags
+from grpo_devcluster.flags import Endpoints, Features
+from grpo_devcluster.pki import Pki
+
+ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
+PKI = Pki(Path("/pki"))
+
+
+def test_feature_gates_reach_every_component() -> None:
+    features = Features({"GangScheduling": True, "Another": False}, {"scheduling.k8s.io/v1alpha2": True})
+    gates = "--feature-gates=Another=false,GangScheduling=true"
+    assert gates in flags.apiserver(ENDPOINTS, PKI, features, None)
+    assert gates in flags.controller_manager(Path("k"), PKI, features)
+    assert gates in flags.scheduler(Path("s"), features)
+    assert "--runtime-config=scheduling.k8s.io/v1alpha2=true" in flags.apiserver(ENDPOINTS, PKI, features, None)
+
+
+def test_no_gates_no_flag() -> None:
+    assert not [f for f in flags.apiserver(ENDPOINTS, PKI, Features(), None) if "feature" in f or "runtime-config" in f]
+
+
+def test_requests_are_audited_only_if_asked_for() -> None:
+    audited = flags.apiserver(ENDPOINTS, PKI, Features(), (Path("/policy"), Path("/log")))
+    assert "--audit-log-path=/log" in audited
+    assert not [f for f in flags.apiserver(ENDPOINTS, PKI, Features(), None) if "audit" in f]
+
+
+def test_etcd_listens_on_loopback_only() -> None:
+    urls = [f for f in flags.etcd(Endpoints("10.244.0.1", 1, 2, 3), Path("/data")) if "http" in f]
+    assert urls
+    assert all("127.0.0.1" in url for url in urls)

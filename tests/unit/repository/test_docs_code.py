@@ -1,0 +1,162 @@
+"""Every block of Python in the pages runs on something real: a journal, a row, a judge behind HTTP, a checkpoint.
+
+Commands of the pages run in tests/api/test_docs_commands.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.algorithm.samples import Completion
+from grpo_workload.data.prompt_maker import Preprocess
+from grpo_workload.rewards.process import RewardProcess
+from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.journal import Journal, begin_branch
+from support.documents import PAGES, blocks
+from support.paths import EXAMPLES, ROOT
+from support.trainer.tiny_model import make_tiny_model
+
+CODE = {
+    f"{page.name}:{block.line}": (page, block.text)
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "python"
+}
+
+
+def _run(code: str, folder: Path) -> str:
+    """Run a page's code as a program in `folder`, and return what it prints."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _import(code: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a page's code importable as the module that its YAML names."""
+    assert code.startswith(f"# {name}.py\n")
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+
+
+def _journal(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It prints the best completion of each prompt, step by step."""
+    run_dir = folder / "default/my-job/0b9c52d1"
+    branch, _ = begin_branch(run_dir, attempt=0, step=0)
+    journal = Journal(run_dir, branch, rank=0)
+    for step in range(2):
+        answers = [
+            Completion(token_ids=(1,), logprobs=(-0.5,), text=text, finish_reason="stop", weight_version=step)
+            for text in ("worse", f"best of step {step}", "unscored")
+        ]
+        group = Group(
+            step=step,
+            position=0,
+            num_prompts=1,
+            prompt_index=7,
+            prompt_ids=(1, 2),
+            completions=tuple(answers),
+            rewards={"accuracy": [0.0, 1.0, None]},
+        )
+        journal.write([group])
+    journal.close()
+    assert _run(code, folder).splitlines() == ["0 7 best of step 0", "1 7 best of step 1"]
+
+
+def _rows(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function that the page's YAML names makes a prompt of a row."""
+    _import(code, "my_rows", folder, monkeypatch)
+    row = Preprocess("my_rows:prepare")(0, {"problem": "1 + 1?", "gold": "2"}, seed=1)
+    assert row == {"prompt": "1 + 1?\nAnswer in one line.", "solution": "2"}
+
+
+class _Judge(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_known = self.headers["Authorization"] == "Bearer secret"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps({"score": float(is_known and asked["answer"] == asked["gold"])}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _rewards(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reward of the page's YAML asks the judge from its own process, with the variables that `env` names."""
+    _import(code, "my_rewards", folder, monkeypatch)
+    (text,) = [block.text for block in blocks(ROOT / "docs/rewards.md") if block.language == "yaml"]
+    spec = yaml.safe_load(text)["spec"]
+    config = RewardConfig.model_validate(spec["rewards"][1])
+    assert set(config.env) == {variable["name"] for variable in spec["podTemplate"]["env"]}
+    answers = {"prompts": ["1 + 1?"] * 2, "completions": ["2", "3"], "completion_ids": [[1]] * 2, "solution": ["2"] * 2}
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/score"
+        process = RewardProcess(config, os.environ | {"JUDGE_URL": url, "JUDGE_KEY": "secret"})
+        process.ready()
+        assert process.call(answers, 60) == [1.0, 0.0]
+        process.close()
+        server.shutdown()
+
+
+def _custom_image(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the module of the example, which tests/unit/repository/test_examples.py runs."""
+    assert code == (EXAMPLES / "custom-reward/gsm8k.py").read_text()
+
+
+def _verl(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's row becomes a prompt with columns, and its function of one completion scores each of a batch."""
+    names: dict[str, Any] = {"compute_score": lambda source, text, gold: float(source == "gsm8k" and text == gold)}
+    exec(code, names)
+    row = names["prepare"]({"prompt": "1 + 1?", "reward_model": {"ground_truth": "2"}, "data_source": "gsm8k"})
+    columns = {name: [value] * 2 for name, value in row.items() if name != "prompt"}
+    answers = [[{"role": "assistant", "content": text}] for text in ("2", "3")]
+    assert names["score_answer"](prompts=["1 + 1?"] * 2, completions=answers, **columns) == [1.0, 0.0]
+
+
+def _adapters(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that it writes is a whole model, with the logits of the model with its adapters."""
+    base = make_tiny_model(folder / "base")
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
+    )
+    adapted.save_pretrained(folder / "step-N/model")
+    _run(code, folder)
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, adapted.eval()(ids).logits, atol=1e-5)
+
+
+CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
+    "journal.md": _journal,
+    "datasets.md": _rows,
+    "rewards.md": _rewards,
+    "custom-image.md": _custom_image,
+    "convert.md": _verl,
+    "lora.md": _adapters,
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_of_a_page_does_what_the_page_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, code = CODE[name]
+    CHECKS[page.name](code, tmp_path, monkeypatch)

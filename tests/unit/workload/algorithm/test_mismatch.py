@@ -1,0 +1,71 @@
+"""Correction weights and metrics of the generator mismatch, against formulas written out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_workload.algorithm import mismatch
+
+MASK = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
+LOGS = torch.tensor([[0.5, -1.0, 0.1], [2.0, 0.3, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("token_truncate", LOGS.exp().clamp(0.5, 3)),
+        ("token_mask", torch.tensor([[math.exp(0.5), 0, math.exp(0.1)], [0, math.exp(0.3), 1]])),
+        ("sequence_truncate", torch.tensor([[math.exp(-0.4)], [3.0]])),
+        ("sequence_mask", torch.tensor([[math.exp(-0.4)], [0.0]])),
+    ],
+)
+def test_weights_of_each_correction(correction, expected):
+    torch.testing.assert_close(mismatch.weights(LOGS, correction, 0.5, 3.0), expected)
+
+
+def test_without_bounds_weights_are_the_ratios():
+    torch.testing.assert_close(mismatch.weights(LOGS, "token_mask", None, None), LOGS.exp())
+
+
+@pytest.mark.parametrize("correction", ["none", "bypass"])
+def test_none_and_bypass_give_no_weights(correction):
+    assert mismatch.weights(LOGS, correction, None, 3.0) is None
+
+
+def test_tokens_that_are_masked_or_have_no_sampling_logprob_get_ratio_1():
+    sampling = torch.tensor([[-1.0, math.nan, -9.0]])
+    logs = mismatch.log_ratios(torch.tensor([[-0.5, -1.0, -1.0]]), sampling, torch.tensor([[1.0, 1.0, 0.0]]))
+    assert logs.tolist() == [[0.5, 0.0, 0.0]]
+
+
+def described(logs, weights, mask):
+    sums, largest = mismatch.tally(logs, weights, mask)
+    return mismatch.describe({name: value.double() for name, value in sums.items()}, largest, float(mask.sum()))
+
+
+def test_metrics_of_a_step():
+    tokens = torch.tensor([0.5, -1.0, 0.1, 2.0, 0.3])
+    weights = mismatch.weights(LOGS, "sequence_mask", None, 3.0)
+    metrics = described(LOGS, weights, MASK)
+    ratios = tokens.exp()
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(tokens.abs().mean().item())
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(2.0)
+    assert metrics["sampling/kl"] == pytest.approx((ratios - 1 - tokens).mean().item())
+    assert metrics["sampling/ess"] == pytest.approx((ratios.sum() ** 2 / (5 * ratios.square().sum())).item())
+    assert metrics["sampling/importance_sampling_ratio/min"] == 0
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(-0.4))
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(-0.4) / 2)
+    assert metrics["sampling/importance_sampling_ratio/masked_fraction"] == 0.5
+    assert metrics["sampling/importance_sampling_ratio/p50"] == pytest.approx(math.exp(0.3), rel=0.01)
+    assert metrics["sampling/importance_sampling_ratio/p99"] == pytest.approx(math.exp(2.0), rel=0.01)
+
+
+def test_without_correction_the_metrics_are_of_token_ratios():
+    assert described(LOGS, None, MASK)["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(2.0))
+
+
+def test_metrics_are_finite_when_no_token_is_in_the_loss():
+    metrics = described(LOGS, None, torch.zeros(2, 3))
+    assert metrics["sampling/sampling_logp_difference/max"] == 0
+    assert all(math.isfinite(value) for value in metrics.values())

@@ -1,0 +1,86 @@
+"""Ranks get even shares in equally many micro-batches; only samples without a gradient are left out."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, micro_batches, plan, spread
+from grpo_workload.spec.trainer import TrainingConfig
+
+
+def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5):
+    return Fact(prompt_tokens, tokens, is_truncated, reward, advantage)
+
+
+def make_sample(fact):
+    finish = "length" if fact.is_truncated else "stop"
+    answer = Completion(
+        token_ids=(7,) * fact.tokens, logprobs=(0.0,) * fact.tokens, text="", finish_reason=finish, weight_version=0
+    )
+    prompt = Prompt(index=0, text="", token_ids=(1,) * fact.prompt_tokens)
+    return Sample(prompt=prompt, completion=answer, reward=fact.reward, advantage=fact.advantage)
+
+
+ranks = st.lists(st.lists(st.integers(1, 1000), max_size=12), min_size=1, max_size=8)
+
+
+@given(tokens=ranks)
+def test_spread_keeps_every_piece_and_does_not_raise_the_largest_load(tokens):
+    shares = [[Piece(rank, place, count) for place, count in enumerate(own)] for rank, own in enumerate(tokens)]
+    after = spread(shares)
+    assert sorted(piece for share in after for piece in share) == sorted(piece for share in shares for piece in share)
+    loads = [sum(piece.tokens for piece in share) for share in after]
+    assert max(loads) <= max(sum(own) for own in tokens)
+    # If ranks still differ, no piece of the fullest rank is small enough to help the emptiest.
+    rich = after[loads.index(max(loads))]
+    gap = max(loads) - min(loads)
+    assert gap <= TOLERANCE * sum(loads) / len(loads) or all(piece.tokens >= gap for piece in rich)
+
+
+def test_nearly_equal_ranks_keep_their_samples():
+    shares = [[Piece(0, 0, 100), Piece(0, 1, 300)], [Piece(1, 0, 399)]]
+    assert spread(shares) == shares
+
+
+@given(tokens=ranks, budget=st.integers(1, 1500))
+def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
+    training = TrainingConfig(max_tokens_per_micro_batch=budget)
+    work = plan([[fact(count) for count in own] for own in tokens], training)
+    for rank in range(len(tokens)):
+        # Only where no sample moves: then micro_batches needs no collective.
+        if all(piece.owner == owner for owner, bins in enumerate(work.bins) for pieces in bins for piece in pieces):
+            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank))
+            assert len(batches) == work.num_micro_batches
+            assert sum(batch.num_tokens for batch in batches) == work.fed_tokens(rank)
+            assert sum(batch.num_tokens for batch in batches if batch.mask_BC.any()) == sum(
+                count + 2 for count in tokens[rank]
+            )
+
+
+@pytest.mark.parametrize(
+    ("left_out", "options", "num_tokens"),
+    [
+        (fact(advantage=0.0), {}, 8),  # its tokens still count in the denominator
+        (fact(reward=math.nan), {}, 4),
+        (fact(is_truncated=True), {"mask_truncated_completions": True}, 4),
+    ],
+)
+def test_samples_without_a_gradient_are_left_out(left_out, options, num_tokens):
+    work = plan([[fact(), left_out]], TrainingConfig(**options))
+    assert work.bins == [[[Piece(0, 0, 6)]]]
+    assert work.scale == LossScale(num_sequences=2, num_tokens=num_tokens)
+
+
+def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
+    assert len(plan([[fact(advantage=0.0)]], TrainingConfig(beta=0.1)).bins[0]) == 1
+
+
+def test_a_step_without_gradients_is_a_filler():
+    training = TrainingConfig()
+    work = plan([[fact(advantage=0.0)], []], training)
+    (batch,) = micro_batches(work, [], 1)
+    assert not batch.mask_BC.any()

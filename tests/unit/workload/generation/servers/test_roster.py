@@ -1,0 +1,90 @@
+"""The roster of engines: whatever the order of restarts, no process is used that missed the last completed push."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from grpo_workload.generation.servers.roster import Observation, Roster, agreed, is_lost
+from grpo_workload.spec.contract import Engine
+
+NAMES = ("a", "b", "c")
+ENGINE = Engine(name="a", pod="a-0", group="g", host="h", port=1, devices=(0,), rank_offset=1)
+
+
+class Engines(RuleBasedStateMachine):
+    """The real engines, and a roster that learns about them only from observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = dict.fromkeys(NAMES, 1)
+        self.held: dict[str, int] = {}  # by process: version of the weights that it got
+        self.version = 0
+        self.roster = Roster()
+        self.rounds: set[int] = set()
+
+    def processes(self) -> dict[str, str]:
+        return {name: f"{name}.{start}" for name, start in self.starts.items()}
+
+    @rule(name=st.sampled_from(NAMES))
+    def restart(self, name: str) -> None:
+        self.starts[name] += 1
+
+    @rule(lost=st.none() | st.sampled_from(NAMES), new_version=st.booleans())
+    def push(self, lost: str | None, new_version: bool) -> None:
+        """Push as the generator does; an engine may be lost after it was observed."""
+        seen = agreed([Observation(processes=self.processes()), Observation(processes={"a": self.processes()["a"]})])
+        assert seen == self.processes()
+        if lost is not None:
+            self.starts[lost] += 1
+        if self.roster.group != seen:
+            round_number = self.roster.begin_group()
+            assert round_number not in self.rounds
+            self.rounds.add(round_number)
+            if seen != self.processes():
+                self.roster.failed()
+                return
+            self.roster.joined(seen)
+        self.roster.begin_push()
+        if seen != self.processes():
+            assert is_lost(seen, [Observation(processes=self.processes())])
+            self.roster.failed()
+            return
+        self.version += new_version
+        self.held |= dict.fromkeys(self.processes().values(), self.version)
+        self.roster.pushed()
+
+    @invariant()
+    def processes_in_use_hold_the_current_weights(self) -> None:
+        assert all(self.held[process] == self.version for process in self.roster.current.values())
+
+    @invariant()
+    def processes_in_use_are_those_of_the_group(self) -> None:
+        assert not self.roster.current or self.roster.current == self.roster.group
+
+    @precondition(lambda self: self.roster.current)
+    @rule()
+    def a_restarted_engine_counts_as_lost(self) -> None:
+        lost = {name for name, process in self.processes().items() if self.roster.current[name] != process}
+        assert bool(lost) == is_lost(self.roster.current, [Observation(processes=self.processes())])
+
+
+Engines.TestCase.settings = settings(max_examples=50, stateful_step_count=20)
+TestEngines = Engines.TestCase
+
+
+def test_ranks_that_see_different_processes_do_not_agree() -> None:
+    assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"a": "a.2"})]) is None
+    assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"b": "b.1"})]) == {
+        "a": "a.1",
+        "b": "b.1",
+    }
+
+
+def test_an_unhealthy_engine_is_lost_and_prevents_agreement() -> None:
+    healthy = Observation(processes={"a": "a.1"})
+    unhealthy = Observation(processes={}, unhealthy=ENGINE, trouble="refuses connections")
+    assert agreed([healthy, unhealthy]) is None
+    assert is_lost({"a": "a.1"}, [healthy, unhealthy])
+    assert not is_lost({"a": "a.1"}, [healthy])

@@ -1,0 +1,89 @@
+"""The choice of the engine for the next prompt: the one with room and the fewest samples in flight for each copy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Lane, Router, choose
+from grpo_workload.spec.contract import Engine
+
+
+def engine(index: int, data_parallel: int = 1) -> Engine:
+    return Engine(
+        name=f"engine-{index}",
+        pod=f"engine-{index}",
+        group="generation",
+        host="h",
+        port=8000,
+        data_parallel=data_parallel,
+        devices=tuple(range(data_parallel)),
+        rank_offset=1 + index,
+    )
+
+
+def lanes(*in_flight: int) -> list[Lane]:
+    return [Lane(engine(index), count) for index, count in enumerate(in_flight)]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "first", "expected"),
+    [
+        ((8, 0, 8), 0, 1),
+        ((8, 8, 16), 0, 0),
+        ((8, 8, 16), 1, 1),
+        ((0, 0, 0), 5, 2),
+        ((256, 256, 249), 0, None),
+        ((256, 256, 248), 0, 2),
+    ],
+)
+def test_the_lane_with_room_and_the_fewest_in_flight_is_chosen(
+    in_flight: tuple[int, ...], first: int, expected: int | None
+) -> None:
+    all_lanes = lanes(*in_flight)
+    chosen = choose(all_lanes, 8, first)
+    assert chosen is (None if expected is None else all_lanes[expected])
+
+
+def test_load_is_counted_for_each_copy_of_an_engine() -> None:
+    single, double = Lane(engine(0), 8), Lane(engine(1, data_parallel=2), 12)
+    assert choose([single, double], 8, 0) is double
+
+
+def test_an_idle_engine_takes_a_group_of_any_size() -> None:
+    (lane,) = lanes(0)
+    assert choose([lane], SAMPLES_IN_FLIGHT * 4, 0) is lane
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 64), st.integers(0, 100))
+def test_no_lane_with_room_has_fewer_in_flight(in_flight: list[int], num_samples: int, first: int) -> None:
+    all_lanes = lanes(*in_flight)
+    chosen = choose(all_lanes, num_samples, first)
+    room = [lane for lane in all_lanes if lane.in_flight == 0 or lane.in_flight + num_samples <= SAMPLES_IN_FLIGHT]
+    assert (chosen is None) == (not room)
+    assert chosen is None or chosen.in_flight == min(lane.in_flight for lane in room)
+
+
+def test_ranks_with_one_prompt_each_use_all_engines() -> None:
+    engines = [engine(index) for index in range(4)]
+
+    async def first_choice(rank: int) -> str:
+        return (await Router(engines, first=rank).acquire(8)).engine.name
+
+    assert {asyncio.run(first_choice(rank)) for rank in range(4)} == {one.name for one in engines}
+
+
+async def test_a_prompt_without_a_lane_waits_until_one_is_released() -> None:
+    router = Router([engine(0), engine(1)], first=0)
+    taken = [await router.acquire(SAMPLES_IN_FLIGHT) for _ in range(2)]
+    waiting = asyncio.create_task(router.acquire(8))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    router.release(taken[1], SAMPLES_IN_FLIGHT)
+
+    assert await waiting is taken[1]
+    assert taken[1].in_flight == 8

@@ -1,0 +1,72 @@
+"""The watch over a group's store: a waiting collective is aborted when the process that serves the store has left."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
+from support.trainer.launchers import free_ports
+
+POLL = 0.02
+DEADLINE = 30.0
+
+
+def stores() -> tuple[Any, Any]:
+    """Return a store that this process serves, and a client of it."""
+    (port,) = free_ports(1)
+    served = dist.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    return served, dist.TCPStore(
+        "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
+    )
+
+
+def wait_until_aborted(error: Exception | None) -> None:
+    """Watch a store, close it, wait for the abort, then raise `error` or return normally."""
+    served, store = stores()
+    aborted = threading.Event()
+    with abort_when_left(store, aborted.set, POLL):
+        del served
+        assert aborted.wait(DEADLINE), "abort was not called"
+        if error is not None:
+            raise error
+
+
+def test_a_waiting_block_is_aborted_when_the_store_is_closed() -> None:
+    failed = OSError("the communicator is gone")
+    with pytest.raises(RuntimeError, match="left the transfer group in the middle of an update") as caught:
+        wait_until_aborted(failed)
+    assert caught.value.__cause__ is failed
+
+
+def test_an_aborted_block_that_returns_raises_too() -> None:
+    """An aborted broadcast returns normally and leaves garbage in its buffer."""
+    with pytest.raises(RuntimeError, match="left the transfer group"):
+        wait_until_aborted(None)
+
+
+def test_nothing_happens_while_the_store_is_served() -> None:
+    served, store = stores()
+    aborted = threading.Event()
+    was_checked = threading.Event()
+
+    class Counted:
+        def __init__(self) -> None:
+            self.checks = 0
+
+        def check(self, keys: list[str]) -> bool:
+            self.checks += 1
+            if self.checks > 2:
+                was_checked.set()
+            return bool(store.check(keys))
+
+    with abort_when_left(Counted(), aborted.set, POLL):
+        assert was_checked.wait(DEADLINE)
+    with pytest.raises(KeyError, match="its own"), abort_when_left(store, aborted.set, POLL):
+        raise KeyError("its own")
+    assert not aborted.is_set()
+    served.set("still", "there")

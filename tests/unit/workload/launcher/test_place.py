@@ -1,0 +1,81 @@
+"""Asserts that pods agree on ranks and their variables, and that contracts with inconsistent members are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.launcher.place import Place
+from grpo_workload.pod.contract_file import ContractError
+from grpo_workload.spec.contract import RANK_ENV, Contract
+from support.trainer.places import CONFIG
+
+
+def contract_json(gpus: list[int]) -> dict[str, Any]:
+    members = [
+        {
+            "pod": f"pod-{index}",
+            "group": "trainer",
+            "host": f"pod-{index}.job",
+            "gpus": count,
+            "rankOffset": sum(gpus[:index]),
+        }
+        for index, count in enumerate(gpus)
+    ]
+    return {
+        "contractVersion": 1,
+        "job": {"namespace": "ns", "name": "job", "uid": "u"},
+        "attempt": 3,
+        "device": "cpu",
+        "members": members,
+        "durable": False,
+        "config": CONFIG,
+    }
+
+
+def place_of(contract: Contract, pod: str) -> Place:
+    return Place(contract=contract, pod=pod, pod_uid="uid", state_dir=Path("/state"), termination_log=Path("/log"))
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=20))
+def test_ranks_of_all_pods_are_unique_and_contiguous(gpus: list[int]) -> None:
+    contract = Contract.model_validate(contract_json(gpus))
+    places = [place_of(contract, member.pod) for member in contract.members]
+
+    envs = [place.rank_env(local_rank) for place in places for local_rank in range(place.member.gpus)]
+
+    assert [int(env["RANK"]) for env in envs] == list(range(sum(gpus)))
+    assert [rank for place in places for rank in place.ranks] == list(range(sum(gpus)))
+    assert {env["WORLD_SIZE"] for env in envs} == {str(sum(gpus))}
+    assert {env["MASTER_ADDR"] for env in envs} == {"pod-0.job"}
+    assert [place.is_master for place in places] == [True] + [False] * (len(gpus) - 1)
+    assert all(set(env) == set(RANK_ENV) for env in envs)
+
+
+@given(st.lists(st.integers(1, 16), min_size=2, max_size=8), st.data())
+def test_ranks_that_overlap_or_leave_gaps_are_refused(gpus: list[int], data: st.DataObject) -> None:
+    raw = contract_json(gpus)
+    broken = data.draw(st.sampled_from(raw["members"]))
+    broken["rankOffset"] = data.draw(st.integers(0, 200).filter(lambda offset: offset != broken["rankOffset"]))
+
+    with pytest.raises(ContractError, match=rf"members\[{broken['pod']}\].rankOffset is {broken['rankOffset']}"):
+        place_of(Contract.model_validate(raw), "pod-0")
+
+
+def test_a_pod_that_is_not_a_member_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"POD_NAME 'pod-9' must name exactly one member .* pod-0, pod-1"):
+        place_of(Contract.model_validate(contract_json([1, 2])), "pod-9")
+
+
+def test_the_place_is_read_from_the_variables(tmp_path: Path) -> None:
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(contract_json([2, 1])))
+    environ = {"POD_NAME": "pod-1", "POD_UID": "uid-1", "GRPO_CONTRACT": str(path), "GRPO_STATE_DIR": str(tmp_path)}
+
+    place = Place.read(environ)
+
+    assert (place.group_rank, list(place.ranks), place.pod_uid, place.state_dir) == (1, [2], "uid-1", tmp_path)
+    assert [member.pod for member in place.others] == ["pod-0"]

@@ -1,0 +1,66 @@
+"""Asserts how the exits of a pod's ranks are summed up, and what error messages quote from ranks and their logs."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from grpo_workload.launcher.rank_processes import RankExit, describe_error, result_of
+from grpo_workload.spec.contract import ExitCode
+
+
+def ended(rank: int, code: int, at: float = 0.0, asked: bool = False) -> RankExit:
+    return RankExit(rank=rank, code=code, at=at, error="ValueError: boom", asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("exits", "exit_code", "reason", "rank"),
+    [
+        ([ended(0, 0), ended(1, 0)], ExitCode.DONE, "Done", None),
+        ([ended(0, 75), ended(1, 75)], ExitCode.STOPPED, "Stopped", None),
+        ([ended(0, 0), ended(1, 75)], ExitCode.STOPPED, "Stopped", None),
+        ([ended(0, 75), ended(1, 1)], ExitCode.RANK_FAILED, "RankFailed", 1),
+        ([ended(0, 1, at=2), ended(1, 1, at=1)], ExitCode.RANK_FAILED, "RankFailed", 1),
+        ([ended(0, 64, at=1), ended(1, -15, at=2)], ExitCode.CONFIG_ERROR, "ConfigError", 0),
+        ([ended(0, -15, asked=True)], ExitCode.STOPPED, "StoppedEarly", 0),
+        ([ended(0, -15)], ExitCode.RANK_FAILED, "RankFailed", 0),
+        ([ended(0, -9, asked=True)], ExitCode.RANK_FAILED, "RankFailed", 0),
+    ],
+)
+def test_the_first_failure_decides(exits: list[RankExit], exit_code: ExitCode, reason: str, rank: int | None) -> None:
+    result = result_of(exits)
+    assert (result.exit_code, result.reason, result.rank) == (exit_code, reason, rank)
+
+
+def test_the_message_names_rank_exit_code_or_signal_and_error() -> None:
+    assert result_of([ended(3, 1)]).message == "rank 3 failed with exit code 1: ValueError: boom"
+    assert "rank 3 was killed by SIGKILL (probably out of memory" in result_of([ended(3, -signal.SIGKILL)]).message
+    assert "rank 3 was killed by SIGSEGV" in result_of([ended(3, -signal.SIGSEGV)]).message
+
+
+def test_a_recorded_exception_is_quoted_instead_of_the_log(tmp_path: Path) -> None:
+    error, log = tmp_path / "error.json", tmp_path / "stderr.log"
+    log.write_text("loading\nkilled here\n")
+    traceback = "".join(f"line {number}\n" for number in range(100))
+    error.write_text(
+        json.dumps(
+            {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": traceback, "timestamp": "1"}}}
+        )
+    )
+
+    lines = describe_error(error, [log]).splitlines()
+
+    assert (lines[0], lines[1], lines[-1]) == ("ValueError: boom", "line 85", "line 99")
+
+
+def test_without_an_exception_the_end_of_the_log_is_quoted(tmp_path: Path) -> None:
+    error, log = tmp_path / "error.json", tmp_path / "stderr.log"
+    log.write_text("loading\nkilled here\n")
+    assert describe_error(error, [log]).endswith("loading\nkilled here")
+
+    error.write_text('{"message": {"mess')
+    assert describe_error(error, [log]).endswith("loading\nkilled here")
+
+    log.write_text("")
+    assert describe_error(error, [log]) == "it left no log"

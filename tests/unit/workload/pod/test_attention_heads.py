@@ -1,0 +1,66 @@
+"""Asserts that models whose heads cannot be split evenly are refused, with a number of GPUs that would work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.pod.attention_heads import check_heads, read_model_config
+from grpo_workload.spec.inputs import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "message"),
+    [
+        (
+            2,
+            {"num_attention_heads": 9, "num_key_value_heads": 3},
+            "the model's 9 attention heads and 3 key and value heads .* 2 GPUs; 1 would",
+        ),
+        (
+            8,
+            {"num_attention_heads": 12},
+            "the model's 12 attention heads cannot be split evenly over 8 GPUs; 4 would work",
+        ),
+        (
+            6,
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            "12 attention heads and 4 key and value heads .* 6 GPUs; 2 would work",
+        ),
+        (4, {"text_config": {"num_attention_heads": 14}}, "the model's 14 attention heads .* 4 GPUs; 2 would work"),
+    ],
+)
+def test_heads_that_cannot_be_split_evenly_are_refused(size: int, model: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^generation.tensorParallel: .*{message}"):
+        check_heads("generation.tensorParallel", size, model)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_fewer_key_and_value_heads_than_gpus_are_accepted(size: int) -> None:
+    check_heads("f", size, {"num_attention_heads": 32, "num_key_value_heads": 4})
+
+
+def test_a_model_without_a_number_of_heads_is_accepted() -> None:
+    check_heads("f", 7, {})
+
+
+@given(st.integers(1, 64), st.integers(1, 128), st.integers(1, 128))
+def test_the_number_that_a_refusal_suggests_is_accepted(size: int, heads: int, key_values: int) -> None:
+    model = {"num_attention_heads": heads, "num_key_value_heads": key_values}
+    try:
+        check_heads("f", size, model)
+    except ValueError as error:
+        better = int(str(error).split("; ")[1].split()[0])
+        assert size % better == 0
+        check_heads("f", better, model)
+
+
+def test_the_models_configuration_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_model_config(ModelConfig(path=str(tmp_path))) == {}
+    assert read_model_config(ModelConfig(name="org/no-such-model-anywhere")) == {}
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
+    assert read_model_config(ModelConfig(path=str(tmp_path))) == {"num_attention_heads": 9}

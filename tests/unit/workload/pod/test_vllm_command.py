@@ -1,0 +1,143 @@
+"""Asserts the arguments and variables of vLLM servers, which arguments are refused, and what backends are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_workload.generation import vllm_api
+from grpo_workload.pod.vllm_command import as_flags, engine_command
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.inputs import ModelConfig
+
+
+def contract(device: str = "cuda", **generation: Any) -> Contract:
+    engines = [
+        {
+            "name": f"engine-{index}",
+            "pod": "pod-0",
+            "group": "g",
+            "host": "h",
+            "port": 8000 + index,
+            "rankOffset": offset,
+        }
+        | {"tensorParallel": size, "dataParallel": 2, "devices": list(range(offset - 1, offset - 1 + 2 * size))}
+        for index, size, offset in ((0, 1, 1), (1, 2, 3))
+    ]
+    return Contract.model_validate(
+        {
+            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            "attempt": 0,
+            "device": device,
+            "members": [{"pod": "trainer-0", "group": "trainer", "host": "h", "gpus": 1, "rankOffset": 0}],
+            "engines": engines,
+            "transfers": [{"sender": 0, "host": "h", "port": 9000, "worldSize": 7}],
+            "durable": False,
+            "config": {
+                "model": {"name": "org/model", "revision": "abc"},
+                "dataset": {"name": "d"},
+                "rewards": [{"name": "r", "accuracy": {}}],
+                "generation": {"topology": "Server", **generation},
+            },
+        }
+    )
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_an_engine_gets_its_parallel_sizes_model_port_and_devices() -> None:
+    job = contract(maxModelLen=4096)
+    command, environ = engine_command(job, job.engines[1], {"RANK": "3", "MASTER_ADDR": "x", "HOME": "/root"})
+
+    assert (value(command, "--tensor-parallel-size"), value(command, "--data-parallel-size")) == ("2", "2")
+    assert (value(command, "--model"), value(command, "--revision"), value(command, "--max-model-len")) == (
+        "org/model",
+        "abc",
+        "4096",
+    )
+    assert (value(command, "--port"), value(command, "--weight-transfer-config")) == (
+        "8001",
+        '{"backend": "watched_nccl"}',
+    )
+    assert environ["CUDA_VISIBLE_DEVICES"] == "2,3,4,5"
+    assert environ["VLLM_SERVER_DEV_MODE"] == "1"
+    assert environ["HOME"] == "/root"
+    assert not {"RANK", "MASTER_ADDR"} & environ.keys()
+
+
+def test_each_start_serves_the_model_under_another_name() -> None:
+    job = contract()
+    names = {value(engine_command(job, job.engines[0], {})[0], "--served-model-name") for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_the_kv_cache_is_sized_in_bytes_or_as_a_share_of_the_gpu() -> None:
+    by_share, _ = engine_command(contract(), contract().engines[0], {})
+    in_bytes, _ = engine_command(contract(kvCacheMemory="4Gi"), contract().engines[0], {})
+    own, _ = engine_command(contract(gpuMemoryUtilization=0.5), contract().engines[0], {})
+    assert value(by_share, "--gpu-memory-utilization") == "0.9"
+    assert value(in_bytes, "--kv-cache-memory-bytes") == str(4 * 2**30)
+    assert "--gpu-memory-utilization" not in in_bytes
+    assert value(own, "--gpu-memory-utilization") == "0.5"
+
+
+def test_engines_on_cpus_share_the_cores() -> None:
+    job = contract("cpu")
+    command, environ = engine_command(job, job.engines[0], {})
+    assert value(command, "--weight-transfer-config") == '{"backend": "gloo"}'
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert int(environ["OMP_NUM_THREADS"]) >= 1
+    assert "CUDA_VISIBLE_DEVICES" not in environ
+
+
+@pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight-transfer-config", "gpu_memory_utilization"])
+def test_arguments_that_the_trainer_sets_are_refused(name: str) -> None:
+    job = contract(engineArgs={name: 1})
+    with pytest.raises(ValueError, match=rf"generation.engineArgs: {name.replace('-', '_')} cannot be set"):
+        engine_command(job, job.engines[0], {})
+
+
+def test_a_model_that_cannot_be_split_over_the_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 9}')
+    job = contract()
+    job = job.model_copy(update={"config": job.config.model_copy(update={"model": ModelConfig(path=str(tmp_path))})})
+    engine_command(job, job.engines[0], {})
+    with pytest.raises(
+        ValueError,
+        match=r"generation\.tensorParallel of engine engine-1: the model's 9 attention heads .* 2 GPUs; 1 would work",
+    ):
+        engine_command(job, job.engines[1], {})
+
+
+def test_arguments_become_flags() -> None:
+    arguments = {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 8,
+        "seed": None,
+        "a": {"b": [1]},
+        "c": [1, "x"],
+    }
+    flags = [
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--max-num-seqs",
+        "8",
+        "--a",
+        '{"b": [1]}',
+        "--c",
+        "1",
+        "x",
+    ]
+    assert as_flags(arguments) == flags  # type: ignore[arg-type]
+
+
+def test_only_our_backend_gets_the_round() -> None:
+    common = {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 2}
+    place = {"host": "h", "port": 1, "rank_offset": 1, "world_size": 2, "round_number": 3}
+    assert vllm_api.init_info("nccl", **place) == common  # vLLM's own backend refuses what it does not know
+    assert vllm_api.init_info("gloo", **place) == common | {"round_number": 3}

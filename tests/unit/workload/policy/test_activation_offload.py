@@ -1,0 +1,52 @@
+"""Offloaded activations come back unchanged. Streams and memory are tested on a GPU (tests/gpu/test_kernels.py)."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from grpo_workload.policy import activation_offload
+from grpo_workload.policy.activation_offload import Activations
+
+LAYERS = 6
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    built = AutoModelForCausalLM.from_config(config)
+    built.gradient_checkpointing_enable({"use_reentrant": False})
+    return built.train()
+
+
+def gradient(model, context) -> torch.Tensor:
+    model.zero_grad()
+    with context:
+        logits = model(input_ids=torch.arange(50).unsqueeze(0), use_cache=False).logits
+    logits.log_softmax(-1).square().sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def test_gradients_are_bitwise_equal_in_every_step(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
+    moving, plain = Activations(torch.device("cpu")), gradient(model, nullcontext())
+    for _ in range(2):
+        assert torch.equal(gradient(model, moving.offloaded()), plain)
+    parked = [one for one in moving._parked if one.host.shape == (1, 50, 64)]
+    assert len(parked) >= LAYERS
+    assert all(one.back is None for one in parked), "a copy on the device was kept after its use"
+
+
+def test_small_and_shared_tensors_and_weights_are_not_offloaded(model) -> None:
+    moving = Activations(torch.device("cpu"))
+    gradient(model, moving.offloaded())
+    assert moving._parked == []

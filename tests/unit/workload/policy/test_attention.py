@@ -1,0 +1,106 @@
+"""Packed sequences compute the same as each sequence alone; unsupported models and arguments are refused."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3NextConfig
+
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention
+from grpo_workload.policy.logprobs import LogprobHead
+
+attention.register()
+SHAPE = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SHAPE),
+    "qwen2": Qwen2Config(**SHAPE),
+    "sliding window": MistralConfig(**SHAPE, sliding_window=4),
+}
+
+
+def samples():
+    random = torch.Generator().manual_seed(0)
+    for index, (prompt, completion) in enumerate([(3, 9), (6, 1), (1, 5)]):
+        ids = torch.randint(0, 60, (prompt + completion,), generator=random).tolist()
+        answer = Completion(
+            token_ids=tuple(ids[prompt:]), logprobs=(0.0,) * completion, text="", finish_reason="stop", weight_version=0
+        )
+        yield Sample(
+            prompt=Prompt(index=index, text="", token_ids=tuple(ids[:prompt])),
+            completion=answer,
+            reward=1.0,
+            advantage=1.0,
+        )
+
+
+def make_model(name, implementation):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), attn_implementation=implementation)
+
+
+def logprobs_of(model, chosen):
+    return LogprobHead(model).per_token(model, micro_batch(chosen), 1.0)[0]
+
+
+def alone(model, sample):
+    """Log-probabilities of one sample, from the model's own logits."""
+    ids = torch.tensor([[*sample.prompt.token_ids, *sample.completion.token_ids]])
+    first = len(sample.prompt.token_ids)
+    logits = model(input_ids=ids).logits[0, first - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[0, first:].unsqueeze(1)).squeeze(1)
+
+
+@pytest.mark.parametrize("implementation", ["varlen", "sdpa", "eager"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_sequences_compute_the_same_as_each_alone(name, implementation):
+    plain, packed = make_model(name, "eager"), make_model(name, implementation)
+    rows = logprobs_of(packed, list(samples()))
+    rows.sum().backward()
+    for row, sample in zip(rows, samples(), strict=True):
+        expected = alone(plain, sample)
+        expected.sum().backward()
+        torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+        assert not row[len(expected) :].any()
+    for ours, theirs in zip(packed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_sequence_does_not_see_its_neighbour(name):
+    model = make_model(name, "varlen")
+    first, second, third = samples()
+    other = micro_batch([third]).input_ids_1N.flip(1).flatten().tolist()
+    changed = Sample(
+        prompt=Prompt(index=9, text="", token_ids=tuple(other)), completion=third.completion, reward=1.0, advantage=1.0
+    )
+    assert torch.equal(logprobs_of(model, [first, second, third])[:2], logprobs_of(model, [first, second, changed])[:2])
+
+
+def test_missing_bounds_raise_instead_of_mixing_sequences():
+    with pytest.raises(ValueError, match="without cu_seq_lens_q and max_length_q"):
+        make_model("llama", "varlen")(input_ids=torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("asked", [{"softcap": 30.0}, {"dropout": 0.1}, {"s_aux": torch.zeros(2)}])
+def test_unsupported_arguments_raise(asked):
+    query = torch.zeros(1, 2, 3, 8)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3], dtype=torch.int32), "max_length_q": 3}
+    with pytest.raises(ValueError, match=r"model.attention: varlen does not support .* use sdpa or eager"):
+        attention.attend(torch.nn.Identity(), query, query, query, None, **bounds, **asked)
+
+
+def test_models_with_recurrent_layers_are_refused():
+    attention.check_packable(CONFIGS["sliding window"])
+    with pytest.raises(
+        ValueError, match="model: qwen3_next has layers of the types linear_attention, which would mix sequences"
+    ):
+        attention.check_packable(Qwen3NextConfig())

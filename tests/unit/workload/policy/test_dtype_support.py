@@ -1,0 +1,53 @@
+"""Dtypes that devices support, and the error that names the ranks whose device lacks one."""
+
+import pytest
+
+from grpo_workload.policy.dtype_support import Support, check_precision, cpu_dtypes, cuda_dtypes, own_support
+from grpo_workload.spec.contract import Device
+
+V100 = cuda_dtypes((7, 0), bfloat16=False)
+H200 = cuda_dtypes((9, 0), bfloat16=True)
+
+
+def world(*devices: tuple[str, tuple[str, ...]]) -> list[Support]:
+    return [Support(rank=rank, device=name, dtypes=dtypes) for rank, (name, dtypes) in enumerate(devices)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "bfloat16", "dtypes"),
+    [
+        ((9, 0), True, ("bfloat16", "float16", "float32")),
+        ((8, 0), True, ("bfloat16", "float16", "float32")),
+        ((7, 5), True, ("float16", "float32")),  # a build of torch that counts emulation as support
+        ((8, 6), False, ("float16", "float32")),  # a build of torch without it
+        ((5, 2), False, ("float32",)),
+    ],
+)
+def test_dtypes_follow_the_compute_capability(
+    capability: tuple[int, int], bfloat16: bool, dtypes: tuple[str, ...]
+) -> None:
+    assert cuda_dtypes(capability, bfloat16=bfloat16) == dtypes
+
+
+def test_ranks_with_old_gpus_are_named_with_a_dtype_that_works_on_all() -> None:
+    ranks = world(("H200", H200), ("V100", V100), ("V100", V100), ("V100", V100), ("H200", H200), ("V100", V100))
+    with pytest.raises(
+        ValueError, match=r"^model.dtype: .* do not support bfloat16: ranks 1-3, 5 \(V100\); float16 would work$"
+    ):
+        check_precision("bfloat16", ranks)
+    check_precision("float16", ranks)
+    check_precision("float32", ranks)
+    check_precision("bfloat16", world(("H200", H200)))
+
+
+def test_kinds_of_devices_are_listed_apart_and_the_suggestion_works_on_every_rank() -> None:
+    ranks = world(("M40", cuda_dtypes((5, 2), bfloat16=False)), ("V100", V100), ("H200", H200))
+    with pytest.raises(ValueError, match=r"rank 0 \(M40\); rank 1 \(V100\); float32 would work"):
+        check_precision("bfloat16", ranks)
+
+
+def test_cpus_train_in_bfloat16_and_not_in_float16() -> None:
+    assert cpu_dtypes() == own_support(3, Device.CPU).dtypes
+    check_precision("bfloat16", [own_support(0, Device.CPU)])
+    with pytest.raises(ValueError, match=r"float16: rank 0 \(CPU\); bfloat16 would work"):
+        check_precision("float16", [own_support(0, Device.CPU)])

@@ -1,0 +1,43 @@
+"""PyTorch's fused kernel replaces exactly the norms that compute the same."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from grpo_workload.policy.load import fuse_norms
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
+def test_a_fused_norm_computes_the_same_forward_and_backward(kind: type[nn.Module]) -> None:
+    plain = kind(64, eps=1e-5)
+    nn.init.normal_(plain.weight)
+    model = nn.Sequential(copy.deepcopy(plain))
+    assert fuse_norms(model) == 1
+    hidden = torch.randn(2, 5, 64)
+    results = []
+    for norm in (plain, model):
+        given = hidden.clone().requires_grad_()
+        norm(given).square().sum().backward()
+        results.append((norm(hidden), given.grad, next(norm.parameters()).grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_copy_of_a_fused_norm_has_its_own_weight() -> None:
+    model = nn.Sequential(LlamaRMSNorm(8))
+    fuse_norms(model)
+    second = copy.deepcopy(model)
+    nn.init.zeros_(second[0].weight)
+    assert second(torch.ones(1, 8)).abs().sum() == 0
+    assert model(torch.ones(1, 8)).abs().sum() > 0
+
+
+def test_other_norms_are_not_replaced() -> None:
+    model = nn.Sequential(GemmaRMSNorm(64), nn.LayerNorm(64))
+    before = [module.forward for module in model]
+    assert fuse_norms(model) == 0
+    assert [module.forward for module in model] == before

@@ -1,0 +1,232 @@
+"""Which modules may have adapters, what weights they merge to, and how much memory merging takes."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from grpo_workload.policy import lora
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.weights.export import Export
+
+IDS_BT = torch.arange(12).view(2, 6)
+
+
+def llama(*, tied: bool = False, hidden: int = 16, layers: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+        attention_bias=True,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+
+
+def train(model: Any) -> None:
+    """Change every trained parameter."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += torch.randn_like(parameter) / 8
+
+
+def config(**fields: Any) -> LoraConfig:
+    return LoraConfig.model_validate({"r": 3, "alpha": 12, **fields})
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (llama, {}),
+        (llama, {"targetModules": ["q_proj", "down_proj"], "modulesToSave": ["lm_head", "embed_tokens", "norm"]}),
+        (llama, {"modulesToSave": ["mlp"]}),
+        (lambda: llama(tied=True), {"modulesToSave": ["input_layernorm"]}),
+        (gpt2, {}),
+    ],
+)
+def test_merged_weights_compute_the_same_as_the_trained_model(make: Any, fields: dict[str, Any]) -> None:
+    model, plain = make(), make()
+    before = {name: parameter.clone() for name, parameter in plain.named_parameters()}
+    adapters = Adapters(model, config(**fields), seed=1)
+    train(model)
+    frozen = {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    weights = dict(Export(adapters.pushed(), is_partitioned=False))
+    assert weights.keys() == before.keys()
+    plain.load_state_dict(weights, strict=False)
+    model.eval()
+    plain.eval()
+    torch.testing.assert_close(model(IDS_BT).logits, plain(IDS_BT).logits, atol=1e-5, rtol=1e-5)
+    assert all(parameter.equal(frozen[name]) for name, parameter in model.named_parameters() if name in frozen)
+
+    initial = make().eval()
+    model.train()
+    assert not torch.allclose(model(IDS_BT).logits, initial(IDS_BT).logits, atol=1e-3)
+    with adapters.disabled():
+        torch.testing.assert_close(model(IDS_BT).logits, initial(IDS_BT).logits, atol=0, rtol=0)
+    assert model.training
+    assert {id(parameter) for parameter in adapters.trained()} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_initial_values_depend_only_on_the_seed() -> None:
+    def first(seed: int) -> list[torch.Tensor]:
+        torch.rand(3)
+        return [parameter.detach() for parameter in Adapters(llama(), config(), seed=seed).trained()]
+
+    state = torch.random.get_rng_state()
+    once = first(1)
+    torch.random.set_rng_state(state)
+    assert all(a.equal(b) for a, b in zip(once, first(1), strict=True))
+    assert not all(a.equal(b) for a, b in zip(once, first(2), strict=True))
+
+
+def test_dropout_acts_only_in_training() -> None:
+    adapters = Adapters(model := llama(), config(dropout=0.5), seed=1)
+    train(model)
+    plain = llama().eval()
+    plain.load_state_dict(dict(Export(adapters.pushed(), is_partitioned=False)))
+    model.train()
+    assert not torch.allclose(model(IDS_BT).logits, model(IDS_BT).logits)
+    model.eval()
+    torch.testing.assert_close(model(IDS_BT).logits, plain(IDS_BT).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_both_output_layers_give_logprobs() -> None:
+    adapters = Adapters(model := llama(), config(modulesToSave=["lm_head"]), seed=1)
+    train(model)
+    head = LogprobHead(model, output_layers(model))
+    model.eval()
+    targets_K = torch.tensor([3, 1, 4])
+
+    def check() -> None:
+        expected = model(IDS_BT).logits.flatten(0, 1)[:3].log_softmax(-1).gather(1, targets_K.unsqueeze(1)).squeeze(1)
+        with head.targets(torch.arange(3), targets_K, 1.0):
+            torch.testing.assert_close(model(IDS_BT).logits[:, 0], expected)
+
+    check()
+    with adapters.disabled():
+        check()
+
+
+def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "SLICE_ELEMENTS", 4096)
+    adapters = Adapters(model := llama(hidden=256, layers=3, dtype=torch.bfloat16), config(), seed=1)
+    train(model)
+    largest = max(p.numel() * p.element_size() for p in model.parameters())
+    kept: Any = None  # a consumer holds a weight until it has the next one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _, weight in Export(adapters.pushed(), is_partitioned=False):
+            kept = weight
+    assert kept is not None
+    # Earlier allocations have no events here, so the sum is the memory in use on top of the model.
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    alive = list(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    slices = 4 * 4 * 4096  # float32 slices of the weight, the factors and their product
+    assert largest < max(alive) < 2 * largest + slices
+    assert slices < largest / 2
+
+
+@pytest.mark.parametrize(
+    ("tied", "fields", "message"),
+    [
+        (
+            True,
+            {"modulesToSave": ["lm_head"]},
+            r"lora\.modulesToSave: lm_head has the weight .* share .* Others would work: .*norm",
+        ),
+        (True, {"modulesToSave": ["embed_tokens"]}, r"lora\.modulesToSave: embed_tokens has the weight"),
+        (
+            True,
+            {"targetModules": ["embed_tokens"]},
+            r"lora\.targetModules: embed_tokens has the weight .* would work: down_proj, .*q_proj",
+        ),
+        (
+            False,
+            {"targetModules": ["q_proj", "w_proj"]},
+            r"lora\.targetModules: the model has no module w_proj; it has down_proj, ",
+        ),
+        (False, {"modulesToSave": ["score"]}, r"lora\.modulesToSave: the model has no module score; it has .*lm_head"),
+        (
+            False,
+            {"targetModules": ["lm_head"]},
+            r"lora\.targetModules: lm_head computes logits.*modulesToSave: \[lm_head\] would work",
+        ),
+        (
+            False,
+            {"targetModules": ["mlp"]},
+            r"lora\.targetModules: mlp is not a linear layer; down_proj, .* would work",
+        ),
+        (False, {"modulesToSave": ["layers"]}, r"lora: peft refuses these settings: No modules were targeted"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(
+    tied: bool, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adapters(llama(tied=tied), config(**fields), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"targetModules": ["all-linear", "lm_head"]}, "targetModules must be either all-linear or names of modules"),
+        (
+            {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]},
+            "a module must not be in both targetModules and modulesToSave",
+        ),
+        ({"r": 0}, "greater than or equal to 1"),
+        ({"dropout": 1}, "less than 1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(**fields)
+
+
+def test_pushed_adapters_have_the_names_of_peft_and_a_scaled_b() -> None:
+    model = llama()
+    adapters = Adapters(model, LoraConfig(r=4, alpha=6, push="adapters"), seed=0)
+    train(model)
+    pushed = {name: weight.clone() for name, weight in Export(adapters.pushed(), is_partitioned=False)}
+    saved = {name.replace(".default.", "."): weight for name, weight in Export(adapters.saved(), is_partitioned=False)}
+    assert pushed.keys() == saved.keys()
+    for name, weight in pushed.items():
+        assert torch.equal(weight, saved[name] * (1.5 if ".lora_B." in name else 1.0)), name
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"lora": {"push": "adapters", "modulesToSave": ["lm_head"]}}, "push adapters cannot send modulesToSave"),
+        ({"lora": {"push": "adapters", "r": 513}}, "r of at most 512"),
+        ({"lora": {"push": "adapters"}, "generation": {}}, "needs generation.topology Server or NodeLocal"),
+    ],
+)
+def test_adapters_that_engines_cannot_load_are_refused(section: dict[str, Any], message: str) -> None:
+    job = {
+        "model": {"path": "/m"},
+        "dataset": {"name": "d"},
+        "rewards": [{"name": "r", "accuracy": {}}],
+        "generation": {"topology": "Server"},
+    }
+    with pytest.raises(ValidationError, match=message):
+        TrainerConfig.model_validate(job | section)
+    merged = {**section, "lora": {**section["lora"], "push": "merged"}}
+    assert not TrainerConfig.model_validate(job | merged).pushes_adapters

@@ -1,0 +1,28 @@
+"""Asserts that seeds stay the same over releases, fit vLLM, and differ between prompts and between epochs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.ranks.seeds import prompt_seed, step_seed
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def test_seeds_do_not_change_between_releases() -> None:
+    assert prompt_seed(42, 7, 3) == 4272836090866208229
+    assert step_seed(42, 7) == 1955881634
+
+
+@given(SEEDS, st.integers(0, 10**6), st.integers(0, 10**4), st.integers(0, 10**4))
+def test_each_prompt_of_a_step_has_its_own_seed_that_vllm_accepts(seed: int, step: int, one: int, other: int) -> None:
+    assert 0 <= prompt_seed(seed, step, one) < 2**62
+    assert (prompt_seed(seed, step, one) == prompt_seed(seed, step, other)) == (one == other)
+
+
+def test_a_row_gets_another_seed_in_each_epoch() -> None:
+    source = PromptSource([{}], lambda index, row: Prompt(index=index, text="?", token_ids=(1,)), seed=1)
+    seeds = [prompt.seed for step in range(2) for prompt in source.batch(step, 3)]
+    assert len(set(seeds)) == 6
+    assert seeds[3:] == [prompt_seed(1, 1, position) for position in range(3)]

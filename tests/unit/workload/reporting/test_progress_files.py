@@ -1,0 +1,54 @@
+"""Progress and phases that ranks write are read back with their age; what is not finite or outdated is dropped."""
+
+import math
+import os
+import time
+from pathlib import Path
+
+from grpo_workload.reporting.progress_files import (
+    FILE_NAME,
+    forget_progress,
+    read_phases,
+    read_progress,
+    write_phase,
+    write_progress,
+)
+from grpo_workload.spec.contract import Progress
+
+
+def test_nothing_is_read_before_the_first_write(tmp_path: Path) -> None:
+    assert read_progress(tmp_path) is None
+
+
+def test_the_last_write_is_read_with_its_age(tmp_path: Path) -> None:
+    write_progress(tmp_path, Progress(step=1))
+    write_progress(tmp_path, Progress(step=2, total_steps=9, phase="Training", reward=0.5, age_seconds=10))
+    minute_ago = time.time() - 60
+    os.utime(tmp_path / FILE_NAME, (minute_ago, minute_ago))
+
+    progress = read_progress(tmp_path)
+
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.phase, progress.reward) == (2, 9, "Training", 0.5)
+    assert 70 <= progress.age_seconds < 80
+
+
+def test_metrics_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    write_progress(tmp_path, Progress(metrics={"reward": 0.5, "kl": math.nan, "ratio": math.inf}))
+
+    progress = read_progress(tmp_path)
+
+    assert progress is not None
+    assert progress.metrics == {"reward": 0.5}
+
+
+def test_the_phase_of_each_rank_is_read_with_its_age(tmp_path: Path) -> None:
+    write_phase(tmp_path, 7, "Loading")
+    write_phase(tmp_path, 7, "Generating")
+    write_phase(tmp_path, 8, "Training")
+    half_an_hour_ago = time.time() - 1830
+    os.utime(tmp_path / "phases" / "7", (half_an_hour_ago, half_an_hour_ago))
+
+    assert read_phases(tmp_path, range(6, 9)) == {"7": "Generating for 1830 s", "8": "Training for 0 s"}
+    forget_progress(tmp_path)
+    assert read_phases(tmp_path, range(6, 9)) == {}

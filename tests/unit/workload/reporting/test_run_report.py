@@ -1,0 +1,45 @@
+"""RunReport keeps one completion per prompt, and reports the median duration of the last steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.reporting.progress_files import read_progress
+from grpo_workload.reporting.run_report import RunReport
+
+
+def _sample(prompt: int, answer: str) -> Sample:
+    completion = Completion(token_ids=(1,), logprobs=(0.0,), text=answer, finish_reason="stop", weight_version=0)
+    return Sample(
+        prompt=Prompt(index=prompt, text=f"prompt {prompt}", token_ids=(1,)),
+        completion=completion,
+        reward=0.5,
+        advantage=0.25,
+    )
+
+
+def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
+    samples = [_sample(prompt, f"answer {prompt}.{number}") for prompt in (7, 3) for number in range(3)]
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, samples, [])
+    report.close()
+    kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
+    assert [line["advantage"] for line in kept] == [0.25, 0.25]
+    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
+def test_the_median_duration_of_the_last_20_steps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=30, step=0)
+    # The first step compiles; the others take longer and longer.
+    for step, seconds in enumerate([60, *range(1, 24)]):
+        now += seconds
+        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
+    report.close()
+    progress = read_progress(tmp_path)
+    assert progress is not None
+    assert progress.step_seconds == 13.5  # the last 20 took 4 to 23 s

@@ -1,0 +1,197 @@
+"""Users' reward functions in their process: arguments and results, messages of failures, and what they cannot reach."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from grpo_devcluster.progress import wait_until
+from grpo_workload.rewards.scoring import RewardError, build_rewards, close_rewards, score
+from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
+
+USER = "support.trainer.user_rewards"
+
+# Without capabilities, as in a container: root may read everything.
+UNPRIVILEGED = """
+import ctypes, subprocess, sys
+from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.rewards.process import RewardProcess
+
+libc = ctypes.CDLL(None)
+for capability in range(64):
+    libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
+control = "from support.trainer.user_rewards import spies; print('a child without limits:', spies(['']))"
+subprocess.run([sys.executable, "-c", control], check=True)
+for name in ("spies", "moves"):
+    process = RewardProcess(RewardConfig(name="spy", function="support.trainer.user_rewards:" + name), {})
+    process.ready()
+    print(name + ":", process.call({"prompts": [""], "completions": [""], "folder": [sys.argv[1]]}, 60), flush=True)
+    process.close()
+"""
+
+RANK = """
+import sys
+from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.rewards.process import RewardProcess
+
+process = RewardProcess(RewardConfig(name="stuck", function="support.trainer.user_rewards:stuck"), {})
+process.ready()
+process.call({"prompts": ["a"], "completions": ["b"], "folder": [sys.argv[1]]}, 600)
+"""
+
+
+async def run(function, prompts=None, completions=None, calls=1, **limits):
+    rewards = build_rewards([make_config(function=function, **limits)], make_source())
+    try:
+        tables = [
+            await score(rewards, prompts or [make_prompt()] * 2, completions or [make_completion()] * 2)
+            for _ in range(calls)
+        ]
+        return tables[-1]
+    finally:
+        close_rewards(rewards)
+
+
+@pytest.mark.parametrize(
+    ("text", "completions"),
+    [
+        ("2 + 2?", ["4", "5"]),
+        ([{"role": "user", "content": "2 + 2?"}], [[{"role": "assistant", "content": text}] for text in "45"]),
+    ],
+)
+async def test_a_function_is_called_as_trl_does(tmp_path, text, completions):
+    folder = str(tmp_path)
+    prompts = [
+        make_prompt(text, answer=4, level="easy", folder=folder),
+        make_prompt(text, answer=5, level="hard", folder=folder),
+    ]
+    answers = [make_completion("4", token_ids=(1, 2, 3)), make_completion("5", token_ids=(4,))]
+    table = await run(f"{USER}:shorter", prompts, answers)
+    assert table.values == [[-3.0, -1.0]]
+    assert json.loads((tmp_path / "seen").read_text()) == {
+        "prompts": [text, text],
+        "completions": completions,
+        "completion_ids": [[1, 2, 3], [4]],
+        "answer": [4, 5],
+        "level": ["easy", "hard"],
+        "folder": [folder] * 2,
+    }
+
+
+async def test_async_functions_keep_their_event_loop_between_calls():
+    assert (await run(f"{USER}:keeps_its_loop", calls=3)).values == [[1.0, 1.0]]
+
+
+async def test_an_object_with_an_async_call_is_accepted():
+    assert (await run(f"{USER}:callable_object")).values == [[None, None]]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("one_short", r"rewards\[mine\] returned 1 values for 2 completions"),
+        ("not_a_list", r"rewards\[mine\] must return a list of numbers or None, one per completion"),
+        ("words", r"rewards\[mine\] must return a list of numbers .* 'good'"),
+        ("infinite", r"rewards\[mine\] returned inf for completion 0 of 2, an answer to prompt 0 of the dataset"),
+        ("divides", r"rewards\[mine\] returned nan for completion 1 of 2, .* or None where the reward does not apply"),
+        ("exits", r"rewards\[mine\] raised SystemExit: 0"),
+        ("times_out_itself", r"rewards\[mine\] raised TimeoutError: no answer from the judge"),
+        (
+            "hangs",
+            r"rewards\[mine\] was not done with 2 completions within 1 s: .* raise its timeoutSeconds; it was at\n"
+            r'(  File .*\n)+  File .*user_rewards.py", line \d+ in hangs\n  File "<string>"',
+        ),
+        ("hangs_too", r"rewards\[mine\] was not done with 2 completions within 1 s"),
+        ("backtracks", r"(?s)rewards\[mine\] was not done .*user_rewards.py\", line \d+ in backtracks"),
+        ("fails", r"rewards\[mine\] raised KeyError: 'colour' \(.*user_rewards.py:\d+\)"),
+        (
+            "takes_all",
+            r"rewards\[mine\] ran out of memory \(.*user_rewards.py:\d+\); its memoryLimit is 300Mi: raise it, or use "
+            r"less memory",
+        ),
+        (
+            "crashes",
+            r"(?s)rewards\[mine\]: its process was killed by SIGSEGV .* with 2 completions; it was at"
+            r".*user_rewards.py\", .* in crashes",
+        ),
+        ("leaves", r"rewards\[mine\]: its process ended with exit code 0 with 2 completions"),
+        ("is_killed", r"rewards\[mine\]: its process was killed by SIGKILL \(probably the pod ran out of memory"),
+        ("talks_nonsense", r"rewards\[mine\]: its process sent an invalid reply"),
+        (
+            "asks_the_judge",
+            r"raised KeyError: 'JUDGE_API_KEY'; JUDGE_API_KEY is set in the pod; add it to the reward's `env` to pass "
+            r"it on",
+        ),
+    ],
+)
+async def test_a_failure_of_a_function_names_the_reward_and_the_cause(monkeypatch, function, message):
+    monkeypatch.setenv("JUDGE_API_KEY", "sesame")
+    with pytest.raises(RewardError, match=message):
+        await run(f"{USER}:{function}", timeoutSeconds=1 if "not done" in message else 60, memoryLimit="300Mi")
+
+
+async def test_a_function_gets_only_the_credentials_in_its_env(monkeypatch, tmp_path):
+    for name in ("JUDGE_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "sesame")
+    monkeypatch.setenv("RANK", "3")
+    assert (await run(f"{USER}:asks_the_judge", env=["JUDGE_API_KEY"])).values == [[1.0, 1.0]]
+    await run(f"{USER}:names", [make_prompt(folder=str(tmp_path))], [make_completion()], env=["JUDGE_API_KEY"])
+    seen = set(json.loads((tmp_path / "names").read_text()))
+    assert {"PATH", "RANK", "JUDGE_API_KEY"} <= seen
+    assert {name for name in seen if os.environ.get(name) == "sesame"} == {"JUDGE_API_KEY"}
+    with pytest.raises(
+        ValueError,
+        match=r"rewards\[mine\]\.env: NO_SUCH_KEY is not set in the trainer's pods; set it in podTemplate.env",
+    ):
+        await run(f"{USER}:names", env=["NO_SUCH_KEY"])
+
+
+@pytest.mark.skipif(
+    ctypes.CDLL(None).syscall(444, None, 0, 1) < 2,
+    reason="this kernel lacks Landlock version 2; the rank logs a warning there",
+)
+def test_a_function_cannot_read_variables_or_memory_of_its_rank(tmp_path):
+    (tmp_path / "rank.py").write_text(UNPRIVILEGED)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "rank.py", tmp_path], capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert done.stdout.splitlines() == ["a child without limits: [3.0]", "spies: [0.0]", "moves: [1.0]"], done.stderr
+
+
+async def test_processes_that_a_function_started_end_with_it(tmp_path):
+    with pytest.raises(RewardError, match=r"was not done with 1 completions within 1 s"):
+        await run(f"{USER}:starts_others", [make_prompt(folder=str(tmp_path))], [make_completion()], timeoutSeconds=1)
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    wait_until(
+        lambda: not state.exists() or state.read_text().split()[2] == "Z", "the function's own process has ended", 10
+    )
+
+
+async def test_a_column_that_does_not_pickle_is_named():
+    with pytest.raises(
+        RewardError, match=r"rewards\[mine\]: column lock cannot be sent to the reward's process .* remove it"
+    ):
+        await run(f"{USER}:shorter", [make_prompt(lock=threading.Lock())], [make_completion()])
+
+
+def test_a_stuck_function_ends_with_its_rank(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    rank = subprocess.Popen(
+        [sys.executable, tmp_path / "rank.py", tmp_path], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the function runs", 60)
+    process = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert process.exists()
+    rank.send_signal(signal.SIGKILL)
+    rank.wait()
+    wait_until(
+        lambda: not process.exists() or process.read_text().split()[2] == "Z", "the function's process has ended", 10
+    )

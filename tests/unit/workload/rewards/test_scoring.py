@@ -1,0 +1,128 @@
+"""Rewards in the rank: built-in ones, the weighted sum, concurrency, time limits, and what `build_rewards` refuses."""
+
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from grpo_workload.launcher.rank_processes import describe_error
+from grpo_workload.rewards.scoring import Reward, RewardError, RewardTable, build_rewards, score
+from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
+
+LOCKED = """
+import asyncio, re
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.rewards import scoring
+
+def backtracks(prompts, completions):  # what reasoning-gym's scorers may come to
+    return [float(bool(re.match("(a+)+$", "a" * 60 + "b")))]
+
+scoring.LOCK_GRACE = 0.2
+prompt = Prompt(index=0, text="", token_ids=(1,))
+completion = Completion(token_ids=(1,), logprobs=(0.0,), text="", finish_reason="stop", weight_version=0)
+reward = scoring.Reward(name="slow", weight=1, function=backtracks, timeout_seconds=0.2)
+asyncio.run(scoring.score([reward], [prompt], [completion]))
+"""
+
+
+@pytest.fixture
+def broken_modules(tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text("import no_such_package_here\n")
+    (tmp_path / "large_rewards.py").write_text("held = bytearray(400 << 20)\n\ndef f(prompts, **kwargs): ...\n")
+    (tmp_path / "gone_rewards.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+async def test_the_weighted_sum_skips_none_and_is_nan_if_all_are_none():
+    rewards = [
+        Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0, None, 0.5, None]),
+        Reward(name="b", weight=-2.0, function=lambda prompts, completions: [1.0, 3, None, None]),
+    ]
+    table = await score(rewards, [make_prompt()] * 4, [make_completion()] * 4)
+    assert table.values == [[1.0, None, 0.5, None], [1.0, 3.0, None, None]]
+    assert table.totals[:3] == [-1.0, -6.0, 0.5]
+    assert math.isnan(table.totals[3])
+
+
+async def test_the_reward_stopped():
+    (reward,) = build_rewards([make_config("stopped", stopped={}, weight=0.1)], make_source())
+    table = await score([reward], [make_prompt()] * 2, [make_completion(), make_completion(finish_reason="length")])
+    assert table == RewardTable(names=["stopped"], values=[[1.0, 0.0]], totals=[0.1, 0.0])
+
+
+async def test_reasoning_gym_gets_the_stripped_text_and_the_entry():
+    calls = []
+
+    def scorer(answer, prompt):
+        calls.append((answer, prompt.columns["answer"]))
+        return 0.5
+
+    (reward,) = build_rewards([make_config(reasoningGym={})], make_source(scorer=scorer))
+    table = await score([reward], [make_prompt(answer="4")], [make_completion(" 4\n")])
+    assert (table.totals, calls) == ([0.5], [("4", "4")])
+
+
+async def test_functions_run_concurrently():
+    meeting = threading.Barrier(2, timeout=10)
+
+    def meets(prompts, completions):
+        meeting.wait()
+        return [2.0]
+
+    rewards = [Reward(name=name, weight=1, function=meets) for name in ("a", "b")]
+    assert (await score(rewards, [make_prompt()], [make_completion()])).totals == [4.0]
+
+
+def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(tmp_path):
+    (tmp_path / "program.py").write_text(LOCKED)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    log = tmp_path / "stderr.log"
+    log.write_text(done.stderr)
+    assert "in backtracks" in describe_error(tmp_path / "error.json", [log])
+
+
+@pytest.mark.usefixtures("broken_modules")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            {"function": "no_such_module:f"},
+            r"rewards\[mine\]\.function: .* No module named 'no_such_module'; put it on PYTHONPATH",
+        ),
+        (
+            {"function": "broken_rewards:f"},
+            r"importing broken_rewards failed with ModuleNotFoundError: .*no_such_package_here",
+        ),
+        (
+            {"function": "support.trainer.user_rewards:shorte"},
+            r"module support.trainer.user_rewards has no shorte; it has .*shorter",
+        ),
+        (
+            {"function": "large_rewards:f", "memoryLimit": "300Mi"},
+            r"failed with MemoryError: .*; its memoryLimit is 300Mi: raise it",
+        ),
+        ({"function": "support.trainer.user_rewards:NOT_A_FUNCTION"}, r"NOT_A_FUNCTION is a int, not a function"),
+        ({"reasoningGym": {}}, r"rewards\[mine\]\.reasoningGym: the dataset is not a reasoning-gym dataset"),
+        ({"accuracy": {}}, r"rewards\[mine\]\.accuracy needs a column `solution` or `answer`; the dataset has level"),
+    ],
+)
+def test_a_reward_that_cannot_be_built_is_named_with_its_field(kind, message):
+    with pytest.raises(ValueError, match=message):
+        build_rewards([make_config(**kind)], make_source({"level": 1}))
+
+
+@pytest.mark.usefixtures("broken_modules")
+def test_a_process_that_ends_during_the_import_is_reported():
+    with pytest.raises(
+        RewardError, match=r"rewards\[mine\]: its process ended with exit code 3 while it imported gone_rewards:f"
+    ):
+        build_rewards([make_config(function="gone_rewards:f")], make_source())
+
+
+async def test_tables_of_all_ranks_are_joined_also_of_one_without_completions():
+    rewards = [Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0 for _ in prompts])]
+    tables = [await score(rewards, [make_prompt()] * n, [make_completion()] * n) for n in (2, 0, 1)]
+    assert RewardTable.concat(tables) == RewardTable(names=["a"], values=[[1.0] * 3], totals=[1.0] * 3)

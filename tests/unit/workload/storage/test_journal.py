@@ -1,0 +1,172 @@
+"""The journal has every step of the newest weights once, whatever attempts do and wherever they are killed."""
+
+import gzip
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_workload.algorithm.samples import Completion
+from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
+
+PROMPTS = 3
+
+
+def make_group(step: int, position: int, *, text: str = "", tokens: int = 2) -> Group:
+    draw = random.Random(f"{step} {position} {text}")
+    completion = Completion(
+        token_ids=tuple(draw.randrange(150_000) for _ in range(tokens)),
+        logprobs=tuple(float(np.float32(math.log(draw.random()))) for _ in range(tokens)),
+        text=text,
+        finish_reason="length",
+        weight_version=step,
+    )
+    return Group(
+        step=step,
+        position=position,
+        num_prompts=PROMPTS,
+        prompt_index=10 * position,
+        prompt_ids=(1, 2, 3),
+        completions=(completion,) * 2,
+        rewards={"r": [0.5, None]},
+    )
+
+
+class Attempt:
+    """The ranks of one attempt, each with its share of the prompts."""
+
+    def __init__(self, run_dir: Path, name: str, *, attempt: int, step: int, ranks: int) -> None:
+        self.branch, self.known = begin_branch(run_dir, attempt=attempt, step=step)
+        self.journals = [Journal(run_dir, self.branch, rank) for rank in range(ranks)]
+        self.step, self.name = step, name
+
+    def write(self, ranks: int | None = None) -> list[Group]:
+        """Journal a step; if it is killed, only its first `ranks` ranks have written."""
+        known = {group.position: group for group in self.known}
+        groups = [known.get(position) or make_group(self.step, position, text=self.name) for position in range(PROMPTS)]
+        for rank, journal in list(enumerate(self.journals))[:ranks]:
+            journal.write(groups[rank :: len(self.journals)])
+            journal.settle()
+        self.known = []
+        return groups
+
+    def save(self) -> None:
+        for journal in reversed(self.journals):
+            journal.begin_part()
+
+
+LIVES = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 7), st.integers(0, 3), st.booleans(), st.integers(0, 1)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60)
+@given(LIVES)
+def test_the_lineage_has_every_step_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, int, int, bool, int]]
+) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    checkpoints: dict[int, list[list[Group]]] = {0: []}  # groups of the steps that led to each checkpoint
+    pending: dict[int, Group] = {}  # journalled groups of the step after the newest checkpoint
+    attempt = 0
+    for number, (ranks, steps, torn, new_attempt, damaged) in enumerate(lives):
+        attempt += new_attempt
+        if fell_back := bool(damaged and len(checkpoints) > 1):
+            del checkpoints[max(checkpoints)]
+        start = max(checkpoints)
+        lineage = list(checkpoints[start])
+        ours = Attempt(run_dir, f"life {number}", attempt=attempt, step=start, ranks=ranks)
+        known = {group.position: group for group in ours.known}
+        if fell_back:
+            # Groups after that older checkpoint still exist, unless a newer checkpoint has removed lost steps.
+            pending = known
+        assert known == pending
+        for _ in range(steps):
+            lineage.append(ours.write())
+            ours.step += 1
+            pending = pending if ours.step > start + 1 else {group.position: group for group in lineage[-1]}
+            if ours.step % 3 == 0:
+                ours.save()
+                checkpoints = {**checkpoints, ours.step: list(lineage)}
+                start, pending = ours.step, {}
+        assert [[group.position for group in step] for step in read_lineage(run_dir)] == [list(range(PROMPTS))] * len(
+            lineage
+        )
+        assert list(read_lineage(run_dir)) == lineage
+        if torn < ranks:
+            groups = ours.write(torn)
+            if ours.step == start:
+                pending |= {group.position: group for rank in range(torn) for group in groups[rank::ranks]}
+        assert list(read_lineage(run_dir)) == lineage
+
+
+def test_a_step_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    whole = [attempt.write()]
+    attempt.step = 1
+    attempt.write()
+    (file,) = (tmp_path / "journal").glob("*/*/*.gz")
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size - 5)
+
+    assert list(read_lineage(tmp_path)) == whole
+
+
+def test_groups_of_the_same_step_under_other_weights_are_not_used_again(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    for first.step in range(4):
+        first.write()
+        if first.step == 1:
+            first.save()
+    # The checkpoint of step 2 is damaged: training again from step 0 gives other weights.
+    second = Attempt(tmp_path, "second", attempt=1, step=0, ranks=1)
+    assert len(second.known) == PROMPTS
+    for second.step in range(2):
+        second.write()
+    assert Attempt(tmp_path, "third", attempt=2, step=2, ranks=1).known == []
+
+
+def test_lost_steps_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=2)
+    for first.step in range(5):
+        first.write()
+        if first.step % 2:
+            first.save()
+    second = Attempt(tmp_path, "second", attempt=1, step=2, ranks=1)
+    second.step = 2
+    second.write()
+    second.save()
+    left = sorted(str(path.relative_to(tmp_path / "journal")) for path in (tmp_path / "journal").glob("*/*/*"))
+    assert left == [
+        "branch-0.0-at-0/steps-0/rank-0.jsonl.gz",
+        "branch-0.0-at-0/steps-0/rank-1.jsonl.gz",
+        "branch-1.0-at-2/steps-2/rank-0.jsonl.gz",
+    ]
+
+
+def test_a_token_takes_few_bytes_and_the_file_is_readable_gzip(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    (journal,) = attempt.journals
+    journal.write([make_group(0, position, tokens=2000) for position in range(PROMPTS)])
+    journal.settle()
+    (file,) = (tmp_path / "journal").glob("*/*/*.gz")
+    assert file.stat().st_size / (PROMPTS * 2 * 2000) < 9  # without text; evenly drawn ids compress worst
+    with gzip.open(file, "rt") as lines:
+        assert len(lines.readlines()) == PROMPTS
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    attempt.write()
+    (journal,) = attempt.journals
+    journal.begin_part()
+    journal._file = Path("/dev/full").open("wb")  # noqa: SIM115  # closed with the journal
+    with pytest.raises(OSError, match="cannot write the journal of the run: No space left on device: '/dev/full'"):
+        attempt.write()

@@ -1,0 +1,67 @@
+"""Asserts that tensors of any type and shape are unpacked as they were packed, and unannounced ones are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_workload.weights.wire import ALIGNMENT, TensorSpec, describe, pack, parse_description, pieces, unpack
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+def spec(name: str, tensor: Tensor) -> TensorSpec:
+    return TensorSpec(name, tensor.dtype, tuple(tensor.shape))
+
+
+@given(kinds=st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES)), max_bytes=st.integers(1, 400))
+def test_unpacked_tensors_equal_packed_ones(kinds: list[tuple[torch.dtype, tuple[int, ...]]], max_bytes: int) -> None:
+    weights = [(str(index), torch.randint(-9, 9, shape).to(dtype)) for index, (dtype, shape) in enumerate(kinds)]
+    specs = [spec(*weight) for weight in weights]
+    assert parse_description(**describe(specs)) == specs
+    packed = list(pack(specs, iter(weights), max_bytes, "cpu"))
+    shares = list(pieces(specs, max_bytes))
+    assert all(bytes_N.numel() <= max_bytes or len(share) == 1 for bytes_N, share in zip(packed, shares, strict=True))
+    received = [one for bytes_N, share in zip(packed, shares, strict=True) for one in unpack(bytes_N.clone(), share)]
+    assert [spec(*one) for one in received] == specs
+    assert all(one.equal(tensor) for (_, one), (_, tensor) in zip(received, weights, strict=True))
+
+
+def test_tensors_are_described_in_the_format_of_vllm() -> None:
+    described_w = describe([TensorSpec("w", torch.bfloat16, (2, 3))])
+    assert described_w == {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+
+
+def test_a_tensor_may_be_a_view_and_is_taken_only_for_its_own_piece() -> None:
+    taken = []
+
+    def weights():
+        for index in range(3):
+            taken.append(index)
+            yield str(index), torch.arange(8.0).view(2, 4).T + index
+
+    specs = [TensorSpec(str(index), torch.float32, (4, 2)) for index in range(3)]
+    packed = pack(specs, weights(), 2 * ALIGNMENT, "cpu")
+    first = next(packed)
+    assert taken == [0]
+    assert unpack(first, specs[:1])[0][1].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([("a", torch.zeros(2)), ("x", torch.zeros(3))], "name='x'.* announced as .*name='b'"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(1))], r"shape=\(1,\).* announced as .*shape=\(3,\)"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(3).half())], "float16.* announced as .*float32"),
+        ([("a", torch.zeros(2))], "shorter"),
+        ([("a", torch.zeros(2)), ("b", torch.zeros(3)), ("c", torch.zeros(1))], "longer"),
+    ],
+)
+def test_weights_that_differ_from_their_specs_are_refused(weights: list[tuple[str, Tensor]], message: str) -> None:
+    specs = [TensorSpec("a", torch.float32, (2,)), TensorSpec("b", torch.float32, (3,))]
+    with pytest.raises(ValueError, match=message):
+        list(pack(specs, weights, 2**10, "cpu"))

@@ -1,0 +1,137 @@
+"""Which rank samples which prompts, and samples packed into micro-batches: sequences end to end, without padding.
+
+Shapes: B sequences of a micro-batch, N tokens of all of them, K completion tokens of all of them, C tokens of the
+longest completion. Values of completion tokens are right-padded to [B, C]; the model itself never sees padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+
+
+def shard(num_prompts: int, world_size: int, rank: int, *, allow_empty: bool = False) -> range:
+    """Positions of the prompts that `rank` samples: contiguous shares; sizes differ by at most one, larger ones first.
+
+    ValueError if a rank would get none, unless `allow_empty`.
+    """
+    assert 0 <= rank < world_size
+    if num_prompts < world_size and not allow_empty:
+        raise ValueError(
+            f"training.promptsPerStep: {num_prompts} prompts over {world_size} ranks leave ranks "
+            f"{num_prompts}-{world_size - 1} without work; use at least {world_size} prompts a step, or fewer ranks"
+        )
+    share, larger = divmod(num_prompts, world_size)
+    start = rank * share + min(rank, larger)
+    return range(start, start + share + (rank < larger))
+
+
+def pack(lengths: Sequence[int], *, max_tokens: int, max_sequences: int) -> list[list[int]]:
+    """Pack sequences of these lengths into few bins: first fit, longest sequence first (Johnson 1973).
+
+    Bins hold indices into `lengths`. A bin holds at most `max_tokens` and `max_sequences`; a sequence longer than
+    `max_tokens` gets a bin to itself. The fullest bin comes first, so memory runs out at once or never.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []  # free tokens of each bin
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
+        fits = (bin_ for bin_, free in enumerate(room) if lengths[index] <= free and len(bins[bin_]) < max_sequences)
+        chosen = next(fits, None)
+        if chosen is None:
+            chosen = len(bins)
+            bins.append([])
+            room.append(max_tokens)
+        bins[chosen].append(index)
+        room[chosen] -= lengths[index]
+    return [bins[chosen] for chosen in sorted(range(len(bins)), key=lambda chosen: room[chosen])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """The model's inputs and what the loss needs, for packed sequences of prompt and completion."""
+
+    input_ids_1N: Tensor
+    position_ids_1N: Tensor  # counted from 0 in each sequence
+    cu_seq_lens: Tensor  # int32 [B + 1]: the offset at which each sequence begins, and N
+    max_length: int  # tokens of the longest sequence
+    places_K: Tensor  # positions (in N) whose next token belongs to a completion
+    targets_K: Tensor  # ids of those next tokens
+    mask_BC: Tensor  # TRL's `completion_mask` in float32: 1 where a token is in the loss
+    is_token_BC: Tensor  # bool: True at the K completion tokens, False at padding
+    sampling_logprobs_BC: Tensor  # TRL's `sampling_per_token_logps`, from the generator; 0 at padding
+    advantages_B: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the model is fed."""
+        return self.input_ids_1N.numel()
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """Return the micro-batch on `device`."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+    def model_inputs(self) -> dict[str, object]:
+        """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""
+        bounds = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
+        longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
+        return {
+            "input_ids": self.input_ids_1N,
+            "position_ids": self.position_ids_1N,
+            "use_cache": False,
+            **bounds,
+            **longest,
+        }
+
+    def rows(self, values_K: Tensor) -> Tensor:
+        """Spread the values of completion tokens [K] to [B, C], 0 at padding; differentiable."""
+        return values_K.new_zeros(self.is_token_BC.shape).masked_scatter(self.is_token_BC, values_K)
+
+
+def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
+    """Pack `samples` into one micro-batch."""
+    sequences = [(*sample.prompt.token_ids, *sample.completion.token_ids) for sample in samples]
+    starts = list(accumulate((len(ids) for ids in sequences), initial=0))
+    completions = [sample.completion for sample in samples]
+    spans = [
+        range(end - len(completion.token_ids) - 1, end - 1)
+        for end, completion in zip(starts[1:], completions, strict=True)
+    ]
+    mask_BC = _pad([torch.ones(len(completion.token_ids)) for completion in completions])
+    return MicroBatch(
+        input_ids_1N=torch.tensor([[token for ids in sequences for token in ids]]),
+        position_ids_1N=torch.cat([torch.arange(len(ids)) for ids in sequences]).unsqueeze(0),
+        cu_seq_lens=torch.tensor(starts, dtype=torch.int32),
+        max_length=max(len(ids) for ids in sequences),
+        places_K=torch.tensor([place for span in spans for place in span]),
+        targets_K=torch.tensor([token for completion in completions for token in completion.token_ids]),
+        mask_BC=mask_BC,
+        is_token_BC=mask_BC.bool(),
+        sampling_logprobs_BC=_pad(
+            [torch.tensor(completion.logprobs, dtype=torch.float32) for completion in completions]
+        ),
+        advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+    )
+
+
+FILLER_TOKENS = 2
+"""Number of tokens that the model is fed by a `filler`."""
+
+
+def filler() -> MicroBatch:
+    """Micro-batch outside the loss, for a rank with fewer than others: collectives of the backward pass must match."""
+    answer = Completion(token_ids=(0,), logprobs=(0.0,), text="", finish_reason="stop", weight_version=0)
+    batch = micro_batch(
+        [Sample(prompt=Prompt(index=-1, text="", token_ids=(0,)), completion=answer, reward=0.0, advantage=0.0)]
+    )
+    return replace(batch, mask_BC=torch.zeros_like(batch.mask_BC))
+
+
+def _pad(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,0 +1,128 @@
+"""Which rank trains on which samples: ranks get about equally many tokens, in the same number of micro-batches.
+
+The plan is a pure function of facts that all ranks have, so they all compute the same plan without communicating.
+Samples without a gradient are left out: those outside the loss, and those of advantage 0 when there is no KL term
+(`beta` = 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, MicroBatch, filler, micro_batch, pack
+from grpo_workload.algorithm.samples import Sample
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.spec.trainer import TrainingConfig
+
+TOLERANCE = 0.02
+"""Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
+
+
+class Fact(NamedTuple):
+    """Facts about a completion of the step that every rank has."""
+
+    prompt_tokens: int
+    tokens: int  # number of completion tokens
+    is_truncated: bool
+    reward: float
+    advantage: float
+
+
+class Piece(NamedTuple):
+    """Reference to a sample, and its length."""
+
+    owner: int  # rank that sampled it
+    place: int  # index among that rank's samples
+    tokens: int  # number of prompt and completion tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which samples each rank trains on in a step."""
+
+    scale: LossScale  # denominators of the whole step, including samples without a gradient
+    bins: list[list[list[Piece]]]  # samples by rank and micro-batch
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Number of micro-batches, the same on every rank: fillers make up for missing ones."""
+        return max(1, *(len(own) for own in self.bins))
+
+    def trained_tokens(self, rank: int) -> int:
+        """Number of tokens of the samples that `rank` trains on."""
+        return sum(piece.tokens for pieces in self.bins[rank] for piece in pieces)
+
+    def fed_tokens(self, rank: int) -> int:
+        """Number of tokens that `rank` feeds the model, including fillers."""
+        return self.trained_tokens(rank) + FILLER_TOKENS * (self.num_micro_batches - len(self.bins[rank]))
+
+
+def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
+    """Plan the training on completions `facts[rank][index]`."""
+    num_tokens = sum(fact.tokens for own in facts for fact in own if _in_loss(fact, training))
+    shares = spread(
+        [
+            [
+                Piece(rank, place, fact.prompt_tokens + fact.tokens)
+                for place, fact in enumerate(own)
+                if _in_loss(fact, training) and (fact.advantage != 0 or training.beta > 0)
+            ]
+            for rank, own in enumerate(facts)
+        ]
+    )
+    scale = LossScale(num_sequences=sum(len(own) for own in facts), num_tokens=num_tokens)
+    return Plan(scale=scale, bins=[_pack(share, training) for share in shares])
+
+
+def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
+    """Even out `shares`: ranks with the most tokens give to those with the fewest until that no longer helps."""
+    result = [list(share) for share in shares]
+    loads = [sum(piece.tokens for piece in share) for share in result]
+    while True:
+        rich, poor = loads.index(max(loads)), loads.index(min(loads))
+        gap = loads[rich] - loads[poor]
+        # The loop ends because each move brings two loads closer together.
+        smaller = [piece for piece in result[rich] if piece.tokens < gap]
+        if gap <= TOLERANCE * sum(loads) / len(loads) or not smaller:
+            return result
+        piece = min(smaller, key=lambda piece: abs(2 * piece.tokens - gap))
+        result[rich].remove(piece)
+        result[poor].append(piece)
+        loads[rich] -= piece.tokens
+        loads[poor] += piece.tokens
+
+
+def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `rank`, whose own samples are `samples`; collective if samples move between ranks."""
+    received = _exchange(plan, samples, rank)
+    for pieces in plan.bins[rank]:
+        yield micro_batch(
+            [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces]
+        )
+    yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
+
+
+def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[int, int], Sample]:
+    moving = [
+        piece for owner, bins in enumerate(plan.bins) for pieces in bins for piece in pieces if piece.owner != owner
+    ]
+    if not moving:
+        return {}
+    own = {(rank, piece.place): samples[piece.place].bare() for piece in moving if piece.owner == rank}
+    return {place: sample for part in gather(own) for place, sample in part.items()}
+
+
+def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]:
+    max_sequences = training.per_device_train_batch_size or max(1, len(share))
+    bins = pack(
+        [piece.tokens for piece in share], max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences
+    )
+    return [[share[index] for index in indices] for indices in bins]
+
+
+def _in_loss(fact: Fact, training: TrainingConfig) -> bool:
+    return not math.isnan(fact.reward) and not (fact.is_truncated and training.mask_truncated_completions)

@@ -1,0 +1,148 @@
+"""From a row of the dataset to a prompt: the user's function, templates, tokens. All of it pickles, for workers."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.data.user_code import import_function
+from grpo_workload.spec.inputs import DatasetConfig
+
+
+class PromptError(ValueError):
+    """A prompt of the dataset cannot be used, and trying again would not help; the message names the row."""
+
+
+class PreprocessError(Exception):
+    """A prompt could not be prepared this time, and trying again may help; the message names the row."""
+
+
+class Preprocess:
+    """The user's function `dataset.preprocess`: row -> row."""
+
+    def __init__(self, path: str) -> None:
+        """Import the function at `path` (module:function). ValueError if that fails."""
+        self._path = path
+        self._function = import_function("dataset.preprocess", path)
+
+    def __reduce__(self) -> tuple[type[Preprocess], tuple[str]]:
+        # Pickle the path and not the function: a worker imports it as this process did, even if pickle could not.
+        return Preprocess, (self._path,)
+
+    def __call__(self, index: int, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Return the row to use instead of row `index`. Random numbers that the function draws depend only on `seed`.
+
+        Raises:
+            PromptError: the function raised, or did not return a row with a prompt.
+            PreprocessError: the function could not read or reach something, or memory was short.
+        """
+        what = f"dataset.preprocess: {self._path} of row {index}"
+        try:
+            with seeded(seed):
+                made = self._function(dict(row))
+        except (OSError, MemoryError) as error:
+            raise PreprocessError(f"{what} {what_was_raised(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise PromptError(f"{what} {what_was_raised(error)}") from error
+        if not isinstance(made, Mapping) or "prompt" not in made:
+            kind = (
+                f"a row with {', '.join(map(str, made)) or 'no columns'}"
+                if isinstance(made, Mapping)
+                else f"a {type(made).__name__}"
+            )
+            raise PromptError(f"{what} returned {kind}; return a dict with `prompt` and the columns that rewards read")
+        return dict(made)
+
+
+def what_was_raised(error: BaseException) -> str:
+    """Describe the exception and where it was raised: this text reaches the rank, a worker's traceback does not."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, numpy and torch (on the CPU) within it; afterwards their random numbers continue as before."""
+    import torch  # It takes seconds, and workers without dataset.preprocess do not need it.
+
+    python, legacy, generator = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(generator)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Turns rows into prompts, with the templates of the dataset's settings and the model's tokenizer."""
+
+    config: DatasetConfig
+    tokenizer: Any
+    question_filled: bool = False  # promptTemplate is already around the text
+
+    def __call__(self, index: int, row: Mapping[str, Any]) -> Prompt:
+        """Return the prompt of row `index`. PromptError if the row has none, or a setting does not fit it."""
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        make = self._of_text if isinstance(row["prompt"], str) else self._of_messages
+        return make(index, row["prompt"], columns)
+
+    def _of_text(self, index: int, prompt: str, columns: dict[str, Any]) -> Prompt:
+        if self.config.system_prompt is not None:
+            raise PromptError(
+                "dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate"
+            )
+        text = prompt if self.question_filled else fill(self.config, prompt)
+        if not (token_ids := self.tokenizer(text)["input_ids"]):
+            raise PromptError(
+                f"dataset: `prompt` of row {index} is empty, and a model needs at least one token; remove the row"
+            )
+        return Prompt(index=index, text=text, token_ids=tuple(token_ids), columns=columns)
+
+    def _of_messages(self, index: int, prompt: Any, columns: dict[str, Any]) -> Prompt:
+        if not _is_messages(prompt):
+            raise PromptError(
+                f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content"
+            )
+        if self.config.prompt_template is not None and not self.question_filled:
+            raise PromptError("dataset.promptTemplate: prompts are messages, not plain text; use dataset.systemPrompt")
+        if not self.tokenizer.chat_template:
+            raise PromptError(
+                "dataset: prompts are messages, but the model's tokenizer has no chat template; use a chat model or "
+                "plain text"
+            )
+        # Arrow gives every message all keys that any message has, with None for those that it lacks.
+        messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+        if self.config.system_prompt is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.config.system_prompt})
+        token_ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+        return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns)
+
+
+def fill(config: DatasetConfig, text: str) -> str:
+    """Put promptTemplate around `text`."""
+    return text if config.prompt_template is None else config.prompt_template.replace("{prompt}", text)
+
+
+def _is_messages(prompt: Any) -> bool:
+    def is_message(message: Any) -> bool:
+        return (
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+        )
+
+    return isinstance(prompt, list) and bool(prompt) and all(is_message(message) for message in prompt)

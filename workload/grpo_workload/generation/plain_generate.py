@@ -1,0 +1,154 @@
+"""Sampling with transformers' `generate()` on the policy itself: for machines without vLLM, debugging and quick tests.
+
+There is only one copy of the weights, so they are always current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.base import Weights
+from grpo_workload.policy.attention import VARLEN
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.trainer import TrainingConfig
+
+
+class TransformersGenerator:
+    """Samples with `policy.module.generate`. Shapes: N completions, P prompt tokens, T new tokens."""
+
+    def __init__(self, training: TrainingConfig, policy: Policy, tokenizer: Any) -> None:
+        self._policy = policy
+        self._tokenizer = tokenizer
+        self._eos_ids = _eos_ids(policy.module.generation_config, tokenizer)
+        self._version = 0
+        self._arguments: dict[str, Any] = {
+            "max_new_tokens": training.max_completion_length,
+            "pad_token_id": tokenizer.pad_token_id,
+            "eos_token_id": sorted(self._eos_ids),
+            # `_Sampler` draws instead, with one generator per prompt; generate() has one for the whole batch.
+            "do_sample": False,
+            **dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty")),
+        }
+        self._is_greedy = training.temperature == 0
+        self._warpers: list[Any] = []
+        if not self._is_greedy:
+            self._warpers = [TemperatureLogitsWarper(training.temperature)]
+            self._warpers += [TopKLogitsWarper(training.top_k)] if training.top_k > 0 else []
+            self._warpers += [TopPLogitsWarper(training.top_p)] if training.top_p < 1 else []
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+        """See `Generator.generate`."""
+        if not prompts and not self._policy.is_partitioned:
+            return []
+        module = self._policy.module
+        was_training, attention = module.training, module.config._attn_implementation
+        module.eval()
+        if attention == VARLEN:  # it supports neither a cache nor padding
+            module.set_attn_implementation("sdpa")
+        # Under ZeRO-3 every forward is collective: a rank without prompts takes part with a made-up one, and ranks
+        # whose completions are done continue until all ranks are done.
+        asked = prompts or [Prompt(index=-1, text="", token_ids=(self._tokenizer.pad_token_id,))]
+        rows = [torch.tensor(prompt.token_ids) for prompt in asked for _ in range(num_generations)]
+        ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
+        mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
+        sampler = _Sampler(
+            [prompt.seed for prompt in asked], num_generations, self._policy.device, is_greedy=self._is_greedy
+        )
+        sequences = module.generate(
+            input_ids=ids_NP,
+            attention_mask=mask_NP,
+            synced_gpus=self._policy.is_partitioned,
+            logits_processor=LogitsProcessorList([*self._warpers, sampler]),
+            **self._arguments,
+        )
+        module.set_attn_implementation(attention)
+        module.train(was_training)
+        tokens_NT, logprobs_NT = sequences[:, ids_NP.size(1) :], torch.stack(sampler.logprobs_N, dim=1)
+        flat = [
+            self._completion(tokens.tolist(), logprobs.tolist())
+            for tokens, logprobs in zip(tokens_NT, logprobs_NT, strict=True)
+        ]
+        return [
+            flat[start : start + num_generations] for start in range(0, len(prompts) * num_generations, num_generations)
+        ]
+
+    def sleep(self) -> None:
+        """Do nothing: the weights are the trainer's own."""
+
+    def expect_weights(self) -> None:
+        """Do nothing: `sync_weights` has nobody to wait for."""
+
+    def sync_weights(self, weights: Weights, version: int) -> None:
+        """Only set the version: the weights are the trainer's own, and `weights` is not iterated."""
+        self._version = version
+
+    def blame(self, error: Exception) -> Exception:
+        """See `Generator.blame`: there is no engine."""
+        return error
+
+    def close(self) -> None:
+        """See `Generator.close`."""
+        dist.barrier()
+
+    def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
+        end = next((position for position, token in enumerate(tokens) if token in self._eos_ids), None)
+        length = len(tokens) if end is None else end + 1
+        return Completion(
+            token_ids=tuple(tokens[:length]),
+            logprobs=tuple(logprobs[:length]),
+            text=self._tokenizer.decode(tokens[:length], skip_special_tokens=True),
+            finish_reason="length" if end is None else "stop",
+            weight_version=self._version,
+        )
+
+
+class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
+    """Draws each row's next token with its prompt's random generator, and masks all other tokens for generate().
+
+    It draws as `torch.multinomial` does: the index of the largest p / q, with q ~ Exp(1), is distributed as p.
+    """
+
+    def __init__(self, seeds: Sequence[int], rows_per_seed: int, device: torch.device, *, is_greedy: bool) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._rows_per_seed = rows_per_seed
+        self._is_greedy = is_greedy
+        self.logprobs_N: list[Tensor] = []
+        """Log-probabilities of the chosen tokens, one tensor for each position."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [N, V] of the next token: 0 for the chosen one, minus infinity for all others."""
+        logprobs_NV = scores.float().log_softmax(dim=-1)
+        chosen_N1 = (logprobs_NV if self._is_greedy else self._race(logprobs_NV.exp())).argmax(dim=-1, keepdim=True)
+        self.logprobs_N.append(logprobs_NV.gather(1, chosen_N1).squeeze(1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen_N1, 0.0)
+
+    def _race(self, probabilities_NV: Tensor) -> Tensor:
+        shape = (self._rows_per_seed, probabilities_NV.size(1))
+        draws = [
+            torch.empty(shape, device=probabilities_NV.device).exponential_(generator=generator)
+            for generator in self._generators
+        ]
+        return probabilities_NV / torch.cat(draws)
+
+
+def _eos_ids(generation_config: Any, tokenizer: Any) -> set[int]:
+    ids = generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *([ids] if isinstance(ids, int) else ids or [])}
+
+
+def _left_pad(rows: list[Tensor], value: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value, padding_side="left")

@@ -1,0 +1,222 @@
+"""HTTP client of one vLLM server: health, weight updates, and completions of token ids as token ids.
+
+Calls that are safe to repeat are retried a few times; steps of a weight update never are. Every failure names the
+engine, its pod and its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+from yarl import URL
+
+from grpo_workload.algorithm.samples import Completion
+from grpo_workload.spec.contract import Engine
+
+ATTEMPTS = 4  # number of times that a call is tried
+ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
+ERROR_CHARS = 500  # number of characters of a response that an error quotes
+ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
+
+
+class EngineError(RuntimeError):
+    """The failure of `engine`; the text names the engine, its pod and its address."""
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        super().__init__(engine, what)  # both as arguments: it is pickled and sent to other ranks
+        self.engine = engine
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"engine {self.engine.name} (pod {self.engine.pod}, {self.engine.host}:{self.engine.port}) {self.what}"
+
+
+class _NoAnswerError(EngineError):
+    """The connection failed; whether the request was handled is unknown."""
+
+
+class _BusyError(EngineError):
+    """The engine answered 503: it is paused or starting."""
+
+
+class RefusedError(EngineError, ValueError):
+    """The engine answered 400: it refuses the content of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineClient:
+    """Client of one engine."""
+
+    engine: Engine
+    session: aiohttp.ClientSession
+    deadline: float  # seconds for each attempt of a call
+    retry_wait: float = 0.2  # seconds before the second attempt, at most; it doubles for each further one
+
+    async def is_healthy(self) -> None:
+        """Raise EngineError unless the engine answers now and its workers are alive."""
+        await self._call("GET", "/health", deadline=ANSWER_SECONDS)
+
+    async def identify(self) -> str:
+        """Return the model name that requests to this process use; each start gets another one (`engine_command`).
+
+        EngineError when the engine's number of workers is wrong.
+        """
+        size = (await self._repeat("GET", "/get_world_size"))["world_size"]
+        if size != self.engine.world_size:
+            raise EngineError(self.engine, f"has {size} workers, but the contract says {self.engine.world_size}")
+        models = await self._repeat("GET", "/v1/models")
+        return str(models["data"][-1]["id"])  # the adapter if there is one, which is listed after the model
+
+    async def weight_version(self) -> str:
+        """Return the version passed to the last `finish_update`; only where `vllm_api.reports_weight_version`."""
+        return str((await self._repeat("GET", "/weight_info"))["weight_version"])
+
+    async def init_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """Let the engine's workers join a transfer group; return when all members have joined."""
+        await self._call("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
+
+    async def pause(self) -> None:
+        """Block new requests and wait for the running ones."""
+        await self._repeat("POST", "/pause", params={"mode": "wait"})
+
+    async def start_update(self) -> None:
+        """Begin replacing all weights."""
+        await self._call("POST", "/start_weight_update")
+
+    async def update(self, update_info: Mapping[str, Any]) -> None:
+        """Receive and load all weights."""
+        await self._call("POST", "/update_weights", json={"update_info": update_info})
+
+    async def finish_update(self, version: int | str) -> None:
+        """End the update; vLLM releases with versions store `version`."""
+        await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
+
+    async def abandon_update(self) -> None:
+        """Pause an engine after a failed update and prepare it for another: incomplete layers drop buffered tensors.
+
+        Otherwise vLLM would count those tensors again and fill layers with them. The first attempts may fail: the
+        engine may refuse to start an update inside another, and any call may report an old failure of a worker.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            failure = await _failure(self.pause())
+            if failure is None:
+                failures = [await _failure(self.start_update()), await _failure(self.finish_update(ABANDONED))]
+                failure = failures[0] or failures[1]
+            if failure is None:
+                return
+            if attempt == ATTEMPTS:
+                raise failure
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop what was cached with the old weights. EngineError when blocks stay in use after several attempts."""
+        cleared = await self._repeat("POST", "/reset_prefix_cache", again=lambda answer: not answer["success"])
+        if not cleared["success"]:
+            raise EngineError(
+                self.engine, f"could not reset its prefix cache in {ATTEMPTS} attempts: its blocks are still in use"
+            )
+
+    async def resume(self) -> None:
+        """Let requests start again."""
+        await self._repeat("POST", "/resume")
+
+    async def complete(
+        self, prompt_ids: Sequence[int], *, model: str, num_samples: int, sampling: Mapping[str, Any], version: int
+    ) -> list[Completion]:
+        """Sample completions of one prompt.
+
+        Args:
+            prompt_ids: the prompt's token ids.
+            model: the name that `identify` returned; an engine that has restarted since refuses it.
+            num_samples: number of completions.
+            sampling: parameters under vLLM's names; with a seed, the same request returns the same completions.
+            version: version of the weights, as the completions record it.
+
+        Raises:
+            RefusedError: the engine answered 400, for example because the prompt is too long.
+            EngineError: the engine failed, or is another process than the one that `model` names.
+        """
+        request = {
+            "model": model,
+            "prompt": list(prompt_ids),
+            "n": num_samples,
+            "logprobs": 0,
+            "return_token_ids": True,
+            **sampling,
+        }
+        answer = await self._repeat("POST", "/v1/completions", json=request)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        assert len(choices) == num_samples, (len(choices), num_samples)
+        return [self._completion(choice, version) for choice in choices]
+
+    def _completion(self, choice: Mapping[str, Any], version: int) -> Completion:
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise EngineError(self.engine, f"ended an unfinished completion with {choice['finish_reason']!r}")
+        token_ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+        assert len(token_ids) == len(logprobs), (len(token_ids), len(logprobs))
+        return Completion(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            text=choice["text"],
+            finish_reason=choice["finish_reason"],
+            weight_version=version,
+        )
+
+    async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:
+        """Call; retry after a lost connection, while the engine is busy, and while `again` is true of the answer."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type((_NoAnswerError, _BusyError)) | retry_if_result(again),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(multiplier=self.retry_wait, max=5),
+            # Return or raise what the last attempt did, not tenacity's own error.
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        return await attempts(self._call, method, path, **request)
+
+    async def _call(self, method: str, path: str, *, deadline: float | None = None, **request: Any) -> Any:
+        limit = deadline or self.deadline
+        url = URL.build(scheme="http", host=self.engine.host, port=self.engine.port, path=path)
+        try:
+            async with self.session.request(
+                method, url, timeout=aiohttp.ClientTimeout(total=limit), **request
+            ) as response:
+                if response.ok:
+                    return await response.json() if response.content_type == "application/json" else None
+                text = (await response.text())[:ERROR_CHARS]
+        except TimeoutError as error:
+            raise EngineError(self.engine, f"did not answer {path} within {limit:g} s") from error
+        except aiohttp.ClientError as error:
+            raise _NoAnswerError(self.engine, f"lost or refused the connection at {path}: {error}") from error
+        raise self._failure(path, response.status, text)
+
+    def _failure(self, path: str, status: int, text: str) -> EngineError:
+        if status == HTTPStatus.NOT_FOUND and path == "/v1/completions":
+            return EngineError(
+                self.engine,
+                "is another process than the one that got the weights: its container has restarted",
+            )
+        kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: _BusyError}.get(
+            HTTPStatus(status), EngineError
+        )
+        return kind(self.engine, f"answered {path} with {status}: {text}")
+
+
+async def _failure(call: Coroutine[Any, Any, None]) -> EngineError | None:
+    """Return the error that the engine answers with; None if the call succeeds."""
+    try:
+        await call
+    except _NoAnswerError:
+        raise
+    except EngineError as error:
+        return error
+    return None

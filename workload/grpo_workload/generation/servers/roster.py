@@ -1,0 +1,77 @@
+"""Tracks which processes of the engines are in the transfer group and hold the current weights. Equal on all ranks.
+
+Each start of an engine is another process, with another name. A process that was not in the last completed push holds
+other weights, whatever its address and whatever version it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpo_workload.spec.contract import Engine
+
+Processes = Mapping[str, str]
+"""Name of each engine's process, by engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one rank sees of its engines."""
+
+    processes: Processes  # processes of the healthy engines
+    unhealthy: Engine | None = None  # the first engine that is not healthy
+    trouble: str | None = None  # what is wrong with that engine
+
+
+def agreed(observations: Sequence[Observation]) -> Processes | None:
+    """Return the processes of all engines; None if a rank sees one unhealthy, or two ranks see different processes."""
+    seen: dict[str, str] = {}
+    for one in observations:
+        if one.unhealthy is not None or any(
+            seen.get(engine, process) != process for engine, process in one.processes.items()
+        ):
+            return None
+        seen |= one.processes
+    return seen
+
+
+def is_lost(known: Processes, observations: Sequence[Observation]) -> bool:
+    """Return whether some rank sees an unhealthy engine, or another process than the `known` one."""
+    return any(
+        one.unhealthy is not None or any(known.get(engine) != process for engine, process in one.processes.items())
+        for one in observations
+    )
+
+
+@dataclass(slots=True)
+class Roster:
+    """The processes that joined the transfer group and that hold the current weights."""
+
+    group: Processes = field(default_factory=dict)  # the joined processes; empty when no group works
+    current: Processes = field(default_factory=dict)  # the processes that hold the current weights
+    round_number: int = 0  # number of groups begun so far: members of different rounds never meet
+
+    def begin_group(self) -> int:
+        """Give up the old group and return the round number of the next one."""
+        self.group = {}
+        self.round_number += 1
+        return self.round_number
+
+    def joined(self, processes: Processes) -> None:
+        """Note that `processes` form a working group."""
+        self.group = dict(processes)
+
+    def begin_push(self) -> None:
+        """Note that a push begins: until `pushed`, no engine is known to hold the weights of one version."""
+        assert self.group, "a push needs a group"
+        self.current = {}
+
+    def pushed(self) -> None:
+        """Note that the whole group holds the current weights."""
+        self.current = dict(self.group)
+
+    def failed(self) -> None:
+        """Note that a push or a join failed: engines may hold parts of the weights, and the group is unusable."""
+        self.group = {}
+        self.current = {}

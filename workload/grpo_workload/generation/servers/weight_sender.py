@@ -1,0 +1,212 @@
+"""The trainer's side of weight transfer: rank 0 of a transfer group, which pushes weights to all engines of the group.
+
+vLLM's protocol is: pause, start, update, finish, reset the prefix cache, resume. During `update` the engines receive,
+piece by piece, what this rank broadcasts at the same time, so a failure of either side ends the wait of both. Meanwhile
+the next piece is gathered and packed; at most two pieces exist at once. The first one is prepared while the engines
+pause, and they may start to pause long before.
+
+A group that has lost a member is given up. The group of the next round is built with the engine's new process. With
+gloo, the other engines' workers fail when a member dies. With NCCL they fail when this side leaves the group, which
+they notice by its store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from grpo_workload.generation import vllm_api
+from grpo_workload.generation.gloo_group import LEFT, GlooGroup, open_store
+from grpo_workload.generation.servers.engine_watch import EngineLink
+from grpo_workload.generation.servers.http_client import EngineClient
+from grpo_workload.generation.servers.waiting import in_thread, settle
+from grpo_workload.generation.vllm_api import Backend
+from grpo_workload.spec.contract import TransferGroup
+from grpo_workload.weights.buckets import one_ahead
+from grpo_workload.weights.wire import TensorSpec, describe, pack
+
+T = TypeVar("T")
+
+# Bytes of one broadcast; fewer on CPUs, where ranks and engines share the memory.
+PIECE_BYTES: dict[Backend, int] = {"nccl": 2**28, "gloo": 2**26}
+
+
+class Channel(Protocol):
+    """A transfer group that this process has joined."""
+
+    def broadcast(self, bytes_N: Tensor) -> None:
+        """Send a piece to all other members; return when it has been sent."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group, whatever its members are doing."""
+        ...
+
+
+class NcclChannel:
+    """vLLM's NCCL group on the current CUDA device of the thread that joins."""
+
+    def __init__(self, group: TransferGroup) -> None:
+        try:
+            self._communicator = vllm_api.nccl_join(host=group.host, port=group.port, world_size=group.world_size)
+        except OSError as error:  # a rendezvous that failed holds the port for vLLM's timeout of 300 s
+            raise RuntimeError(
+                f"rank {group.sender} cannot listen on {group.host}:{group.port} for the transfer group: {error}"
+            ) from error
+        # A separate stream: the next piece is packed on the default one at the same time.
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._left = False
+
+    def broadcast(self, bytes_N: Tensor) -> None:
+        """See `Channel.broadcast`."""
+        if self._left:
+            raise RuntimeError(LEFT)
+        self._communicator.broadcast(bytes_N, src=0, stream=self._stream)
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        self._left = True
+        vllm_api.nccl_leave(self._communicator)
+
+
+class WeightSender:
+    """Rank 0 of `group`; the other ranks are the workers of `clients`."""
+
+    def __init__(
+        self, group: TransferGroup, clients: Sequence[EngineClient], link: EngineLink, backend: Backend
+    ) -> None:
+        check_group(group, clients)
+        self._group, self._clients, self._link, self._backend = group, clients, link, backend
+        self._device = torch.cuda.current_device() if backend == "nccl" else None
+        self._store: Any = None  # gloo's store, where all rounds meet
+        self._channel: Channel | None = None
+        self._pausing: Future[Any] | None = None
+
+    def join(self, round_number: int) -> None:
+        """Build the group together with the engines.
+
+        After the first round the engines may still be in the middle of an update, which is abandoned first.
+
+        Raises:
+            EngineError: an engine failed.
+            RuntimeError: building failed, but no engine is to blame.
+        """
+        self._leave()
+        if (pausing := self._take_pausing()) is not None:
+            wait([pausing])  # whether or not it succeeds: a late pause could outlast the next push
+        if round_number > 1:
+            # Each worker answers this call, so none of them is still in an old group.
+            self._each(lambda client: client.abandon_update())
+        infos = {client.engine.name: self._init_info(client, round_number) for client in self._clients}
+        self._channel = self._together(
+            partial(self._open, round_number), lambda client: client.init_transfer(infos[client.engine.name])
+        )
+
+    def pause_ahead(self) -> None:
+        """Let the engines start to pause; call it only when all ranks have their completions. `push` comes next."""
+        self._pausing = self._pause()
+
+    def push(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights of all engines by `weights`, which `specs` describes; the engines pause meanwhile.
+
+        It raises the same errors as `join`; the engines are then unusable.
+        """
+        assert self._channel is not None, "join comes first"
+        piece_bytes = PIECE_BYTES[self._backend]
+        info = describe(specs) | {"piece_bytes": piece_bytes}
+        with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
+            (self._take_pausing() or self._pause()).result()
+            self._each(lambda client: client.start_update())
+            try:
+                self._together(partial(_send, self._channel, packed), lambda client: client.update(info))
+            except BaseException:
+                # A broadcast that lacks a member never ends by itself; its kernel would block every device
+                # synchronisation.
+                self._leave()
+                raise
+        self._each(lambda client: client.finish_update(version))
+        self._each(lambda client: client.reset_prefix_cache())
+        self._each(lambda client: client.resume())
+
+    def _pause(self) -> Future[Any]:
+        return self._begin(lambda client: client.pause())
+
+    def _take_pausing(self) -> Future[Any] | None:
+        pausing, self._pausing = self._pausing, None
+        return pausing
+
+    def _packed(
+        self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], piece_bytes: int
+    ) -> Iterator[Tensor]:
+        """Yield pieces whose writes are complete, as they are sent on another stream."""
+        device = torch.device("cpu") if self._device is None else torch.device("cuda", self._device)
+        for bytes_N in pack(specs, weights, piece_bytes, device):
+            if self._device is not None:
+                torch.cuda.current_stream().synchronize()
+            yield bytes_N
+
+    def _use_device(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _init_info(self, client: EngineClient, round_number: int) -> dict[str, Any]:
+        return vllm_api.init_info(
+            self._backend,
+            host=self._group.host,
+            port=self._group.port,
+            rank_offset=client.engine.rank_offset,
+            world_size=self._group.world_size,
+            round_number=round_number,
+        )
+
+    def _open(self, round_number: int) -> Channel:
+        if self._backend == "nccl":
+            return NcclChannel(self._group)
+        if self._store is None:
+            self._store = open_store(self._group.host, self._group.port, listens=True)
+        return GlooGroup(self._store, rank=0, world_size=self._group.world_size, round_number=round_number)
+
+    def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
+        self._begin(call).result()
+
+    def _begin(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> Future[Any]:
+        return self._link.begin(settle(self._clients, [call(client) for client in self._clients]))
+
+    def _together(self, own: Callable[[], T], theirs: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> T:
+        """Run `own` on a thread, where it blocks until the engines take part, and `theirs` for each engine."""
+
+        def on_device() -> T:
+            self._use_device()
+            return own()
+
+        result: T
+        result, *_ = self._link.run(
+            settle(self._clients, [in_thread(on_device), *(theirs(client) for client in self._clients)])
+        )
+        return result
+
+
+def check_group(group: TransferGroup, clients: Sequence[EngineClient]) -> None:
+    """Assert that the workers of all engines are exactly the group's ranks after the sender's."""
+    ranks = [
+        rank
+        for client in clients
+        for rank in range(client.engine.rank_offset, client.engine.rank_offset + client.engine.world_size)
+    ]
+    assert sorted(ranks) == list(range(1, group.world_size)), (ranks, group.world_size)
+
+
+def _send(channel: Channel, packed: Iterable[Tensor]) -> None:
+    for bytes_N in packed:
+        channel.broadcast(bytes_N)

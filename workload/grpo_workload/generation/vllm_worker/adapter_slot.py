@@ -1,0 +1,78 @@
+"""Makes a vLLM worker use adapter tensors that it received, in place of those in a folder.
+
+vLLM takes adapters only from folders. So an engine starts with an empty adapter (`pod.empty_adapter`), which requests
+name. When vLLM reads that folder again, the received tensors take its place. It reads the folder at the first request
+after each update: some releases drop their adapters with every update (`reset_lora_state`), and for the others
+`AdapterSlot` drops them (vllm/lora/, read in 0.26 and 0.32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from grpo_workload.generation.vllm_api import adapter_renames
+
+
+class AdapterSlot:
+    """Stands in for the model in a weight transfer; takes an adapter's tensors under peft's names, B already scaled."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self._model, self._config = model, config
+        self._manager = model.lora_manager
+        self._tensors: dict[str, Tensor] = {}
+        self._received: Any = None
+        self._add = self._manager.add_adapter
+        self._manager.add_adapter = lambda adapter: self._add(self._in_place_of(adapter))
+
+    def clear(self) -> None:
+        """Drop tensors that were loaded but not used."""
+        self._tensors = {}
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Keep copies of the tensors; their memory is reused."""
+        self._tensors |= {name: tensor.clone() for name, tensor in weights}
+
+    def fill(self) -> None:
+        """Use the loaded tensors. After an abandoned update there are none, and the adapter stays as it was.
+
+        Raises:
+            ValueError: names the modules that vLLM has no adapters for.
+        """
+        if not self._tensors:
+            return
+        # Imported here: this module is loaded as a plugin, before vLLM is ready to import its models.
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        rank = max(tensor.size(0) for name, tensor in self._tensors.items() if ".lora_A." in name)
+        received = LoRAModel.from_lora_tensors(
+            1,
+            self._tensors,
+            PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+            device=str(next(iter(self._tensors.values())).device),
+            dtype=self._config.lora_dtype,
+            weights_mapper=adapter_renames(self._model),
+        )
+        self._check(received.loras)
+        self._received = received
+        self._manager.remove_all_adapters()
+        self.clear()
+
+    def _in_place_of(self, adapter: Any) -> Any:
+        if self._received is None:
+            return adapter
+        self._received.id = adapter.id
+        return self._received
+
+    def _check(self, modules: Iterable[str]) -> None:
+        """Refuse modules that vLLM has no adapters for: it would silently ignore them."""
+        packed = self._manager.packed_modules_mapping
+        supported = {part for name in self._manager.supported_lora_modules for part in packed.get(name, [name])}
+        if unsupported := sorted({name.rpartition(".")[2] for name in modules} - supported):
+            raise ValueError(
+                f"lora: vLLM has no adapters for {', '.join(unsupported)} of this model, only for "
+                f"{', '.join(sorted(supported))}; push merged would work"
+            )

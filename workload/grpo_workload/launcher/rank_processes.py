@@ -1,0 +1,218 @@
+"""The rank processes of one pod: starts, signals and stops them together, and sums up how they ended.
+
+Uses the layer below torch's elastic agent, because the agent itself needs the same number of ranks on every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_workload.launcher.place import Place
+from grpo_workload.reporting.progress_files import read_phase
+from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reasons import Reason
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import PContext
+
+CLEAN_EXITS = (ExitCode.DONE, ExitCode.STOPPED)
+SETTLE_SECONDS = 0.5  # time within which ranks that share a collective fail together
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How one rank ended."""
+
+    rank: int
+    code: int  # exit code, or minus the number of the signal that killed it
+    at: float  # time, in seconds since 1970
+    error: str  # its exception with the end of the traceback, or the end of its log
+    asked: bool = False  # whether this launcher had sent it SIGTERM before
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed, so that the pod's other ranks cannot go on."""
+        return self.code not in CLEAN_EXITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How the ranks of a pod ended, taken together."""
+
+    exit_code: ExitCode
+    reason: Reason
+    message: str
+    rank: int | None = None  # the rank that failed first
+    at: float  # time of the first failure, else of the last exit; seconds since 1970
+
+
+def result_of(exits: Sequence[RankExit]) -> Result:
+    """Sum up at least one exit: the first failure decides. If none failed, they were stopped if any rank was."""
+    failures = sorted((one for one in exits if one.failed), key=lambda one: one.at)
+    if not failures:
+        last = max(one.at for one in exits)
+        if any(one.code == ExitCode.STOPPED for one in exits):
+            message = "stopped with a checkpoint"
+            return Result(exit_code=ExitCode.STOPPED, reason=Reason.STOPPED, message=message, at=last)
+        return Result(exit_code=ExitCode.DONE, reason=Reason.DONE, message="all ranks of this pod are done", at=last)
+    first = failures[0]
+    if first.asked and first.code == -signal.SIGTERM:
+        message = f"rank {first.rank} was stopped before it could save a checkpoint"
+        exit_code, reason = ExitCode.STOPPED, Reason.STOPPED_EARLY
+    else:
+        message = f"rank {first.rank} {_describe_code(first.code)}: {first.error}"
+        exit_code, reason = ExitCode.RANK_FAILED, Reason.RANK_FAILED
+        if first.code == ExitCode.CONFIG_ERROR:
+            exit_code, reason = ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR
+    return Result(exit_code=exit_code, reason=reason, message=message, rank=first.rank, at=first.at)
+
+
+def _describe_code(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (probably out of memory: raise resources.limits.memory)"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"failed with exit code {code}"
+
+
+def describe_error(error_file: Path, logs: Sequence[Path], *, traceback: bool = True) -> str:
+    """Return the exception that torch's @record wrote, with the end of its traceback.
+
+    If there is none, return the end of the first log that is not empty.
+    """
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # no exception, or killed while writing it
+        recorded = json.loads(error_file.read_text())["message"]
+        callstack = recorded["extraInfo"]["py_callstack"].rstrip().splitlines() if traceback else []
+        return "\n".join([recorded["message"], *callstack[-TAIL_LINES:]])
+    for log in logs:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            if tail := file.read().decode(errors="replace").rstrip().splitlines():
+                # The first of faulthandler's stacks is the newest thread's and says most.
+                dump = next((number for number, line in enumerate(tail) if line.startswith("Timeout (")), -TAIL_LINES)
+                return "\n".join(["the end of its log is", *tail[dump:][:TAIL_LINES]])
+    return "it left no log"
+
+
+class Ranks:
+    """The running ranks. Blocking calls run in its own threads, so that the event loop can always answer peers."""
+
+    def __init__(self, place: Place, processes: PContext, log_dir: Path) -> None:
+        self._place = place
+        self._processes = processes
+        self._log_dir = log_dir
+        self._asked = False
+        self._popen: dict[int, subprocess.Popen[bytes]] = {
+            local_rank: one.proc for local_rank, one in processes.subprocess_handlers.items()
+        }
+        self._threads = ThreadPoolExecutor(max_workers=place.member.gpus + 1, thread_name_prefix="ranks")
+
+    @classmethod
+    async def start(cls, place: Place, command: Sequence[str]) -> Ranks:
+        """Start one process per rank with torchrun's variables.
+
+        Output goes to files in the state folder and, prefixed with the rank, to stdout.
+        """
+        log_dir = place.state_dir / "logs"
+        log_dir.mkdir(parents=True, exist_ok=True)
+        # In a thread: in the main thread, torch would replace the launcher's signal handlers with its own.
+        processes = await asyncio.to_thread(_start_processes, place, list(command), log_dir)
+        return cls(place, processes, log_dir)
+
+    async def settle(self) -> list[RankExit]:
+        """Wait until all ranks have ended or one has failed. Returns the exits until then and shortly after."""
+        loop = asyncio.get_running_loop()
+        waits = {loop.run_in_executor(self._threads, self._wait, local_rank) for local_rank in self._popen}
+        exits: list[RankExit] = []
+        while waits and not any(one.failed for one in exits):
+            done, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            exits += [wait.result() for wait in done]
+        if waits:  # another rank may have failed first and take longer to exit
+            done, _ = await asyncio.wait(waits, timeout=SETTLE_SECONDS)
+            exits += [wait.result() for wait in done]
+        return exits
+
+    def _wait(self, local_rank: int) -> RankExit:
+        code = self._popen[local_rank].wait()
+        ended = time.time()
+        rank = self._place.ranks[local_rank]
+        error_file, *logs = (
+            self._log_dir / f"rank-{rank}.{kind}" for kind in ("error.json", "stderr.log", "stdout.log")
+        )
+        # The exception was recorded before the interpreter shut down, and that can take seconds.
+        at = error_file.stat().st_mtime if error_file.exists() else ended
+        # A configuration error needs no traceback: its message says what to fix.
+        error = (
+            describe_error(error_file, logs, traceback=code != ExitCode.CONFIG_ERROR) if code not in CLEAN_EXITS else ""
+        )
+        if not error_file.exists() and (entered := read_phase(self._place.state_dir, rank)):
+            error = f"in phase {entered[0]}; {error}"
+        return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the ranks, which save after their step. Not to their children: the ranks still need them."""
+        self._asked = True
+        for process in self._popen.values():
+            process.send_signal(signal.SIGTERM)
+
+    async def stop(self, grace: float) -> None:
+        """Stop all ranks: SIGTERM, then SIGKILL after `grace` seconds. Kills what they left and flushes the logs."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._stop, grace)
+
+    def _stop(self, grace: float) -> None:
+        closed = False
+        while not closed:
+            # torch signals ranks that it saw alive; the thread that waits for a rank may have reaped it since.
+            with contextlib.suppress(ProcessLookupError):
+                self._processes.close(signal.SIGTERM, timeout=grace)
+                closed = True
+        for process in self._popen.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _start_processes(place: Place, command: list[str], log_dir: Path) -> Any:
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, start_processes
+
+    class RankLogs(LogsSpecs):  # type: ignore[misc]  # torch.distributed.elastic is untyped
+        """Names log files by global rank; torch's default has a random folder and the local rank."""
+
+        @property
+        def root_log_dir(self) -> str:
+            return str(log_dir)
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+            def files(kind: str) -> dict[int, str]:
+                return {local_rank: str(log_dir / f"rank-{env['RANK']}.{kind}") for local_rank, env in envs.items()}
+
+            for local_rank, path in files("error.json").items():
+                envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = path
+                Path(path).unlink(missing_ok=True)
+            out, err = files("stdout.log"), files("stderr.log")
+            return LogsDest(stdouts=out, stderrs=err, tee_stdouts=out, tee_stderrs=err, error_files=files("error.json"))
+
+    # Silences torch's warning that it could not install its signal handlers: the launcher has its own.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
+    local_ranks = range(place.member.gpus)
+    return start_processes(
+        name="rank",
+        entrypoint=command[0],
+        args={local_rank: tuple(command[1:]) for local_rank in local_ranks},
+        envs={local_rank: {**place.rank_env(local_rank), "PYTHONUNBUFFERED": "1"} for local_rank in local_ranks},
+        logs_specs=RankLogs(log_dir=str(log_dir), redirects=Std.ALL, tee=Std.ALL),
+        log_line_prefixes={local_rank: f"[rank {place.ranks[local_rank]}] " for local_rank in local_ranks},
+    )

@@ -1,0 +1,141 @@
+"""A launcher's HTTP server: identity for its peers, progress for the operator, metrics for Prometheus.
+
+The launcher answers and not a rank, because ranks may be stuck in a collective.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from grpo_workload.launcher.identity import Ended, Identity
+from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.prometheus import TrainingCollector
+from grpo_workload.reporting.history import FILES, MAX_ROWS, read_history
+from grpo_workload.reporting.progress_files import read_phases, read_progress
+from grpo_workload.spec.contract import Outcome, Progress
+
+STORAGE_SECONDS = 5
+"""How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
+ENDED_MESSAGE_CHARS = 1000  # leaves room in a peer's outcome, which quotes it
+
+
+@dataclass(slots=True)
+class Status:
+    """The state of a launcher."""
+
+    place: Place
+    phase: str = "Starting"
+    ready: bool = False
+    missing: dict[str, str] = field(default_factory=dict)  # pods not reached yet, each with the cause
+    since: float = field(default_factory=time.time)  # start of the phase, in seconds since 1970
+    outcome: Outcome | None = None
+    ended_at: float = 0.0  # seconds since 1970
+    is_final: bool = False  # whether the outcome is final
+
+    def enter(self, phase: str, *, ready: bool = False) -> None:
+        """Enter a phase."""
+        self.phase, self.ready, self.since = phase, ready, time.time()
+
+    def end(self, outcome: Outcome, *, at: float | None = None, is_final: bool = False) -> None:
+        """Publish how this pod ended.
+
+        `at` is the time, in seconds since 1970; None keeps the time of an earlier call, or else means now.
+        """
+        self.enter(outcome.reason)
+        self.outcome, self.is_final = outcome, is_final
+        self.ended_at = at or self.ended_at or self.since
+
+    def identity(self) -> Identity:
+        """Return which pod this is, and how it ended if it has."""
+        ended = self.outcome and Ended(
+            reason=self.outcome.reason,
+            exit_code=self.outcome.exit_code,
+            message=self.outcome.message[:ENDED_MESSAGE_CHARS],
+            seconds_ago=time.time() - self.ended_at,
+            is_final=self.is_final,
+        )
+        place = self.place
+        return Identity(pod=place.pod, pod_uid=place.pod_uid, attempt=place.contract.attempt, ended=ended)
+
+    def progress(self) -> Progress:
+        """Return rank 0's progress if it is in this pod, else the pod's phase and age; with its ranks' phases."""
+        rank_phases = read_phases(self.place.state_dir, self.place.ranks)
+        written = read_progress(self.place.state_dir)
+        if written is None:
+            waiting_for = tuple(f"{pod}: {cause}" for pod, cause in self.missing.items())
+            return Progress(
+                phase=self.phase, age_seconds=time.time() - self.since, waiting_for=waiting_for, rank_phases=rank_phases
+            )
+        return written.model_copy(update={"rank_phases": rank_phases} | ({"phase": self.phase} if self.outcome else {}))
+
+
+def application(status: Status) -> web.Application:
+    """GET /identity, /healthz, /readyz, /progress, /metrics, /history.
+
+    /history?after=STEP&limit=ROWS&of=metrics,ranks,completions returns the rows of `history.read_history`, on rank 0's
+    pod only, and the number of the attempt, because the next attempt may take some of the steps again.
+    """
+    registry = CollectorRegistry()
+    registry.register(
+        TrainingCollector(status.place, is_ready=lambda: status.ready, has_ended=lambda: status.outcome is not None)
+    )
+
+    async def identity(_: web.Request) -> web.Response:
+        return web.json_response(text=status.identity().model_dump_json(by_alias=True))
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(status=200 if status.ready else 503, text=f"{status.phase}\n")
+
+    async def progress(_: web.Request) -> web.Response:
+        return web.json_response(text=status.progress().model_dump_json(by_alias=True))
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    # Its own thread: when it hangs on the storage, nothing else waits.
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+
+    async def history(request: web.Request) -> web.Response:
+        place, query = status.place, request.query
+        if not place.is_master:
+            return web.Response(status=404, text=f"the history is on the pod of rank 0, {place.contract.master.pod}\n")
+        try:
+            after, limit = int(query.get("after", -1)), int(query.get("limit", MAX_ROWS))
+            files = query["of"].split(",") if "of" in query else FILES
+            reading = partial(read_history, place.run_dir, after=after, limit=limit, files=files)
+            rows = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(reader, reading), STORAGE_SECONDS)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        except OSError as error:  # TimeoutError is one
+            return web.Response(status=503, text=f"the run's folder {place.run_dir} does not answer: {error!r}\n")
+        return web.json_response({"attempt": place.contract.attempt} | rows)
+
+    app = web.Application()
+    handlers = (identity, healthz, readyz, progress, metrics, history)
+    app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
+    return app
+
+
+@asynccontextmanager
+async def serving(status: Status) -> AsyncIterator[None]:
+    """Serve `status` on the member's port while the context is open. Raises OSError if the port is taken."""
+    runner = web.AppRunner(application(status), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=status.place.member.status_port).start()
+        yield
+    finally:
+        await runner.cleanup()

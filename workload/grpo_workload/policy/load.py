@@ -1,0 +1,107 @@
+"""Loads the policy's model by transformers, with the attention and the fused kernels for training."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from grpo_workload.policy import attention
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_model(config: TrainerConfig, device: Device) -> Any:
+    """Load the model. ValueError, naming the field, if it cannot be found or read, or cannot be trained."""
+    field = "model.name" if config.model.name is not None else "model.path"
+    if config.model.path is not None and not Path(config.model.path).is_dir():
+        raise ValueError(
+            f"{field}: there is no folder {config.model.path} in the container; "
+            "is its volume mounted in every trainer pod?"
+        )
+    attention.register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model.source,
+            revision=config.model.revision or "main",
+            dtype=DTYPES[config.model.dtype],
+            attn_implementation=config.model.attention,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"{field}: {config.model.source} holds adapters, which engines cannot load as a model; "
+            "give a folder with a whole model, made by "
+            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"
+        )
+    attention.check_packable(model.config)
+    if config.model.use_liger_kernel and device == Device.CUDA:
+        fuse(model)
+    return model
+
+
+def restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:
+    """Put `buffers`, by name, back into `module` on `device`: DeepSpeed has cast its own."""
+    for name, buffer in buffers.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, buffer.to(device))
+
+
+def fuse(model: Any) -> None:
+    """Put fused kernels into the model's layers: PyTorch's for RMSNorm, Liger's (arXiv:2410.10989) for others."""
+    num_norms = fuse_norms(model)
+    try:  # an optional dependency, in GPU images alone
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
+    except ImportError:
+        logger.warning("model.useLigerKernel: liger-kernel is not in the image, so layers run unfused, which is slower")
+        return
+    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        logger.warning("model.useLigerKernel: Liger does not support %s; layers run unfused", model.config.model_type)
+        return
+    # Not Liger's loss, which would replace the model's forward: `logprobs` computes what the loss needs.
+    _apply_liger_kernel_to_instance(
+        model, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=num_norms == 0
+    )
+
+
+def fuse_norms(model: nn.Module) -> int:
+    """Replace the forward of each RMSNorm by PyTorch's fused kernel if that computes the same; returns how many.
+
+    To launch, that kernel takes a tenth of the CPU time of Liger's, and launches are what a step of short micro-batches
+    waits for.
+    """
+    norms = [module for module in model.modules() if _is_rms_norm(module)]
+    for module in norms:
+        module.forward = MethodType(_rms_norm, module)
+    return len(norms)
+
+
+def _rms_norm(norm: Any, hidden: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(hidden, (hidden.size(-1),), norm.weight, norm.variance_epsilon)
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """Compare outputs for probe weights: classes of this name may multiply by 1 + weight (Gemma), or have a gate."""
+    if (
+        not type(module).__name__.endswith("RMSNorm")
+        or not hasattr(module, "variance_epsilon")
+        or list(module._parameters) != ["weight"]
+    ):
+        return False
+    weight: Any = module._parameters["weight"]
+    size = getattr(weight, "ds_shape", weight.shape)[-1]  # under ZeRO-3 each rank holds a part of it
+    probe = copy.copy(module)
+    probe._parameters = {"weight": nn.Parameter(torch.linspace(0.5, 2.0, size, device="cpu"))}
+    hidden = torch.linspace(-1.0, 3.0, 2 * size, device="cpu").view(1, 2, size)
+    return torch.allclose(type(module).forward(probe, hidden), _rms_norm(probe, hidden), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,196 @@
+"""Per-token log-probabilities and entropies from hidden states; logits exist for one slice of the vocabulary at a time.
+
+The full logits would be by far the largest tensor of a training step (34,000 tokens x 152,000 words: 10 GB in bfloat16,
+20 GB in float32). The arithmetic runs inside the forward of the model's own output layer, so hooks on that layer work
+as usual: those of ZeRO-3 gather its weight before both passes. Liger (arXiv:2410.10989) and Cut Your Losses
+(arXiv:2411.09009) slice the vocabulary, too.
+
+Shapes: B sequences, T completion tokens, K completion tokens of all sequences (targets), H hidden size, V vocabulary,
+W words of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from grpo_workload.algorithm.micro_batch import MicroBatch
+
+WORDS = 8192
+"""Number of words in a slice of the vocabulary."""
+
+# Some models change logits after the output layer, which here gives log-probabilities. Field of the model's
+# configuration -> value that changes nothing.
+_AFTERWARDS = {"final_logit_softcapping": None, "logit_scale": 1, "logits_scaling": 1}
+
+
+class LogprobHead:
+    """Makes a model's output layer (lm_head) return log-probabilities and entropies instead of logits, on request."""
+
+    def __init__(self, model: Any, layers: Sequence[Any] | None = None) -> None:
+        """Wrap the model's output layer, or `layers` if it has several. ValueError if logits are changed after it."""
+        config = model.config.get_text_config()
+        for name, nothing in _AFTERWARDS.items():
+            if getattr(config, name, nothing) not in (nothing, None):
+                raise ValueError(
+                    f"model: {config.model_type} changes its logits by {name}, which training does not support; "
+                    "use another"
+                )
+        self._asked: tuple[Tensor, Tensor, float] | None = None
+        for layer in layers or [model.get_output_embeddings()]:
+            self._wrap(layer)
+
+    def per_token(self, model: Any, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Run `model` for log-probabilities (TRL's `per_token_logps`) and entropies [B, T] of the completion tokens.
+
+        Args:
+            model: the model whose output layer this wraps, or the DeepSpeed engine around it.
+            batch: on the model's device.
+            temperature: divides the logits.
+
+        Returns:
+            Both in float32 and nats, 0 at padding. Entropies have no gradient.
+        """
+        with self.targets(batch.places_K, batch.targets_K, temperature):
+            values_K2 = model(**batch.model_inputs()).logits
+        return batch.rows(values_K2[:, 0]), batch.rows(values_K2[:, 1].detach())
+
+    def _wrap(self, output: nn.Linear) -> None:
+        plain = output.forward
+
+        def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:
+            if self._asked is None:
+                return plain(hidden)
+            places_K, targets_K, temperature = self._asked
+            hidden_KH = hidden.flatten(0, -2).index_select(0, places_K)
+            return logprobs_and_entropies(hidden_KH, layer.weight, layer.bias, targets_K, temperature)
+
+        output.forward = MethodType(forward, output)  # type: ignore[method-assign]
+
+    @contextmanager
+    def targets(self, places_K: Tensor, targets_K: Tensor, temperature: float) -> Iterator[None]:
+        """Within it, the model's `logits` are `logprobs_and_entropies` [K, 2] of the tokens `targets_K`.
+
+        `places_K` are the positions of their hidden states, counted over all rows of the batch.
+        """
+        self._asked = places_K, targets_K, temperature
+        try:
+            yield
+        finally:
+            self._asked = None
+
+
+def logprobs_and_entropies(
+    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_K: Tensor, temperature: float
+) -> Tensor:
+    """Log-probabilities of `targets_K`, and entropies, of softmax((hidden @ weight.T + bias) / temperature).
+
+    [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have no gradient. TRL computes
+    the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`.
+    """
+    apply = cast(Callable[..., Tensor], _Function.apply)
+    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0))
+
+
+class _Function(torch.autograd.Function):
+    """`logprobs_and_entropies`; the backward pass computes each slice of the logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_K: Tensor, scale: float
+    ) -> Tensor:
+        fold, _ = _passes(hidden_KH)
+        state_4K = torch.zeros(4, len(targets_K), device=hidden_KH.device)
+        state_4K[0] = -torch.inf
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
+            fold(logits_KW, targets_K - start, scale, state_4K)
+        largest_K, sum_K, weighted_K, target_K = state_4K
+        lse_K = largest_K + sum_K.log()
+        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K)
+        ctx.scale = scale
+        # Rounding may bring the entropy to just below 0 where a token is certain.
+        return torch.stack([target_K - lse_K, (lse_K - weighted_K / sum_K).clamp(min=0)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        hidden_KH, weight_VH, bias_V, targets_K, lse_K = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        _, unfold = _passes(hidden_KH)
+        gradient_K = gradients[0][:, 0].float().contiguous()
+        # In float32, since it is a sum over slices.
+        hidden_gradient_KH = torch.zeros_like(hidden_KH, dtype=torch.float32) if needs_hidden else None
+        weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
+        bias_gradient_V = torch.empty_like(bias_V) if needs_bias else None
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
+            words = slice(start, start + logits_KW.size(1))
+            unfold(logits_KW, targets_K - start, lse_K, gradient_K, ctx.scale)
+            if hidden_gradient_KH is not None:
+                _add_product(hidden_gradient_KH, logits_KW, weight_VH[words])
+            if weight_gradient_VH is not None:
+                torch.mm(logits_KW.T, hidden_KH, out=weight_gradient_VH[words])
+            if bias_gradient_V is not None:
+                bias_gradient_V[words] = logits_KW.sum(dim=0)
+        hidden_gradient = hidden_gradient_KH.to(hidden_KH.dtype) if hidden_gradient_KH is not None else None
+        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None
+
+
+def _slices(hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first word and the logits [K, W] of each slice of the vocabulary; all slices share one buffer."""
+    num_words = weight_VH.size(0)
+    buffer = hidden_KH.new_empty(hidden_KH.size(0) * min(WORDS, num_words))
+    for start in range(0, num_words, WORDS):
+        rows_WH = weight_VH[start : start + WORDS]
+        logits_KW = buffer[: hidden_KH.size(0) * len(rows_WH)].view(-1, len(rows_WH))
+        if bias_V is None:
+            torch.mm(hidden_KH, rows_WH.T, out=logits_KW)
+        else:
+            torch.addmm(bias_V[start : start + WORDS], hidden_KH, rows_WH.T, out=logits_KW)
+        yield start, logits_KW
+
+
+def _add_product(sum_KH: Tensor, left_KW: Tensor, right_WH: Tensor) -> None:
+    """`sum_KH += left_KW @ right_WH`, without rounding the product to the dtype of its factors."""
+    if sum_KH.device.type == "cuda" and left_KW.dtype != torch.float32:
+        torch.addmm(sum_KH, left_KW, right_WH, out_dtype=torch.float32, out=sum_KH)
+    else:
+        sum_KH.addmm_(left_KW.float(), right_WH.float())
+
+
+def _passes(tensor: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The functions `_fold` and `_unfold` for the device of `tensor`."""
+    if tensor.device.type != "cuda":
+        return _fold, _unfold
+    from grpo_workload.policy.logprobs_triton import fold, unfold  # CPU builds of torch lack Triton
+
+    return fold, unfold
+
+
+def _fold(logits_KW: Tensor, places_K: Tensor, scale: float, state_4K: Tensor) -> None:
+    """Add a slice of the logits to the running softmax (arXiv:1805.02867) in `state_4K`.
+
+    Its rows: largest logit, sum of exp(logit - largest), that sum with each term multiplied by its logit, logit of the
+    target. `places_K` are the targets' words, counted from the slice's first; a place outside the slice has its target
+    in another slice.
+    """
+    scaled_KW = logits_KW.float() * scale
+    largest_K = torch.maximum(state_4K[0], scaled_KW.amax(dim=1))
+    weights_KW = (scaled_KW - largest_K.unsqueeze(1)).exp()
+    state_4K[1:3] *= (state_4K[0] - largest_K).exp()
+    state_4K[0] = largest_K
+    state_4K[1] += weights_KW.sum(dim=1)
+    state_4K[2] += (weights_KW * scaled_KW).sum(dim=1)
+    inside_K = (places_K >= 0) & (places_K < logits_KW.size(1))
+    found_K = scaled_KW.gather(1, places_K.where(inside_K, 0).unsqueeze(1)).squeeze(1)
+    state_4K[3] = torch.where(inside_K, found_K, state_4K[3])
+
+
+def _unfold(logits_KW: Tensor, places_K: Tensor, lse_K: Tensor, gradient_K: Tensor, scale: float) -> None:
+    """Overwrite a slice of the logits by its gradient: `gradient_K` x (1 at the target, else 0, - probability)."""
+    probabilities_KW = (logits_KW.float() * scale - lse_K.unsqueeze(1)).exp()
+    is_target_KW = torch.arange(logits_KW.size(1), device=logits_KW.device) == places_K.unsqueeze(1)
+    logits_KW.copy_((is_target_KW.float() - probabilities_KW) * (gradient_K * scale).unsqueeze(1))

@@ -1,0 +1,215 @@
+"""LoRA adapters (arXiv:2106.09685) by peft: where they go, and what engines and checkpoints get.
+
+The model stays a transformers model whose layers are wrapped in place, so generation, attention and gradient
+checkpointing work as without adapters. Its own weights are never written to, neither to merge weights for vLLM nor
+to run the initial model.
+
+Shapes: O outputs and I inputs of a layer, R rank of an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
+from grpo_workload.weights.export import Weight, plain
+
+ADAPTER = "default"  # peft's name for an unnamed adapter
+SLICE_ELEMENTS = 2**22  # number of elements of a weight that are merged at a time, in float32
+_KINDS = (nn.Linear, Conv1D)
+
+
+class Adapters:
+    """The adapters of one model, and the trained copies of whole modules (modulesToSave)."""
+
+    def __init__(self, model: Any, config: LoraConfig, *, revision: str | None = None, seed: int) -> None:
+        """Put adapters into `model`, which is changed in place, and freeze everything else; collective under ZeRO-3.
+
+        Args:
+            model: as transformers loaded it.
+            config: the job's section `lora`.
+            revision: revision of the model, recorded for those who load the adapters later.
+            seed: for the adapters' initial values.
+
+        Raises:
+            ValueError: a module does not exist, or cannot have an adapter; the message names the field.
+        """
+        check_modules(model, config)
+        names = list(config.target_modules)
+        settings = peft.LoraConfig(
+            r=config.r,
+            lora_alpha=config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
+            modules_to_save=list(config.modules_to_save) or None,
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+            task_type=peft.TaskType.CAUSAL_LM,
+            revision=revision,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
+            try:
+                self._peft = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"lora: peft refuses these settings: {error}") from error
+        self._model, self._config = model, config
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer updates."""
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def pushed(self) -> list[Weight]:
+        """The weights that engines get: merged, under the names of the model without adapters, or only the adapters."""
+        return factors(self._model) if self._config.push == "adapters" else merged(self._model)
+
+    def saved(self) -> list[Weight]:
+        """The trained weights, under the names that `save` takes."""
+        return [plain(name, parameter) for name, parameter in self._peft.named_parameters() if parameter.requires_grad]
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the adapters, and where their model came from, for `PeftModel.from_pretrained`."""
+        # By default peft asks the hub whether the model's embeddings were resized.
+        self._peft.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+        (folder / "README.md").unlink()  # peft's empty template of a model card
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within it, the model is the initial one, in evaluation mode.
+
+        peft's own context manager also clears `requires_grad` of parameters, on which DeepSpeed's hooks rely.
+        """
+        layers = [module for module in self._model.modules() if isinstance(module, LoraLayer | ModulesToSaveWrapper)]
+        was_training = self._model.training
+        self._model.eval()
+        for layer in layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
+            self._model.train(was_training)
+
+
+def check_modules(model: Any, config: LoraConfig) -> None:
+    """Check that the modules that `config` names exist and can be trained. ValueError names the field."""
+    modules = dict(model.named_modules())
+    head = model.get_output_embeddings()
+    ends = {model.get_input_embeddings(), head}
+    is_tied = len({id(layer.weight) for layer in ends}) == 1
+    linear = {path: module for path, module in modules.items() if isinstance(module, _KINDS) and module is not head}
+    owners = {
+        path: module for path, module in modules.items() if next(module.parameters(recurse=False), None) is not None
+    }
+    for field, asked, having in (
+        ("targetModules", config.target_modules, linear),
+        ("modulesToSave", config.modules_to_save, owners),
+    ):
+        for name in asked:
+            if name == ALL_LINEAR:
+                continue
+            # peft compares names in this way.
+            found = [
+                module
+                for path, module in modules.items()
+                if path.endswith(name if having is owners else f".{name}") or path == name
+            ]
+            names = ", ".join(
+                sorted({_last(path) for path, module in having.items() if not (is_tied and module in ends)})
+            )
+            if not found:
+                raise ValueError(f"lora.{field}: the model has no module {name}; it has {names}")
+            if is_tied and any(part in ends for module in found for part in module.modules()):
+                raise ValueError(
+                    f"lora.{field}: {name} has the weight that the model's input and output layers share "
+                    "(tie_word_embeddings). Engines load it once, but trained in one layer it would differ in the "
+                    f"other. Others would work: {names}"
+                )
+            if having is linear and head in found:
+                raise ValueError(
+                    f"lora.targetModules: {name} computes logits and cannot have an adapter; "
+                    f"modulesToSave: [{name}] would work"
+                )
+            if having is linear and not all(isinstance(module, _KINDS) for module in found):
+                raise ValueError(
+                    f"lora.targetModules: {name} is not a linear layer; {names} would work, or {name} in modulesToSave"
+                )
+
+
+def merged(model: nn.Module) -> list[Weight]:
+    """Weights with the adapters merged in, under the names of the model without; no parameter is written to."""
+    modules = dict(model.named_modules())
+    weights = []
+    for path, parameter in model.named_parameters():
+        if any(part.startswith("lora_") for part in path.split(".")) or ".original_module." in path:
+            continue
+        owner = path.rpartition(".base_layer.")[0]
+        name = path.replace(".base_layer.", ".").replace(f".modules_to_save.{ADAPTER}.", ".")
+        layer = modules.get(owner)
+        if isinstance(layer, LoraLayer) and path == f"{owner}.base_layer.weight":
+            parts = (parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
+            weights.append(
+                Weight(name, parts, partial(total, scale=layer.scaling[ADAPTER], is_transposed=layer.fan_in_fan_out))
+            )
+        else:
+            weights.append(plain(name, parameter))
+    return weights
+
+
+def factors(model: nn.Module) -> list[Weight]:
+    """The adapters of a model under peft's names in files; B is already multiplied by the scale of B A."""
+    weights = []
+    for path, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            a_RI, b_OR = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            weights.append(plain(f"base_model.model.{path}.lora_A.weight", a_RI))
+            weights.append(
+                Weight(
+                    f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(torch.mul, other=layer.scaling[ADAPTER])
+                )
+            )
+    return weights
+
+
+def total(base: Tensor, a_RI: Tensor, b_OR: Tensor, *, scale: float, is_transposed: bool) -> Tensor:
+    """Compute `base + scale * B A` in `base`'s dtype, rounded once and with little memory besides the result.
+
+    Args:
+        base: a layer's weight: [O, I], or [I, O] if `is_transposed`.
+        a_RI: the adapter's factor A.
+        b_OR: the adapter's factor B.
+        scale: factor of their product.
+        is_transposed: the layer stores its weight transposed, as transformers' Conv1D does.
+    """
+    left, right = (a_RI.T, b_OR.T) if is_transposed else (b_OR, a_RI)
+    if base.is_cuda:  # cuBLAS adds up in float32, and does not split a dimension as small as R
+        return torch.addmm(base, left, right, alpha=scale)
+    out = torch.empty_like(base)
+    right_float = right.float()
+    rows = max(1, SLICE_ELEMENTS // out.size(1))
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        out[part] = torch.addmm(base[part].float(), left[part].float(), right_float, alpha=scale)
+    return out
+
+
+def output_layers(model: Any) -> list[nn.Module]:
+    """The layers that compute logits: the model's own and, with modulesToSave, its trained copy."""
+    head = model.get_output_embeddings()
+    return [head.original_module, *head.modules_to_save.values()] if isinstance(head, ModulesToSaveWrapper) else [head]
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -1,0 +1,232 @@
+"""The policy under DeepSpeed, set up by accelerate: one optimizer step over micro-batches, and its weights by name.
+
+Shapes: B sequences, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DeepSpeedPlugin
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+from grpo_workload.algorithm import mismatch
+from grpo_workload.algorithm.loss import LossScale, grpo_loss
+from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.step_sums import StepSums
+from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.load import load_model, restore_buffers
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
+from grpo_workload.policy.reference import Reference, frozen_copy
+from grpo_workload.ranks.collectives import join
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.weights.export import Export, full
+
+
+class Policy:
+    """The model that is trained, with AdamW and the learning rate's schedule, over all ranks."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        device: Device,
+        *,
+        timeout_seconds: int,
+        pad_token_id: int,
+        load_universal: bool = False,
+    ) -> None:
+        """Join the process group and load the model; collective.
+
+        Args:
+            config: the job's configuration.
+            device: kind of device of this rank.
+            timeout_seconds: deadline of collectives.
+            pad_token_id: id of the tokenizer's padding token.
+            load_universal: checkpoints will be loaded in DeepSpeed's universal form.
+
+        Raises:
+            ValueError: the model cannot be loaded, or settings contradict each other; the message names the field.
+        """
+        self._config = config
+        self.is_partitioned = config.parallelism.zero_stage == 3
+        ds_config = deepspeed_config(config) | {
+            "zero_force_ds_cpu_optimizer": uses_deepspeed_adam(config.parallelism, device)
+        }
+        ds_config["checkpoint"] = {"load_universal": load_universal}
+        self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
+        self.device: torch.device = self._accelerator.device
+        model = load_model(config, device)
+        model.config.pad_token_id = pad_token_id
+        self.adapters: Adapters | None = None
+        layers = None
+        if config.lora is not None:
+            self.adapters = Adapters(model, config.lora, revision=config.model.revision, seed=config.training.seed)
+            layers = output_layers(model)
+        self.head = LogprobHead(model, layers)
+        if config.parallelism.gradient_checkpointing:
+            # Layers without dropout draw no random numbers: storing the generators' states for each would be a waste.
+            has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+            model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
+        # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        optimizer = torch.optim.AdamW(
+            self.adapters.trained() if self.adapters else model.parameters(),
+            lr=config.training.learning_rate,
+            weight_decay=config.training.weight_decay,
+            fused=device == Device.CUDA,
+        )
+        schedule = get_scheduler(
+            config.training.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=config.training.warmup_steps,
+            num_training_steps=config.training.max_steps,
+        )
+        self.deepspeed_engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
+        # A single rank has no other to average with, but would still copy its gradients into a buffer of a gigabyte.
+        self.deepspeed_engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
+        reset_step_counts(self.deepspeed_engine)
+        offloads_states = config.parallelism.offload_optimizer == "generating"
+        self._states = OptimizerStates(self.deepspeed_engine) if offloads_states else None
+        restore_buffers(self.module, buffers, self.device)
+        self._activations = Activations(self.device) if config.parallelism.offload_activations else None
+        self._reference: Reference | None = None
+        if config.training.beta > 0:
+            self._reference = (
+                Reference(self.module, self.head, self.adapters)
+                if self.adapters
+                else frozen_copy(config, device, self.device, ds_config=ds_config, buffers=buffers)
+            )
+
+    @property
+    def module(self) -> Any:
+        """The transformers model that is trained, inside DeepSpeed's engine."""
+        return self.deepspeed_engine.module
+
+    def step(self, batches: Iterable[MicroBatch], count: int, scale: LossScale) -> dict[str, float]:
+        """Take one optimizer step; collective, with the same number of micro-batches on every rank.
+
+        Args:
+            batches: this rank's micro-batches, taken one by one: the next is made while the device works on the last.
+            count: number of micro-batches.
+            scale: denominators of the whole step, over all ranks.
+
+        Returns:
+            Metrics of the whole step under TRL's names: loss, grad_norm (before clipping), learning_rate, and means
+            over the tokens trained on. In float16 also loss_scale, by which the gradients were multiplied, and skipped:
+            1 if they overflowed and the weights did not change. With optimizer states that are offloaded during
+            generation, time/offload: the seconds that this rank took to move them.
+        """
+        self.deepspeed_engine.train()
+        sums = StepSums()
+        learning_rate = self.schedule.get_last_lr()[0]
+        with self._reduction():
+            for index, batch in enumerate(batches):
+                self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
+                self._backward(batch.to(self.device), scale, sums)
+        finished = self._finish_step()
+        return sums.reduce() | finished | {"learning_rate": learning_rate}
+
+    def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums) -> None:
+        training = self._config.training
+        # Before the policy's forward pass, since the reference may be the same modules: after it, the modules' hooks
+        # expect the backward pass.
+        ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
+        with self._activations.offloaded() if self._activations else nullcontext():
+            logprobs_BT, entropy_BT = self.head.per_token(self.deepspeed_engine, batch, training.temperature)
+        log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
+        correction = training.importance_sampling_correction
+        weights_BT = mismatch.weights(
+            log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
+        )
+        output = grpo_loss(
+            logprobs_BT,
+            logprobs_BT.detach() - (log_ratios_BT if correction == "bypass" else 0),
+            batch.advantages_B,
+            batch.mask_BC,
+            scale=scale,
+            loss_type=training.loss_type,
+            epsilon=training.epsilon,
+            epsilon_high=training.epsilon_high,
+            beta=training.beta,
+            max_completion_length=training.max_completion_length,
+            ref_logprobs_BT=ref_logprobs_BT,
+            entropy_BT=entropy_BT,
+            weights_BT=weights_BT,
+        )
+        # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
+        self.deepspeed_engine.backward(output.loss * dist.get_world_size())
+        sums.add(output, mismatch.tally(log_ratios_BT, weights_BT, batch.mask_BC))
+
+    def _reduction(self) -> AbstractContextManager[None]:
+        if not self._config.parallelism.coalesce_grad_reduction:
+            return nullcontext()
+        context: AbstractContextManager[None] = self.deepspeed_engine.coalesce_grad_reduction()
+        return context
+
+    def _finish_step(self) -> dict[str, float]:
+        grad_norm = self._clip() if trainer_clips(self._config) else None
+        scale = self.deepspeed_engine.optimizer.loss_scale if self.deepspeed_engine.fp16_enabled() else None
+        with self.with_states():
+            self.deepspeed_engine.step()
+        # Also after a skipped step: the learning rate depends on the number of the step, as in `go_to`.
+        self.schedule.step()
+        metrics = {"grad_norm": float(self.deepspeed_engine.get_global_grad_norm() if grad_norm is None else grad_norm)}
+        if scale is not None:
+            metrics |= {"loss_scale": float(scale), "skipped": float(not self.deepspeed_engine.was_step_applied())}
+        if self._states is not None:
+            metrics["time/offload"] = self._states.seconds
+        return metrics
+
+    def with_states(self) -> AbstractContextManager[None]:
+        """Within it, optimizer states are on the device, where the optimizer updates them."""
+        return self._states.on_device() if self._states else nullcontext()
+
+    def _clip(self) -> float:
+        """Scale gradients down if their global norm exceeds maxGradNorm; returns the norm before."""
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        # In float32, whatever the gradients' dtype. Reading it waits for the device, as the end of the step does, too.
+        norm = float(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm())
+        limit = self._config.training.max_grad_norm
+        if 0 < limit < norm:
+            torch._foreach_mul_(gradients, limit / norm)
+        return norm
+
+    def go_to(self, step: int) -> None:
+        """Set the learning rate's schedule to its state after `step` optimizer steps."""
+        self.schedule.scheduler.step(step)
+
+    def weights(self) -> Export:
+        """The weights that vLLM engines get, in the training dtype: all by name, tied ones once, or adapters."""
+        return Export(
+            self.adapters.pushed() if self.adapters else full(self.module), is_partitioned=self.is_partitioned
+        )
+
+    def saved_weights(self) -> Export:
+        """The weights that `save_pretrained` takes: all, or those of the adapters."""
+        return Export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+
+    def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a folder that `from_pretrained` loads: transformers' or, with adapters, peft's."""
+        if self.adapters is not None:
+            self.adapters.save(folder, weights)
+        else:
+            self.module.save_pretrained(folder, state_dict=weights)
+
+
+def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
+    join(device, timeout_seconds)
+    return Accelerator(
+        mixed_precision=mixed_precision(config),
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds_config, zero3_init_flag=config.parallelism.zero_stage == 3),
+        step_scheduler_with_optimizer=False,
+    )

@@ -1,0 +1,62 @@
+"""The reference model (TRL's `ref_model`): the initial model, to which the KL term (`beta` > 0) compares the policy."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.policy.load import load_model, restore_buffers
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.lora import Adapters
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A frozen copy of the initial model or, with adapters, the policy itself with its adapters disabled."""
+
+    model: Any
+    head: LogprobHead  # wraps the output layer of `model`
+    adapters: Adapters | None = None
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding."""
+        with self.adapters.disabled() if self.adapters else nullcontext():
+            return self.head.per_token(self.model, batch, temperature)[0]
+
+
+def frozen_copy(
+    config: TrainerConfig,
+    kind: Device,
+    device: torch.device,
+    *,
+    ds_config: dict[str, Any],
+    buffers: dict[str, Tensor],
+) -> Reference:
+    """Load the initial model once more; partitioned over the ranks under ZeRO-3, and then collective.
+
+    Args:
+        config: the job's configuration.
+        kind: kind of device of this rank.
+        device: where the model goes.
+        ds_config: DeepSpeed's configuration of the policy.
+        buffers: the model's buffers as loaded, which DeepSpeed would cast.
+    """
+    model = load_model(config, kind).requires_grad_(False).eval()
+    head = LogprobHead(model)
+    if config.parallelism.zero_stage < 3:
+        return Reference(model.to(device), head)
+    keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
+    keep["zero_optimization"] = {"stage": 3}
+    deepspeed_engine = deepspeed.initialize(model=model, config=keep)[0]
+    deepspeed_engine.eval()
+    restore_buffers(deepspeed_engine.module, buffers, device)
+    return Reference(deepspeed_engine, head)

@@ -1,0 +1,154 @@
+"""What a rank reports to people and to its launcher during a run: metrics, samples of its text, its progress."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+
+from grpo_workload.algorithm.samples import Sample
+from grpo_workload.reporting.jsonl import StepLog
+from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
+from grpo_workload.reporting.rank_metrics import RankStep
+from grpo_workload.spec.contract import Progress
+
+if TYPE_CHECKING:
+    from grpo_workload.reporting.trackers import Trackers
+
+SAMPLES_PER_STEP = 4
+"""Number of prompts per step with one completion in completions.jsonl, for people to read."""
+STEPS_TIMED = 20
+"""Number of last steps whose median duration is reported."""
+
+logger = logging.getLogger(__name__)
+
+
+class Report(Protocol):
+    """What the loop reports to."""
+
+    def phase(self, phase: str) -> None:
+        """Report that the rank enters a phase.
+
+        Phases of a step: Preparing (waiting for its prompts), Generating, Rewarding, Gathering (waiting for the rewards
+        of all ranks), Training, Journalling, Syncing, Agreeing (waiting for all ranks to end the step), Saving. Before
+        the loop: Starting (Python and its imports), Loading. After it: Done or Stopped.
+        """
+        ...
+
+    def step(
+        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+    ) -> None:
+        """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part."""
+        ...
+
+    def saved(self, step: int, folder: Path) -> None:
+        """Report that the checkpoint of `step` steps is in `folder`, relative to the data folder."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class RankReport:
+    """Report of a rank other than 0: only its phase and its own part of a step; rank 0 reports what all share."""
+
+    def __init__(self, state_dir: Path, rank: int) -> None:
+        self._state_dir, self._rank = state_dir, rank
+
+    def phase(self, phase: str) -> None:
+        """See `Report.phase`."""
+        write_phase(self._state_dir, self._rank, phase)
+
+    def step(
+        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+    ) -> None:
+        """See `Report.step`."""
+        _write_own_step(self._state_dir, self._rank, ranks)
+
+    def saved(self, step: int, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunReport:
+    """Report of rank 0: the run's metrics.jsonl, ranks.jsonl and completions.jsonl, the trackers, the progress file."""
+
+    def __init__(
+        self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int, trackers: Trackers | None = None
+    ) -> None:
+        """Open the files of a run that starts at `step`; lines of later steps, from before a restart, are dropped.
+
+        `trackers` are already started.
+        """
+        self._state_dir, self._trackers = state_dir, trackers
+        self._metrics = StepLog(run_dir / "metrics.jsonl", resume_step=step)
+        self._ranks = StepLog(run_dir / "ranks.jsonl", resume_step=step)
+        self._completions = StepLog(run_dir / "completions.jsonl", resume_step=step)
+        self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
+        self._last_step = time.monotonic()
+        self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
+
+    def phase(self, phase: str) -> None:
+        """See `Report.phase`."""
+        write_phase(self._state_dir, 0, phase)
+        self._update(phase=phase, age_seconds=time.monotonic() - self._last_step)
+
+    def step(
+        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+    ) -> None:
+        """See `Report.step`."""
+        self._metrics.write(step, metrics)
+        self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
+        first_by_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
+        for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
+            text = {
+                "prompt": sample.prompt.text,
+                "completion": sample.completion.text,
+                "reward": sample.reward,
+                "advantage": sample.advantage,
+            }
+            self._completions.write(step, text)
+        _write_own_step(self._state_dir, 0, ranks)
+        if self._trackers is not None:
+            self._trackers.log(step + 1, metrics)
+            metrics = {**metrics, **self._trackers.failed}
+        logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
+        now = time.monotonic()
+        # Measured from end to end, so that saving a checkpoint between steps does not look like a hang.
+        self._durations.append(now - self._last_step)
+        self._last_step = now
+        self._update(
+            step=step + 1,
+            step_seconds=median(self._durations),
+            reward=metrics["reward"],
+            metrics=dict(metrics),
+            tokens_per_second=metrics["tokens_per_second"],
+            weight_version=step + 1,
+            age_seconds=0.0,
+        )
+
+    def saved(self, step: int, folder: Path) -> None:
+        """See `Report.saved`."""
+        self._update(checkpoint_step=step, checkpoint=str(folder))
+
+    def close(self) -> None:
+        """See `Report.close`."""
+        self._metrics.close()
+        self._ranks.close()
+        self._completions.close()
+        if self._trackers is not None:
+            self._trackers.close()
+
+    def _update(self, **changes: object) -> None:
+        self._progress = self._progress.model_copy(update=changes)
+        write_progress(self._state_dir, self._progress)
+
+
+def _write_own_step(state_dir: Path, rank: int, ranks: Sequence[RankStep]) -> None:
+    for own in (one for one in ranks if one.rank == rank):
+        write_rank_step(state_dir, rank, own.as_json())

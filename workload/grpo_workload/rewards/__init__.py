@@ -1,0 +1,1 @@
+"""Rewards of completions: built-in ones, and users' functions in processes with limits."""

@@ -1,0 +1,247 @@
+"""Rewards of completions: built-in functions and the user's own, weighted and summed.
+
+Each call has a time limit (rewards[].timeoutSeconds). Users' functions and math-verify run in processes (`process`),
+which are killed then. reasoning-gym's scorers run in a thread. Python cannot kill a thread, so it lasts until the rank
+ends. If it also holds the global interpreter lock (GIL), Python cannot even report the timeout: then faulthandler,
+which needs no GIL, ends the rank and prints the stacks of its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import faulthandler
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from grpo_workload.algorithm.samples import Completion, Message, Prompt
+from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.rewards.math_answers import Verifier
+from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.worker import Values, as_values
+from grpo_workload.spec.inputs import REWARD_SECONDS, RewardConfig
+
+STDERR = 2
+LOCK_GRACE = 10.0
+"""Seconds after a call's time limit in which Python must report the timeout; then faulthandler ends the rank."""
+
+RewardFunction = Callable[[list[Prompt], list[Completion]], Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A reward function with its name in the metrics and its weight in the sum."""
+
+    name: str
+    weight: float
+    function: RewardFunction | RewardProcess
+    timeout_seconds: float = REWARD_SECONDS  # limit of one call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTable:
+    """Rewards of N completions by F functions, in plain lists that can be gathered as an object."""
+
+    names: list[str]
+    values: list[Values]  # [F][N]
+    totals: list[float]  # [N], weighted sum over the functions that did not return None; NaN if all did
+
+    @staticmethod
+    def concat(tables: Sequence[RewardTable]) -> RewardTable:
+        """Join the tables of all ranks, in rank order; a rank without completions has a table with N = 0."""
+        names = tables[0].names
+        assert all(table.names == names for table in tables)
+        values = [[value for table in tables for value in table.values[index]] for index in range(len(names))]
+        return RewardTable(names=names, values=values, totals=[total for table in tables for total in table.totals])
+
+
+def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list[Reward]:
+    """Find the functions, and start the processes of users' functions.
+
+    Raises:
+        ValueError: a module or attribute is missing, or a function does not fit the dataset; names the reward.
+        RewardError: the process of a function ended, or did not import the function in time.
+    """
+    rewards = [
+        Reward(
+            name=config.name,
+            weight=config.weight,
+            function=_make_function(config, source),
+            timeout_seconds=config.timeout_seconds,
+        )
+        for config in configs
+    ]
+    try:
+        for process in _processes(rewards):
+            process.ready()
+    except (ValueError, RewardError):
+        close_rewards(rewards)
+        raise
+    return rewards
+
+
+def close_rewards(rewards: Sequence[Reward]) -> None:
+    """End the processes of users' functions."""
+    for process in _processes(rewards):
+        process.close()
+
+
+def _processes(rewards: Sequence[Reward]) -> list[RewardProcess]:
+    return [reward.function for reward in rewards if isinstance(reward.function, RewardProcess)]
+
+
+async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: list[Completion]) -> RewardTable:
+    """Score completions[i], an answer to prompts[i], with every function; the functions run concurrently.
+
+    Raises:
+        RewardError: a function raised, took too long, or did not return one finite number or None per completion.
+    """
+    assert len(prompts) == len(completions)
+    if not completions:
+        return tabulate(rewards, [[] for _ in rewards])
+    with _interpreter_watched(max(reward.timeout_seconds for reward in rewards) + LOCK_GRACE):
+        return tabulate(
+            rewards, list(await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards)))
+        )
+
+
+def tabulate(rewards: Sequence[Reward], values: list[Values]) -> RewardTable:
+    """Make the table of `values` [F][N]; the totals use the weights of `rewards`."""
+    totals = [_total(rewards, row) for row in zip(*values, strict=True)]
+    return RewardTable(names=[reward.name for reward in rewards], values=values, totals=totals)
+
+
+async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+    if isinstance(reward.function, RewardProcess):
+        own = partial(reward.function.call, trl_arguments(prompts, completions), reward.timeout_seconds)
+        return _checked(reward.name, await _in_thread(reward.name, own), prompts)
+    try:
+        async with asyncio.timeout(reward.timeout_seconds) as limit:
+            result = await _in_thread(reward.name, partial(reward.function, prompts, completions))
+    except (Exception, SystemExit) as error:
+        if limit.expired():
+            raise RewardError(
+                f"rewards[{reward.name}] was not done with {len(completions)} completions within "
+                f"{reward.timeout_seconds:g} s: does it wait for something that never comes? If it needs longer, raise "
+                "its timeoutSeconds"
+            ) from error
+        raise RewardError(f"rewards[{reward.name}] raised {type(error).__name__}: {error}") from error
+    return _checked(reward.name, result, prompts)
+
+
+async def _in_thread(name: str, call: Callable[[], Values]) -> Values:
+    """Like `asyncio.to_thread`, but neither the end of the event loop nor that of Python waits for the thread."""
+    done: Future[Values] = Future()
+    done.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            done.set_result(context.run(call))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, name=f"rewards[{name}]", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+@contextmanager
+def _interpreter_watched(seconds: float) -> Iterator[None]:
+    """End the rank, with the stacks of all threads on stderr, if the body takes longer than `seconds`."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
+    """Return the function's result as floats and None, or raise RewardError.
+
+    NaN is refused. TRL treats it as None, since it stores both as NaN. But NaN is rarely meant, it comes from 0 / 0,
+    and a run whose reward is always NaN would succeed without learning anything.
+    """
+    try:
+        values = as_values(result)
+    except ValueError as error:
+        raise RewardError(f"rewards[{name}] {error}") from error
+    if len(values) != len(prompts):
+        raise RewardError(f"rewards[{name}] returned {len(values)} values for {len(prompts)} completions")
+    for number, (value, prompt) in enumerate(zip(values, prompts, strict=True)):
+        if value is not None and not math.isfinite(value):
+            raise RewardError(
+                f"rewards[{name}] returned {value} for completion {number} of {len(prompts)}, an answer to prompt "
+                f"{prompt.index} of the dataset; return a finite number, or None where the reward does not apply"
+            )
+    return values
+
+
+def _total(rewards: Sequence[Reward], row: Sequence[float | None]) -> float:
+    known = [reward.weight * value for reward, value in zip(rewards, row, strict=True) if value is not None]
+    return sum(known) if known else math.nan
+
+
+def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess:
+    if config.accuracy is not None:
+        return _accuracy(config, source)
+    if config.stopped is not None:
+        return lambda prompts, completions: [float(completion.finish_reason == "stop") for completion in completions]
+    if config.reasoning_gym is not None:
+        return _reasoning_gym(config.name, source)
+    return RewardProcess(config, os.environ)
+
+
+def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
+    columns = source.batch(0, 1)[0].columns
+    gold = next((column for column in ("solution", "answer") if column in columns), None)
+    if gold is None:
+        found = ", ".join(columns) or "nothing but prompts"
+        raise ValueError(
+            f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}"
+        )
+    verifier = Verifier(config)
+
+    def accuracy(prompts: list[Prompt], completions: list[Completion]) -> Values:
+        pairs = zip(prompts, completions, strict=True)
+        return [verifier(str(prompt.columns[gold]), completion.text) for prompt, completion in pairs]
+
+    return accuracy
+
+
+def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
+    scorer = source.scorer
+    if scorer is None:
+        raise ValueError(
+            f"rewards[{name}].reasoningGym: the dataset is not a reasoning-gym dataset (dataset.reasoningGym); use "
+            "accuracy"
+        )
+
+    def reasoning_gym(prompts: list[Prompt], completions: list[Completion]) -> Values:
+        return [
+            scorer(completion.text.strip(), prompt) for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+    return reasoning_gym
+
+
+def trl_arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
+    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages."""
+    columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
+    return columns | {
+        "prompts": [prompt.text for prompt in prompts],
+        "completions": [
+            _trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
+        ],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
+    }
+
+
+def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
+    return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]

@@ -1,0 +1,199 @@
+"""The contract between the operator and the pods: a JSON file and variables go in, an exit code and reports come back.
+
+The operator writes a `Contract` into an immutable ConfigMap. Every launcher of the job reads it and finds its own entry
+by its pod's name. A pod reports back an `Outcome` (the container's termination message), and trainer pods `Progress`
+(served over HTTP). Torch-free: the operator imports it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from grpo_workload.spec.schema import Section
+from grpo_workload.spec.trainer import TrainerConfig
+
+CONTRACT_PATH = "/etc/grpo/contract.json"
+STATE_DIR = "/var/run/grpo"
+DATA_DIR = "/data"
+CACHE_DIR = "/cache"
+TERMINATION_LOG = "/dev/termination-log"
+
+MASTER_PORT = 29500
+STATUS_PORT = 29501
+
+# Variables that the operator sets on the container. `grpo run` sets the same ones on its local processes.
+ENV_CONTRACT = "GRPO_CONTRACT"
+ENV_STATE_DIR = "GRPO_STATE_DIR"
+ENV_DATA_DIR = "GRPO_DATA_DIR"
+ENV_TERMINATION_LOG = "GRPO_TERMINATION_LOG"
+ENV_POD_NAME = "POD_NAME"
+ENV_POD_UID = "POD_UID"
+# Variables that the launcher sets on each rank: torchrun's names, which torch, accelerate, DeepSpeed and vLLM read.
+RANK_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# Variables that a job's pod template must not set. torchrun reads the ones that begin with PET_.
+RESERVED_ENV = frozenset(
+    {ENV_CONTRACT, ENV_STATE_DIR, ENV_DATA_DIR, ENV_TERMINATION_LOG, ENV_POD_NAME, ENV_POD_UID, *RANK_ENV}
+    | {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+    | {"CUDA_VISIBLE_DEVICES"}
+)
+
+
+class ExitCode(IntEnum):
+    """How a launcher or rank ended. Values are those of sysexits.h; 1 and 2 are left to crashes of Python itself."""
+
+    DONE = 0
+    CONFIG_ERROR = 64
+    PEER_LOST = 69
+    RANK_FAILED = 70
+    STOPPED = 75
+
+
+class Device(StrEnum):
+    """What ranks compute on: NCCL on cuda, gloo on cpu."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class Member(Section):
+    """One trainer pod. A contract lists its members in rank order."""
+
+    pod: str
+    group: str
+    host: str = Field(description="DNS name or address at which its peers reach it.")
+    status_port: int = Field(STATUS_PORT, ge=1, le=65535, description="Port of the launcher's HTTP server.")
+    gpus: int = Field(ge=1, description="Number of ranks in this pod, one per GPU.")
+    rank_offset: int = Field(ge=0, description="Global rank of its first local rank.")
+    devices: tuple[int, ...] = Field((), description="Local device of each rank, in rank order; 0, 1, ... when empty.")
+
+
+class Engine(Section):
+    """One vLLM server: in its own pod (Server), or in a trainer pod next to its ranks (NodeLocal)."""
+
+    name: str = Field(description="Unique in the job: the pod's name, followed by /<index> in pods with several.")
+    pod: str
+    group: str
+    host: str
+    port: int = Field(ge=1, le=65535, description="Port of its HTTP server.")
+    tensor_parallel: int = Field(1, ge=1)
+    data_parallel: int = Field(1, ge=1)
+    devices: tuple[int, ...] = Field(description="Local devices of its pod on which it runs.")
+    transfer: int = Field(0, ge=0, description="Index of the transfer group that sends it weights.")
+    rank_offset: int = Field(
+        ge=1, description="Rank of its first worker in that group: 1 + number of workers of the engines before it."
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of the engine."""
+        return self.tensor_parallel * self.data_parallel
+
+
+class TransferGroup(Section):
+    """One process group for weights: the trainer rank that sends them, and the workers of all engines that get them."""
+
+    sender: int = Field(ge=0, description="Global rank of the sender, which is rank 0 of the group.")
+    host: str = Field(description="Host on which the sender listens.")
+    port: int = Field(ge=1, le=65535)
+    world_size: int = Field(ge=2, description="1 + number of workers of its engines.")
+
+
+class JobRef(Section):
+    """Identity of the job."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def run(self) -> str:
+        """Folder of the job's run on the storage. Never used again by another job, because it contains the UID."""
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+
+class Contract(Section):
+    """Everything that a pod must know about the job. All pods of an attempt read the same bytes."""
+
+    contract_version: Literal[1] = 1
+    job: JobRef
+    attempt: int = Field(ge=0)
+    device: Device
+    members: tuple[Member, ...] = Field(min_length=1)
+    engines: tuple[Engine, ...] = Field((), description="Empty for Colocate.")
+    transfers: tuple[TransferGroup, ...] = Field(
+        (), description="One group over all engines (Server), or one per trainer pod (NodeLocal)."
+    )
+    master_port: int = Field(MASTER_PORT, ge=1, le=65535)
+    timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous and of collectives.")
+    restart_engines: bool = Field(
+        False,
+        description="Whether the operator replaces a lost engine (failurePolicy RestartGeneration). If so, ranks wait "
+        "for it and do not fail.",
+    )
+    durable: bool = Field(description="Whether the data folder outlives the pod (a PersistentVolumeClaim is mounted).")
+    config: TrainerConfig
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of all members."""
+        return sum(member.gpus for member in self.members)
+
+    @property
+    def master(self) -> Member:
+        """The member that runs rank 0."""
+        return self.members[0]
+
+
+class Progress(Section):
+    """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
+    GET /progress.
+    """
+
+    step: int = 0
+    total_steps: int = 0
+    phase: str = Field(
+        "Starting",
+        description="Starting, WaitingForPeers, then the phase of rank 0: see `grpo_workload.reporting.run_report`.",
+    )
+    age_seconds: float = Field(0.0, description="Seconds since the last step finished; the server fills it in.")
+    step_seconds: float | None = Field(
+        None, description="Median duration of the last steps, including saving; None before the first step ends."
+    )
+    rank_phases: dict[str, str] = Field(
+        default_factory=dict,
+        description="Phase of each rank of this pod, by global rank, for example `Generating for 1830 s`; the server "
+        "fills it in.",
+    )
+    waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
+    reward: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
+    tokens_per_second: float | None = None
+    weight_version: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint: str | None = Field(None, description="Path of the newest checkpoint, relative to the data folder.")
+
+
+class Outcome(Section):
+    """How a pod's part of an attempt ended. The container's termination message holds it, cut by `to_message`."""
+
+    attempt: int
+    pod_uid: str = ""
+    exit_code: ExitCode
+    reason: str = Field(description="One of `Reason`, for example RankFailed.")
+    message: str = Field(description="What failed, why, and what to do about it.")
+    rank: int | None = None
+    progress: Progress | None = None
+
+    def to_message(self) -> str:
+        """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle."""
+        outcome = self
+        keep = len(self.message)
+        while len((text := outcome.model_dump_json(by_alias=True, exclude_none=True)).encode()) > 4096:
+            keep = keep * 3 // 4
+            message = f"{self.message[: keep // 2]} [...] {self.message[len(self.message) - keep // 2 :]}"
+            outcome = self.model_copy(update={"message": message, "progress": None})
+        return text

@@ -1,0 +1,157 @@
+"""The sections `model`, `dataset` and `rewards`: what the trainer works on. Torch-free: the operator imports it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, Text, one_of
+
+REWARD_SECONDS = 300
+
+
+class ModelConfig(Section):
+    """The policy to train."""
+
+    RULES = (one_of("name", "path"),)
+
+    name: Text | None = Field(
+        None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct."
+    )
+    revision: Text | None = Field(
+        None,
+        description="Branch, tag or commit of `name`; a run keeps the commit that this pointed to when the run began.",
+    )
+    path: Text | None = Field(
+        None, description="Folder with the model inside the container, for example below a mounted volume."
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16",
+        description="Type of the weights in training and generation; every rank's GPU must support it. float16 scales "
+        "the loss and skips steps whose gradients overflow.",
+    )
+    attention: Literal["varlen", "sdpa", "eager", "flash_attention_2"] = Field(
+        "varlen",
+        description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager build a "
+        "square mask over all tokens of a micro-batch.",
+    )
+    use_liger_kernel: bool = Field(
+        True,
+        description="On GPUs, use Liger's fused kernels for norms, rotary embeddings and SwiGLU in models it supports.",
+    )
+
+    @property
+    def source(self) -> str:
+        """Hub name or folder, whichever is set."""
+        source = self.name or self.path
+        assert source is not None
+        return source
+
+
+class ReasoningGymDataset(Section):
+    """A procedural dataset of the package reasoning-gym."""
+
+    dataset: Text = Field(description="Name of the dataset in reasoning-gym, for example basic_arithmetic.")
+    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict, max_length=64, description="Parameters of that dataset, under reasoning-gym's own names."
+    )
+    size: int = Field(10_000, ge=1, le=100_000_000, description="Number of problems to generate.")
+
+
+class DatasetConfig(Section):
+    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, rewards get all other columns."""
+
+    RULES = (
+        one_of("name", "path", "reasoning_gym"),
+        Rule(
+            "!has(self.promptTemplate) || self.promptTemplate.contains('{prompt}')",
+            'promptTemplate must contain {prompt}, for example "{prompt} Give only the answer."',
+            lambda d: d.prompt_template is None or "{prompt}" in d.prompt_template,
+        ),
+    )
+
+    name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
+    config: Text | None = Field(None, description="Configuration (subset) of `name`.")
+    path: Text | None = Field(None, description="File (json, jsonl, parquet, csv) or folder inside the container.")
+    reasoning_gym: ReasoningGymDataset | None = Field(
+        None, description="Problems that reasoning-gym generates and can score."
+    )
+    split: Text = Field("train", description="Split of the dataset.")
+    prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
+        None, description="Template for plain-text prompts; must contain {prompt}, which stands for the prompt."
+    )
+    system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
+        None, description="System message for prompts that are chat messages and have none."
+    )
+    preprocess: FunctionPath | None = Field(
+        None,
+        description="module:function that gets a row as a dict and returns the row to use, with `prompt`. Called "
+        "shortly before the row's step.",
+    )
+    dataloader_num_workers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Number of processes on each rank that prepare its prompts (reading, preprocess, tokenizing) ahead "
+        "of their step; with 0 the step waits for it. Default: 2 with preprocess, else 0.",
+    )
+    prefetch_steps: int = Field(
+        2, ge=1, le=1000, description="Number of steps for which dataloaderNumWorkers processes prepare prompts ahead."
+    )
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that prepare prompts. Each takes some 0.4 GB: too much where rows are only tokenized."""
+        return (2 if self.preprocess else 0) if self.dataloader_num_workers is None else self.dataloader_num_workers
+
+
+class Empty(Section):
+    """A choice that has no settings."""
+
+
+class RewardConfig(Section):
+    """One reward function; a completion's reward is the weighted sum of those that did not return None for it."""
+
+    RULES = (
+        one_of("accuracy", "reasoning_gym", "stopped", "function"),
+        Rule(
+            "!has(self.env) || has(self.function)",
+            "env needs function: built-in rewards read no variables",
+            lambda r: not r.env or r.function is not None,
+        ),
+    )
+
+    name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
+    accuracy: Empty | None = Field(
+        None, description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0."
+    )
+    reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset gives.")
+    stopped: Empty | None = Field(
+        None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength."
+    )
+    function: FunctionPath | None = Field(
+        None,
+        description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or "
+        "async. Each rank runs it in a separate process.",
+    )
+    env: tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
+        (),
+        max_length=64,
+        description="Names of the pod's variables that are passed to `function`, for example the API key of a judge. "
+        "Besides them it gets only those that programs need to run (PATH, HOME, PYTHON*, CUDA_*, HF_HOME, RANK, ...), "
+        "and no credentials.",
+    )
+    memory_limit: Size = Field(
+        "8Gi",
+        description="Memory limit of the process that runs `function` or `accuracy`, for example 512Mi. A call that "
+        "needs more fails.",
+    )
+    timeout_seconds: int = Field(
+        REWARD_SECONDS,
+        ge=1,
+        le=86_400,
+        description="Limit of one call, which scores the completions of one rank in one step. A call that takes longer "
+        "fails the rank, with a message that names the reward.",
+    )

@@ -1,0 +1,65 @@
+"""Every reason that this project gives, in outcomes of pods, conditions, events and `status.lastFailure`.
+
+The status can also hold reasons of a kubelet, for containers that never ran our code (`OOMKilled`, `StartError`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A CamelCase word, as the Kubernetes API conventions require; docs/failures.md has a row for each."""
+
+    # Given by launchers, in a pod's outcome.
+    DONE = "Done"
+    STOPPED = "Stopped"
+    STOPPED_EARLY = "StoppedEarly"
+    RANK_FAILED = "RankFailed"
+    ENGINE_DIED = "EngineDied"
+    CONFIG_ERROR = "ConfigError"
+    CONTRACT_REFUSED = "ContractRefused"
+    LAUNCHER_DIED = "LauncherDied"
+    PEER_LOST = "PeerLost"
+    PEERS_MISSING = "PeersMissing"
+
+    # Given by the operator, for a pod that left no outcome or was taken away.
+    OUTCOME_MISSING = "OutcomeMissing"
+    OUTCOME_LOST = "OutcomeLost"
+    CONTAINER_ERROR = "Error"
+    POD_FAILED = "PodFailed"
+    POD_REPLACED = "PodReplaced"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    HUNG = "Hung"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+
+    # Given by the operator, in conditions and events.
+    VALID = "Valid"
+    INVALID_SPEC = "InvalidSpec"
+    INVALID_POD_TEMPLATE = "InvalidPodTemplate"
+    NAME_TAKEN = "NameTaken"
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_NOT_SHARED = "ClaimNotReadWriteMany"
+    WAITING_FOR_OLD_CHILDREN = "WaitingForOldChildren"
+    WAITING_FOR_PODS = "WaitingForPods"
+    ALL_PODS_SCHEDULED = "AllPodsScheduled"
+    UNSCHEDULABLE = "Unschedulable"
+    CONTAINER_WAITING = "ContainerWaiting"
+    STARTING = "Starting"
+    NODE_NOT_READY = "NodeNotReady"
+    WAITING_FOR_ENGINES = "WaitingForEngines"
+    WAITING_FOR_PEERS = "WaitingForPeers"
+    ALL_RANKS_RUNNING = "AllRanksRunning"
+    FINISHED = "Finished"
+    TRAINING_DONE = "TrainingDone"
+    RESTARTING = "Restarting"
+    RESTARTED = "Restarted"
+    ENGINE_RESTARTING = "EngineRestarting"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    STEPPING = "Stepping"
+    RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"

@@ -1,0 +1,87 @@
+"""What all sections of a GRPOJob's spec share: camelCase in JSON, and rules that pydantic and the API server check.
+
+Torch-free: the operator imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Size = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")]
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class Rule(NamedTuple):
+    """One rule about a section. The API server (CEL) and pydantic refuse what breaks it with the same message.
+
+    `works` and `works_cel` compute a value that would be accepted; it is appended to the message.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+    works: Callable[[Any], object] | None = None
+    works_cel: str = ""
+
+    def complaint(self, section: Any) -> str:
+        """Error message for a section that breaks the rule."""
+        return self.message if self.works is None else f"{self.message}; {self.works(section)} would work"
+
+    def validation(self) -> dict[str, str]:
+        """The rule as an entry of x-kubernetes-validations."""
+        entry = {"rule": self.cel, "message": self.message}
+        if self.works_cel:
+            quoted = self.message.replace("'", "\\'").replace("%", "%%")
+            # format(), because the API server counts string() + string as unbounded and refuses the CRD for its cost.
+            entry["messageExpression"] = f"'{quoted}; %d would work'.format([{self.works_cel}])"
+        return entry
+
+
+class Section(BaseModel):
+    """A part of the spec: camelCase in JSON, unknown fields refused, `RULES` checked here and by the API server."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        broken = [rule.complaint(self) for rule in self.RULES if not rule.holds(self)]
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        json = handler(schema)
+        if cls.RULES:
+            handler.resolve_ref_schema(json)["x-kubernetes-validations"] = [rule.validation() for rule in cls.RULES]
+        return json
+
+
+def one_of(*names: str) -> Rule:
+    """Return the rule that exactly one of the optional fields `names` is set."""
+    in_json = [to_camel(name) for name in names]
+    return Rule(
+        f"[{', '.join(f'has(self.{name})' for name in in_json)}].filter(x, x).size() == 1",
+        f"exactly one of {', '.join(in_json)} must be set",
+        lambda section: sum(getattr(section, name) is not None for name in names) == 1,
+    )
+
+
+def in_bytes(size: str) -> int:
+    """Return a `Size` as a number of bytes."""
+    digits = size.rstrip("KMGTi")
+    return int(digits) * {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[size[len(digits) :]]
+
+
+def dump(section: BaseModel) -> dict[str, Any]:
+    """Return a section as JSON: names in camelCase, optional fields that are not set left out."""
+    return section.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,240 @@
+"""What a user asks of the trainer: the sections that the CRD and the ranks share unchanged.
+
+`grpo_operator.api.spec` puts these models into the GRPOJob's `spec` as they are, and the contract carries them to every
+rank. So each field has one name, one default and one description. Training fields have the names of TRL's `GRPOConfig`
+in camelCase. Torch-free: the operator imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from grpo_workload.spec.generation import GenerationConfig, Topology
+from grpo_workload.spec.inputs import DatasetConfig, ModelConfig, RewardConfig
+from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.schema import Name, Rule, Section, Text, dump
+from grpo_workload.spec.tracking import TrackingConfig
+
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
+
+
+class TrainingConfig(TrackingConfig):
+    """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
+
+    num_generations: int = Field(
+        8, ge=2, le=1024, description="Number of completions sampled for each prompt (GRPO's group)."
+    )
+    prompts_per_step: int = Field(
+        8, ge=1, le=65536, description="Number of prompts in one optimizer step, over all ranks."
+    )
+    max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
+    max_tokens_per_micro_batch: int = Field(
+        8192,
+        ge=1,
+        le=16_777_216,
+        description="Maximum number of tokens in one micro-batch on one rank; it bounds the memory for activations. A "
+        "longer sequence gets a micro-batch to itself.",
+    )
+    per_device_train_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Maximum number of completions in one micro-batch on one rank; when not set, only "
+        "maxTokensPerMicroBatch limits it.",
+    )
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="Schedule of the learning rate."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
+    )
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
+    temperature: float = Field(
+        1.0, ge=0, le=10, description="Sampling temperature; training computes log-probabilities at it too."
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole vocabulary.")
+    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="How token losses are aggregated.")
+    epsilon: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set.",
+    )
+    epsilon_high: float | None = Field(
+        None, gt=0, le=10, description="The probability ratio is clipped at 1 + epsilonHigh."
+    )
+    beta: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
+    )
+    importance_sampling_correction: Correction = Field(
+        "sequence_mask",
+        description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
+        "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
+        "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
+        "ignore it.",
+    )
+    importance_sampling_clip_max: float | None = Field(
+        3.0, gt=0, le=1e6, description="Upper bound of the ratio that importanceSamplingCorrection applies."
+    )
+    importance_sampling_clip_min: float | None = Field(
+        None, ge=0, le=1, description="Lower bound of the ratio that importanceSamplingCorrection applies."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group",
+        description="What advantages are divided by: the standard deviation of the rewards in the prompt group or in "
+        "the whole batch, or nothing.",
+    )
+    mask_truncated_completions: bool = Field(
+        False, description="Leave completions that were cut at maxCompletionLength out of the loss."
+    )
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+
+
+class ParallelismConfig(Section):
+    """How training is spread over the ranks (DeepSpeed)."""
+
+    RULES = (
+        Rule(
+            "self.zeroStage > 0 || (self.offloadOptimizer != 'cpu' && !self.coalesceGradReduction)",
+            "offloadOptimizer cpu and coalesceGradReduction need zeroStage 1, 2 or 3",
+            lambda p: p.zero_stage > 0 or (p.offload_optimizer != "cpu" and not p.coalesce_grad_reduction),
+        ),
+        Rule(
+            "self.gradientCheckpointing || !self.offloadActivations",
+            "offloadActivations needs gradientCheckpointing: it offloads the activations that checkpointing keeps",
+            lambda p: p.gradient_checkpointing or not p.offload_activations,
+        ),
+        Rule(
+            "self.optimizerDtype == 'float32' || self.offloadOptimizer != 'cpu'",
+            "optimizerDtype bfloat16 needs offloadOptimizer none or generating: DeepSpeed's CPU AdamW keeps float32",
+            lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer != "cpu",
+        ),
+    )
+
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2,
+        description="ZeRO stage: what is partitioned over the ranks. 0: nothing. 1: optimizer states. 2: also "
+        "gradients. 3: also weights.",
+    )
+    offload_optimizer: Literal["none", "cpu", "generating"] = Field(
+        "none",
+        description="Where optimizer states live. none: on the GPU. cpu: in host memory, where the CPU updates them. "
+        "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which leaves "
+        "generation, forward and backward passes more GPU memory (topology Colocate only).",
+    )
+    optimizer_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Type of AdamW's states and of the weights that it updates. bfloat16 takes half the memory and "
+        "loses updates that are smaller than 1/256 of a weight.",
+    )
+    coalesce_grad_reduction: bool = Field(
+        False,
+        description="Reduce gradients once a step, not after every micro-batch. Less traffic, but every rank holds all "
+        "gradients until then.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
+    offload_activations: bool = Field(
+        False,
+        description="With gradientCheckpointing: keep the activations that checkpointing saves in host memory until "
+        "the backward pass. Larger micro-batches fit; a rank needs 2 bytes x layers x hidden size of host memory for "
+        "each token of a micro-batch.",
+    )
+
+
+class StorageConfig(Section):
+    """Where checkpoints live, and when they are written."""
+
+    claim_name: Name | None = Field(
+        None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when several pods share it."
+    )
+    sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = (
+        Field(None, description="Folder on the volume in which runs are kept.")
+    )
+    checkpoint_every_steps: int = Field(
+        50, ge=1, le=1_000_000, description="Steps between checkpoints; the last step is always saved."
+    )
+    keep: int = Field(2, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted.")
+    resume_from: Text | None = Field(
+        None,
+        description="Another run to continue: <namespace>/<name>/<uid>, the beginning of that job's status.checkpoint.",
+    )
+
+
+class TrainerConfig(Section):
+    """Everything that a rank needs to know about the training itself."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.parallelism.optimizerDtype == 'float32' || self.model.dtype == 'bfloat16'",
+            "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
+            lambda c: c.parallelism.optimizer_dtype == "float32" or c.model.dtype == "bfloat16",
+        ),
+        Rule(
+            "self.parallelism.zeroStage > 0 || self.model.dtype != 'float16'",
+            "model.dtype float16 needs parallelism.zeroStage 1, 2 or 3: without ZeRO, DeepSpeed sums the gradients of "
+            "micro-batches in float16",
+            lambda c: c.parallelism.zero_stage > 0 or c.model.dtype != "float16",
+        ),
+        Rule(
+            "!self.parallelism.coalesceGradReduction || self.parallelism.zeroStage != 1 || "
+            "self.model.dtype == 'float32'",
+            "parallelism.coalesceGradReduction needs parallelism.zeroStage 2 or 3, or model.dtype float32: at stage 1 "
+            "DeepSpeed always reduces half-precision gradients once a step",
+            lambda c: (
+                not c.parallelism.coalesce_grad_reduction or c.parallelism.zero_stage != 1 or c.model.dtype == "float32"
+            ),
+        ),
+        Rule(
+            "!has(self.lora) || self.lora.push == 'merged' || self.generation.topology != 'Colocate'",
+            "lora.push adapters needs generation.topology Server or NodeLocal: an engine inside the trainer drops its "
+            "weights when it sleeps; push merged would work",
+            lambda c: not c.pushes_adapters or c.generation.topology is not Topology.COLOCATE,
+        ),
+        Rule(
+            "self.parallelism.offloadOptimizer != 'generating' || self.generation.topology == 'Colocate'",
+            "parallelism.offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has "
+            "its own GPUs; none or cpu would work",
+            lambda c: c.parallelism.offload_optimizer != "generating" or c.generation.topology is Topology.COLOCATE,
+        ),
+    )
+
+    model: ModelConfig = Field(description="The policy to train.")
+    dataset: DatasetConfig = Field(description="Where prompts come from.")
+    rewards: tuple[RewardConfig, ...] = Field(
+        min_length=1,
+        max_length=32,
+        description="Reward functions; their weighted sum is a completion's reward.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="GRPO itself.")
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
+    parallelism: ParallelismConfig = Field(
+        default_factory=ParallelismConfig, description="How training is spread over the ranks."
+    )
+    generation: GenerationConfig = Field(
+        default_factory=GenerationConfig, description="What samples completions, and how."
+    )
+    storage: StorageConfig = Field(
+        default_factory=StorageConfig, description="Where checkpoints live, and when they are written."
+    )
+
+    @property
+    def adapters(self) -> dict[str, Any] | None:
+        """The section lora as JSON, without `push`: the settings that a checkpoint of adapters must match."""
+        return None if self.lora is None else {name: value for name, value in dump(self.lora).items() if name != "push"}
+
+    @property
+    def pushes_adapters(self) -> bool:
+        """Whether engines keep the model's own weights and receive only adapters."""
+        return self.lora is not None and self.lora.push == "adapters"

@@ -1,0 +1,207 @@
+"""Load everything a rank trains with: `load` calls the parts below in the order in which they need each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from grpo_workload.algorithm import micro_batch
+from grpo_workload.data.prefetch import PromptLoader
+from grpo_workload.data.prompt_source import PromptSource, load_prompts
+from grpo_workload.generation.base import Generator
+from grpo_workload.generation.build import build_generator
+from grpo_workload.policy.dtype_support import check_precision, own_support
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather, join, on_main
+from grpo_workload.reporting.gpu_monitor import open_monitor
+from grpo_workload.reporting.run_report import RankReport, Report, RunReport
+from grpo_workload.reporting.trackers import Trackers
+from grpo_workload.rewards.scoring import Reward, build_rewards
+from grpo_workload.spec.contract import ENV_POD_UID, Contract
+from grpo_workload.spec.inputs import ModelConfig
+from grpo_workload.storage.base_model import settle_origin
+from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
+from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.journal import Journal, begin_branch
+from grpo_workload.training.checks import check_folders, check_patience, max_prompt_tokens, warn_of_small_slices
+from grpo_workload.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, state_dir: Path) -> Run:
+    """Load everything; collective.
+
+    Args:
+        contract: the job.
+        event_loop: runs async rewards; the caller keeps it open.
+        data_dir: storage that all ranks share, with a folder per run.
+        state_dir: the pod's own folder, which the launcher reads.
+
+    Raises:
+        ValueError: a mistake that the user can fix; names the field.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    share = micro_batch.shard(contract.config.training.prompts_per_step, world_size, rank)
+    run_dir = data_dir / contract.job.run
+
+    checkpoints = join_run(contract, rank, data_dir)
+    contract, resumed, start = resume(contract, checkpoints, rank, world_size)
+    config = contract.config
+    tokenizer, source, rewards = load_data(contract)
+    trackers = start_trackers(contract, data_dir, start.step)
+    prompts = start_prompts(contract, source, share, start.step, state_dir)
+    policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
+    generator = start_generator(contract, rank, policy, tokenizer, start.weight_version)
+    journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir)
+    return Run(
+        config=config,
+        rank=rank,
+        world_size=world_size,
+        share=share,
+        max_prompt_tokens=max_prompt_tokens(config, policy),
+        tokenizer=tokenizer,
+        prompts=prompts,
+        rewards=rewards,
+        policy=policy,
+        generator=generator,
+        checkpoints=checkpoints,
+        journal=journal,
+        known=known,
+        start=start,
+        report=report,
+        monitor=open_monitor(policy.device),
+        event_loop=event_loop,
+    )
+
+
+def join_run(contract: Contract, rank: int, data_dir: Path) -> Checkpoints:
+    """Join the process group, check the GPUs' precision, and take the run's fence for this attempt; collective."""
+    join(contract.device, contract.timeout_seconds)
+    check_precision(contract.config.model.dtype, gather(own_support(rank, contract.device)))
+    return Checkpoints(
+        data_dir,
+        contract.job.run,
+        keep=contract.config.storage.keep,
+        attempt=contract.attempt,
+        pod_uid=os.environ[ENV_POD_UID],
+    )
+
+
+def resume(
+    contract: Contract, checkpoints: Checkpoints, rank: int, world_size: int
+) -> tuple[Contract, Source | None, TrainerState]:
+    """Choose the checkpoint to resume from and the base model; collective.
+
+    Returns:
+        The contract with the model pinned to that base model, the checkpoint (None for a new run), and the state in
+        which training starts.
+    """
+    config, zero_stage = contract.config, contract.config.parallelism.zero_stage
+    resumed = checkpoints.find(
+        config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters
+    )
+    saved = resumed.state.origin if resumed is not None else None
+    origin = on_main(lambda: settle_origin(config, saved))
+    check_folders(config.model, origin, rank)
+    if resumed is not None:
+        start = replace(resumed.state, origin=origin)
+    else:
+        start = TrainerState(
+            step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage, origin=origin
+        )
+    return contract.model_copy(update={"config": origin.pin(config)}), resumed, start
+
+
+def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
+    """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
+    config = contract.config
+    tokenizer = load_tokenizer(config.model)
+    source = load_prompts(config.dataset, tokenizer, seed=config.training.seed)
+    rewards = build_rewards(config.rewards, source)
+    check_patience(rewards, contract.timeout_seconds)
+    return tokenizer, source, rewards
+
+
+def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
+    """Start the experiment trackers on rank 0, before anything that takes long to load; collective."""
+    trackers = Trackers(contract.config, contract.job, data_dir)
+    on_main(lambda: trackers.start(step))
+    return trackers
+
+
+def start_prompts(contract: Contract, source: PromptSource, share: range, step: int, state_dir: Path) -> PromptLoader:
+    """Start preparing this rank's prompts. The policy takes longest to load, so the workers start before it."""
+    config = contract.config
+    return PromptLoader(
+        source,
+        share=share,
+        prompts_per_step=config.training.prompts_per_step,
+        steps=range(step, config.training.max_steps),
+        num_workers=config.dataset.num_workers,
+        prefetch_steps=config.dataset.prefetch_steps,
+        timeout_seconds=contract.timeout_seconds,
+        folder=state_dir,
+    )
+
+
+def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_token_id: int) -> Policy:
+    """Build the policy, and load the checkpoint into it; collective."""
+    policy = Policy(
+        contract.config,
+        contract.device,
+        timeout_seconds=contract.timeout_seconds,
+        pad_token_id=pad_token_id,
+        load_universal=resumed is not None and resumed.is_universal,
+    )
+    if rank == 0:
+        warn_of_small_slices(contract.config, policy)
+    if resumed is not None:
+        resumed.load(policy)
+        logger.info("resuming from %s", resumed.checkpoint)
+    return policy
+
+
+def start_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any, weight_version: int) -> Generator:
+    """Build the generator, and push the policy's weights if it has others; collective."""
+    generator = build_generator(contract, rank, policy, tokenizer)
+    # Engines load the base model, which is version 0, but no adapters: these are pushed even then. vLLM refuses here
+    # the adapters that it does not support.
+    if weight_version > 0 or contract.config.pushes_adapters:
+        generator.sync_weights(policy.weights(), weight_version)
+    return generator
+
+
+def open_records(
+    contract: Contract, rank: int, step: int, trackers: Trackers, run_dir: Path, state_dir: Path
+) -> tuple[Journal, dict[int, Group], Report]:
+    """Begin this attempt's branch of the journal, and open the rank's report; collective.
+
+    Returns:
+        The journal, the groups of `step` that an earlier attempt journalled (by position), and the report.
+    """
+    branch, known = on_main(lambda: begin_branch(run_dir, attempt=contract.attempt, step=step))
+    report: Report = RankReport(state_dir, rank)
+    if rank == 0:
+        total_steps = contract.config.training.max_steps
+        report = RunReport(run_dir, state_dir, total_steps=total_steps, step=step, trackers=trackers)
+    return Journal(run_dir, branch, rank), {group.position: group for group in known}, report
+
+
+def load_tokenizer(model: ModelConfig) -> Any:
+    """Return the model's tokenizer, with a pad token. Raises ValueError if it cannot be loaded."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model.source, revision=model.revision or "main")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model.{'name' if model.name else 'path'}: cannot load the tokenizer of {model.source}: {error}"
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,161 @@
+"""The first half of a step: sample completions, score them, journal them, and compute their advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_workload.algorithm.advantage import group_advantages
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.step_plan import Fact
+from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.rewards.scoring import RewardTable, score, tabulate
+from grpo_workload.storage.group_record import Group
+from grpo_workload.training.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What a step trains on."""
+
+    samples: list[Sample]  # completions of this rank
+    table: RewardTable  # rewards of all ranks
+    facts: list[list[Fact]]  # facts of each completion, by rank
+    generated_tokens: int  # tokens that this rank sampled in this step; groups from the journal do not count
+
+
+def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
+    """Sample and score this rank's share of a step; collective.
+
+    After a restart, groups that the journal already has under the same weights are used again.
+
+    Raises:
+        PromptError: a prompt of the step, on any rank, cannot be used; every rank raises the same error.
+        PreprocessError: a prompt of this rank could not be prepared.
+        RewardError: a reward function failed.
+    """
+    training = run.config.training
+    run.report.phase("Preparing")
+    prompts = dict(zip(run.share, _prompts(run, step, clock), strict=True))
+
+    run.report.phase("Generating")
+    groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
+    missing = {position: prompt for position, prompt in prompts.items() if position not in groups}
+    answers = run.generator.generate(list(missing.values()), training.num_generations)
+    run.generator.sleep()
+    clock.lap("generate")
+
+    run.report.phase("Rewarding")
+    groups |= _score(run, step, missing, answers)
+    clock.lap("reward")
+
+    ordered = [groups[position] for position in run.share]
+    run.journal.write(ordered)
+
+    run.report.phase("Gathering")
+    table, facts, samples = _gather(run, list(prompts.values()), ordered)
+    clock.lap("gather")
+    generated_tokens = sum(len(completion.token_ids) for group in answers for completion in group)
+    return Rollout(samples=samples, table=table, facts=facts, generated_tokens=generated_tokens)
+
+
+def _prompts(run: Run, step: int, clock: Clock) -> list[Prompt]:
+    """Return this rank's prompts. If any rank has one that cannot be used, all ranks raise PromptError; collective."""
+    prompts, complaint = [], None
+    try:
+        prompts = run.prompts.take(step)
+        _check_lengths(run, prompts)
+    except PromptError as error:
+        complaint = str(error)
+    clock.lap("prompts")
+    complaints = [one for one in gather(complaint) if one is not None]
+    clock.lap("gather")
+    if complaints:
+        raise PromptError(complaints[0])
+    return prompts
+
+
+def _check_lengths(run: Run, prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
+        if run.max_prompt_tokens is not None and len(prompt.token_ids) > run.max_prompt_tokens:
+            limit = (
+                "generation.maxModelLen" if run.config.generation.max_model_len is not None else "the model's context"
+            )
+            raise PromptError(
+                f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; {limit} less "
+                f"training.maxCompletionLength leaves {run.max_prompt_tokens}: remove long prompts from the dataset, "
+                "or change these settings"
+            )
+
+
+def _known(run: Run, step: int, position: int, prompt: Prompt) -> Group | None:
+    """Return the prompt's group from the journal if it fits the current settings; None otherwise."""
+    group = run.known.get(position) if step == run.start.step else None
+    if (
+        group is None
+        or group.prompt_ids != prompt.token_ids
+        or len(group.completions) != run.config.training.num_generations
+    ):
+        return None
+    return group if set(group.rewards) == {reward.name for reward in run.rewards} else None
+
+
+def _score(
+    run: Run, step: int, prompts: dict[int, Prompt], answers: Sequence[Sequence[Completion]]
+) -> dict[int, Group]:
+    """Score this rank's new completions, and return their groups by position."""
+    num_generations = run.config.training.num_generations
+    asked = [prompt for prompt in prompts.values() for _ in range(num_generations)]
+    table = run.event_loop.run(score(run.rewards, asked, [completion for group in answers for completion in group]))
+    return {
+        position: Group(
+            step=step,
+            position=position,
+            num_prompts=run.config.training.prompts_per_step,
+            prompt_index=prompt.index,
+            prompt_ids=prompt.token_ids,
+            completions=tuple(group),
+            rewards={
+                name: values[number * num_generations : (number + 1) * num_generations]
+                for name, values in zip(table.names, table.values, strict=True)
+            },
+        )
+        for number, ((position, prompt), group) in enumerate(zip(prompts.items(), answers, strict=True))
+    }
+
+
+def _gather(
+    run: Run, prompts: Sequence[Prompt], groups: Sequence[Group]
+) -> tuple[RewardTable, list[list[Fact]], list[Sample]]:
+    """Gather rewards, which advantages need, and lengths, which metrics need; collective.
+
+    Returns:
+        The reward table and the facts of all ranks, and this rank's samples.
+    """
+    training = run.config.training
+    flat = [
+        (prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group.completions
+    ]
+    own_values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
+    own_table = tabulate(run.rewards, own_values)
+    own_lengths = [
+        (len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length")
+        for prompt, completion in flat
+    ]
+    gathered = gather((own_table, own_lengths))
+    table = RewardTable.concat([rank_table for rank_table, _ in gathered])
+    advantages = iter(group_advantages(table.totals, training.num_generations, training.scale_rewards).tolist())
+    facts = [
+        [
+            Fact(*lengths, reward, next(advantages))
+            for lengths, reward in zip(rank_lengths, rank_table.totals, strict=True)
+        ]
+        for rank_table, rank_lengths in gathered
+    ]
+    samples = [
+        Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage)
+        for (prompt, completion), fact in zip(flat, facts[run.rank], strict=True)
+    ]
+    return table, facts, samples

@@ -1,0 +1,41 @@
+"""`Run`: everything that the training loop works with on one rank."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_workload.data.prefetch import PromptLoader
+from grpo_workload.generation.base import Generator
+from grpo_workload.policy.policy import Policy
+from grpo_workload.reporting.gpu_monitor import Monitor
+from grpo_workload.reporting.run_report import Report
+from grpo_workload.rewards.scoring import Reward
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.journal import Journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that the training loop works with on one rank; `assemble.load` makes it."""
+
+    config: TrainerConfig
+    rank: int
+    world_size: int
+    share: range  # positions of this rank's prompts among those of a step
+    max_prompt_tokens: int | None
+    tokenizer: Any
+    prompts: PromptLoader
+    rewards: list[Reward]
+    policy: Policy
+    generator: Generator
+    checkpoints: Checkpoints
+    journal: Journal
+    known: dict[int, Group]  # groups of the first step that the journal already has under these weights, by position
+    start: TrainerState
+    report: Report
+    monitor: Monitor
+    event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open

@@ -1,0 +1,67 @@
+"""Metrics of a step, under TRL's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from grpo_workload.algorithm.advantage import ScaleRewards, as_groups, nanstd, reward_std
+from grpo_workload.rewards.scoring import RewardTable
+
+
+def summarise(
+    table: RewardTable,
+    *,
+    num_generations: int,
+    scale_rewards: ScaleRewards,
+    prompt_lengths: Sequence[int],
+    completion_lengths: Sequence[int],
+    truncated: Sequence[bool],
+    step_time: float,
+    num_tokens_before: int = 0,
+) -> dict[str, float]:
+    """Return the metrics of a step over all ranks: rewards, lengths, tokens, speed.
+
+    Each list has one entry per completion of the whole step (gather them from the ranks first). `step_time` is in
+    seconds. `num_tokens_before` is `num_tokens` of the previous step: prompts and completions since the run began.
+    `tokens_per_second` counts completion tokens. The caller adds loss, grad_norm, learning_rate and `loss.token_means`.
+    """
+    num_tokens = sum(completion_lengths)
+    return {
+        **_reward_metrics(table, num_generations, scale_rewards),
+        **_length_metrics(completion_lengths, truncated),
+        "num_tokens": num_tokens_before + num_tokens + sum(prompt_lengths),
+        "step_time": step_time,
+        "tokens_per_second": num_tokens / step_time,
+    }
+
+
+def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: ScaleRewards) -> dict[str, float]:
+    rewards_FG = as_groups(table.totals, num_generations)
+    std_F = reward_std(rewards_FG, scale_rewards)
+    metrics = {**_mean_std(table.totals, "reward", "reward_std")}
+    metrics["frac_reward_zero_std"] = torch.isclose(std_F, torch.zeros_like(std_F)).float().mean().item()
+    for name, values in zip(table.names, table.values, strict=True):
+        known = [math.nan if value is None else value for value in values]
+        metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+    return metrics
+
+
+def _mean_std(values: Sequence[float], mean_name: str, std_name: str) -> dict[str, float]:
+    values_1N = torch.tensor([values], dtype=torch.float32)
+    return {mean_name: values_1N.nanmean().item(), std_name: nanstd(values_1N).item()}
+
+
+def _length_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
+    terminated = [length for length, is_cut in zip(lengths, truncated, strict=True) if not is_cut] or [0]
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": sum(truncated) / len(truncated),
+        "completions/mean_terminated_length": sum(terminated) / len(terminated),
+        "completions/min_terminated_length": min(terminated),
+        "completions/max_terminated_length": max(terminated),
+    }

@@ -1,0 +1,189 @@
+"""GRPO training on one rank: `train` is the loop; `run_rank` loads what it needs, runs it and closes everything.
+
+Group Relative Policy Optimization (arXiv:2402.03300), with these differences from the paper:
+- One optimizer step per batch (mu = 1), on-policy: the old log-probabilities are the new ones, detached, so the ratio
+  is 1 and clipping has no effect. The loss is weighted by how far the generator's log-probabilities are from the
+  policy's (`importanceSamplingCorrection`).
+- Token losses are divided by the number of tokens in the whole batch (dapo, arXiv:2503.14476) unless `lossType` says
+  otherwise.
+- There is no KL term and no reference model unless `beta` > 0; the reference is always the initial model.
+- The batch of a step is prompts x generations over all ranks. Each rank has a contiguous share of the prompts; shares
+  differ by at most one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, get_error_handler
+from transformers import set_seed
+
+from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
+from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.ranks.collectives import gather, leave
+from grpo_workload.ranks.seeds import step_seed
+from grpo_workload.reporting.rank_metrics import RankStep, summarise_ranks
+from grpo_workload.rewards.scoring import close_rewards
+from grpo_workload.spec.contract import Contract, ExitCode
+from grpo_workload.storage.checkpoints import TrainerState
+from grpo_workload.training.assemble import load
+from grpo_workload.training.rollout import Rollout, roll_out
+from grpo_workload.training.run import Run
+from grpo_workload.training.step_metrics import summarise
+
+logger = logging.getLogger(__name__)
+
+
+def train(run: Run, stop: StopFlag) -> ExitCode:
+    """Run the steps; collective.
+
+    Returns:
+        DONE after maxSteps; STOPPED, with a checkpoint saved, if a rank was asked to stop earlier.
+    """
+    training, storage = run.config.training, run.config.storage
+    num_tokens = run.start.num_tokens
+    stopping = False
+    for step in range(run.start.step, training.max_steps):
+        clock = Clock()
+        run.monitor.begin()
+        set_seed(step_seed(training.seed, step))
+
+        rollout = roll_out(run, step, clock)
+        run.generator.expect_weights()
+        run.report.phase("Training")
+        work = plan(rollout.facts, training)
+        update = run.policy.step(micro_batches(work, rollout.samples, run.rank), work.num_micro_batches, work.scale)
+        clock.lap("train")
+        run.report.phase("Journalling")
+        run.journal.settle()
+        clock.lap("journal")
+
+        run.report.phase("Syncing")
+        run.generator.sync_weights(run.policy.weights(), step + 1)
+        clock.lap("sync")
+
+        run.report.phase("Agreeing")
+        ends = gather((stop.is_set, describe_rank(run, rollout, work, clock)))
+        clock.lap("agree")
+        stopping, ranks = any(asked for asked, _ in ends), [rank for _, rank in ends]
+
+        metrics = summarise_step(run, rollout, num_tokens, clock) | update | summarise_ranks(ranks)
+        num_tokens = int(metrics["num_tokens"])
+        run.checkpoints.check()
+        run.report.step(step, metrics, rollout.samples, ranks)
+
+        if stopping or step + 1 == training.max_steps or (step + 1) % storage.checkpoint_every_steps == 0:
+            run.report.phase("Saving")
+            state = TrainerState(
+                step=step + 1,
+                weight_version=step + 1,
+                num_tokens=num_tokens,
+                world_size=run.world_size,
+                zero_stage=run.config.parallelism.zero_stage,
+                lora=run.config.adapters,
+                origin=run.start.origin,
+            )
+            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
+            run.journal.begin_part()
+        if stopping:
+            break
+    done = not stopping or step + 1 == training.max_steps
+    run.report.phase("Done" if done else "Stopped")
+    return ExitCode.DONE if done else ExitCode.STOPPED
+
+
+def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
+    """Return the step's metrics under TRL's names, with the seconds that each phase took on this rank."""
+    facts = [fact for own in rollout.facts for fact in own]
+    metrics = summarise(
+        rollout.table,
+        num_generations=run.config.training.num_generations,
+        scale_rewards=run.config.training.scale_rewards,
+        prompt_lengths=[fact.prompt_tokens for fact in facts],
+        completion_lengths=[fact.tokens for fact in facts],
+        truncated=[fact.is_truncated for fact in facts],
+        step_time=clock.seconds,
+        num_tokens_before=num_tokens,
+    )
+    return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
+
+
+def describe_rank(run: Run, rollout: Rollout, work: Plan, clock: Clock) -> RankStep:
+    """Describe what this rank did in the step that has just ended."""
+    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in rollout.samples]
+    return RankStep(
+        rank=run.rank,
+        seconds=dict(clock.laps),
+        generated_tokens=rollout.generated_tokens,
+        sample_tokens=sum(tokens),
+        longest_sample_tokens=max(tokens, default=0),
+        trained_tokens=work.trained_tokens(run.rank),
+        fed_tokens=work.fed_tokens(run.rank),
+        device=run.monitor.end(),
+    )
+
+
+class StopFlag:
+    """Flag that SIGTERM sets; at the end of each step the loop gathers it from all ranks."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def install(self) -> None:
+        """Set the flag on SIGTERM from now on."""
+        signal.signal(signal.SIGTERM, self._set)
+
+    def _set(self, *_: Any) -> None:
+        self.is_set = True
+
+
+def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode:
+    """Train as the contract says; returns the exit code.
+
+    Args:
+        contract: the job.
+        data_dir: storage that all ranks share, with a folder per run.
+        state_dir: the pod's own folder, which the launcher reads.
+    """
+    stop = StopFlag()
+    errors = get_error_handler()
+    errors.initialize()
+    try:
+        with asyncio.Runner() as event_loop:
+            try:
+                run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
+            except ValueError as error:
+                return refuse(error, errors)
+            # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
+            # handlers of their own while they load, which this one replaces.
+            stop.install()
+            try:
+                exit_code = train(run, stop)
+            except PromptError as error:  # rows are first read at their step
+                return refuse(error, errors)
+            except RuntimeError as error:  # perhaps a collective failed because another rank has lost its engine
+                raise run.generator.blame(error) from error
+            finally:
+                run.prompts.close()
+                close_rewards(run.rewards)
+            run.report.close()
+            run.journal.close()
+            run.monitor.close()
+            run.generator.close()
+            leave()
+            return exit_code
+    except Exception as error:
+        errors.record_exception(error)
+        raise
+
+
+def refuse(error: ValueError, errors: ErrorHandler) -> ExitCode:
+    """Report a mistake that the user has to fix to the launcher; returns CONFIG_ERROR."""
+    logger.error("%s", error)
+    errors.record_exception(error)
+    return ExitCode.CONFIG_ERROR
