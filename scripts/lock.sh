@@ -17,6 +17,6 @@ lock uv --universal --python-version 3.11 --group uv
 lock build --universal --python-version 3.11 --group build
 lock operator --universal --python-version 3.11 --extra operator pyproject.toml
 lock dev --universal --python-version 3.11 --extra operator --extra cpu --extra cli --extra trackers --group dev \
-  pyproject.toml
-lock cpu --universal --python-version 3.11 --extra cpu --extra trackers pyproject.toml
+  --override requirements/cpu-overrides.in pyproject.toml
+lock cpu --universal --python-version 3.11 --extra cpu --extra trackers --override requirements/cpu-overrides.in pyproject.toml
 lock gpu --python-version 3.12 --python-platform x86_64-manylinux_2_35 --extra gpu pyproject.toml

@@ -1,5 +1,6 @@
-"""Asserts that a benchmark's job that fails says why and leaves no process, and that wrong arguments are refused."""
+"""Asserts what a failing or refused benchmark does, and that results are of the versions that page and lock say."""
 
+import json
 import os
 import re
 import subprocess
@@ -85,3 +86,27 @@ def test_a_shape_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Pat
     assert done.returncode == 2
     assert f"--shape {shape}: use" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+SHOWN = ("vllm", "torch", "transformers", "deepspeed", "trl")
+
+
+def _versions(results: Path) -> dict[str, str]:
+    """Versions that every run of a file of results states. A run that states another one fails."""
+    text = results.read_text()
+    runs = [json.loads(text)] if results.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    stated = {pair for run in runs for pair in run.get("versions", run).items() if pair[0] in SHOWN}
+    assert len(stated) == len(dict(stated)), f"{results.name} mixes versions: {sorted(stated)}"
+    return dict(stated)
+
+
+def test_the_page_says_which_versions_each_figure_is_of_and_the_gpu_lock_has_them() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text()
+    lock = dict(re.findall(r"^([a-z]+)==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.MULTILINE))
+    for results in sorted((ROOT / "benchmarks/results").glob("*.json*")):
+        versions = _versions(results)
+        if versions:
+            assert f"| `{results.name}` | {' | '.join(versions.get(name, '') for name in SHOWN)} |" in page
+        if "h200" in results.name:
+            assert versions, results.name
+            assert {name: lock.get(name, version) for name, version in versions.items()} == versions
