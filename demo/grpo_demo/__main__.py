@@ -49,7 +49,7 @@ def main(manifest: Path, force_local: bool, output: Path) -> None:
             cluster.how_to_look_around()
     style, word = ("bold green", "learned") if verdict.rose else ("bold red", "did not learn")
     console.print(
-        f"\nThe model {word}: {verdict}. {(time.monotonic() - start) / 60:.1f} minutes in all.",
+        f"\nThe model {word}: {verdict}. {(time.monotonic() - start) / 60:.1f} minutes after the setup of Python.",
         style=style,
         soft_wrap=True,
     )
