@@ -214,6 +214,17 @@ def test_names_that_the_architecture_puts_into_a_file_are_in_it() -> None:
     assert [(name, path) for name, path in found if not re.search(rf"\b{name}\b", (ROOT / path).read_text())] == []
 
 
+def test_every_promise_names_tests_that_are_there() -> None:
+    page = (DOCS / "trust.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| promise ")]
+    assert len(rows) > 20
+    for row in rows:
+        (path, *_), names = re.findall(r"`([\w/]+\.py)::", row), re.findall(r"`(?:[\w/]+\.py::)?(test_\w+)`", row)
+        text = (ROOT / "tests" / path).read_text()
+        assert names
+        assert [name for name in names if f"def {name}(" not in text] == [], row
+
+
 def test_every_variable_of_every_fabric_is_listed() -> None:
     page = (DOCS / "gpus-and-networks.md").read_text()
     for fabric in ("Ethernet", "InfiniBand", "RoCE", "EFA"):
