@@ -19,7 +19,6 @@ pytestmark = pytest.mark.api
             "env needs function: built-in rewards read no variables",
         ),
         ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
-        ({"training": {"promptsPerStep": 2}}, "training.promptsPerStep must be at least the number of ranks"),
         (
             {"training": {"numGenerations": 1}},
             "spec.training.numGenerations in body should be greater than or equal to 2",

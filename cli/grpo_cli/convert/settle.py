@@ -159,13 +159,7 @@ def _batch(draft: Draft, ranks: int) -> None:
             note = f"{completions} completions cannot be divided into groups of {generations}: {prompts} prompts"
             draft.left("batch", why, note, "training.promptsPerStep")
     else:
-        prompts, why = _default("prompts_per_step"), "the default"
-        if prompts >= ranks:
-            return
-    if prompts < ranks:
-        note = f"{ranks} ranks need a prompt each, not {prompts} in all: a step has {ranks}; use fewer ranks to keep it"
-        draft.left("batch", why, note, "training.promptsPerStep")
-        prompts, why = ranks, f"one for each rank, more than {why}"
+        return
     draft.set("training.promptsPerStep", prompts, why)
 
 

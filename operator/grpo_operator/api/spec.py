@@ -20,8 +20,6 @@ from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.trainer import TrainerConfig
 
-_KEPT = "(has(self.generation.nodeLocal) ? self.generation.nodeLocal.gpusPerNode : 0)"
-_RANKS = f"self.trainer.groups.map(g, g.replicas * (g.gpus - {_KEPT})).sum()"
 _PORTS = (
     "[self.rendezvous.port, self.rendezvous.statusPort]"
     " + (has(self.generation.server) ? [self.generation.server.port, self.generation.server.transferPort] : [])"
@@ -39,14 +37,6 @@ class GRPOJobSpec(TrainerConfig):
             "self.device.type != 'cpu' || self.model.dtype != 'float16'",
             "model.dtype float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work",
             lambda s: s.device.type != "cpu" or s.model.dtype != "float16",
-        ),
-        Rule(
-            f"{_RANKS} <= self.training.promptsPerStep",
-            "training.promptsPerStep must be at least the number of ranks (the GPUs of all trainer pods, without those "
-            "that vLLM uses): each rank needs a prompt",
-            lambda s: s.ranks <= s.training.prompts_per_step,
-            lambda s: s.ranks,
-            _RANKS,
         ),
         Rule(
             "!has(self.generation.nodeLocal) || "
@@ -163,12 +153,6 @@ class GRPOJobSpec(TrainerConfig):
         le=315_360_000,
         description="The job is deleted this many seconds after it has ended. Default: it is kept.",
     )
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks in all trainer pods."""
-        kept = self.generation.node_local.gpus_per_node if self.generation.node_local else 0
-        return sum(group.replicas * (group.gpus - kept) for group in self.trainer.groups)
 
     @property
     def ports(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.assemble import load_tokenizer
 from grpo_workload.weights import export
 
-PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 60, 110, 170, 220)))
+PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 110)))
 # Several buckets and pieces in spite of the tiny model, so that one is gathered while another is sent.
 export.GATHER_BYTES = 2**13
 weight_sender.PIECE_BYTES["gloo"] = 2**14

@@ -18,7 +18,10 @@ from support.trainer.engines import Engines, make_contract, with_ranks
 pytestmark = pytest.mark.vllm
 
 RANKS = {Topology.SERVER: 1, Topology.NODE_LOCAL: 3, Topology.COLOCATE: 2}
-"""Server first: its push leaves trained weights in the engine, so NodeLocal's first push is seen if it does nothing."""
+"""The step has two prompts, so one rank of NodeLocal has none and trains on samples of the others.
+
+Server first: its push leaves trained weights in the engine, so NodeLocal's first push is seen if it does nothing.
+"""
 
 
 @pytest.fixture(scope="module")

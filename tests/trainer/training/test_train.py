@@ -45,7 +45,14 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     stopped, hub = tmp_path / "data" / "ns" / "job" / "stopped", Hub(tiny_model, tmp_path / "hub")
     model = HUB_NAME if source == "hub" else tiny_model
     offload = {"parallelism": {"offloadOptimizer": "generating" if source == "folder" else "none"}}
-    ranks = start_training(make_config(model, max_steps=100_000, engine=engine) | offload, 2, uid="stopped", **hub.env)
+    prompts = 3 if source == "folder" else 1  # one: rank 1 has no prompt, and trains on samples of rank 0
+
+    def config(max_steps):
+        made = make_config(model, max_steps=max_steps, engine=engine) | offload
+        made["training"]["promptsPerStep"] = prompts
+        return made
+
+    ranks = start_training(config(100_000), 2, uid="stopped", **hub.env)
     metrics = stopped / "metrics.jsonl"
     ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
     ranks.processes[1].send_signal(signal.SIGTERM)
@@ -58,12 +65,11 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     # A rank that is killed after a checkpoint leaves lines of later steps.
     with metrics.open("a") as file:
         file.write(json.dumps({"step": step, "reward": 9.0}) + "\n")
-    config = make_config(model, max_steps=step + 2, engine=engine) | offload
     hub.move_to("2")
-    resumed = start_training(config, 2, uid="stopped", **hub.env)
+    resumed = start_training(config(step + 2), 2, uid="stopped", **hub.env)
     assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
     hub.move_to("1")
-    straight = start_training(config, 2, uid="straight", **hub.env)
+    straight = start_training(config(step + 2), 2, uid="straight", **hub.env)
     assert straight.exit_codes() == [ExitCode.DONE] * 2, straight.logs()
 
     expected = curve(straight_dir := tmp_path / "data" / "ns" / "job" / "straight")
@@ -86,7 +92,9 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert [line["step"] for line in ranks] == list(range(step + 2))
     for line, whole in zip(ranks, curve(stopped), strict=True):
         assert [rank["rank"] for rank in line["ranks"]] == [0, 1]
-        assert all(rank["seconds"]["generate"] > 0 < rank["generated_tokens_per_second"] for rank in line["ranks"])
+        for rank in line["ranks"][:prompts]:
+            assert rank["seconds"]["generate"] > 0 < rank["generated_tokens_per_second"]
+        assert all(rank["trained_tokens"] > 0 for rank in line["ranks"])
         fed, trained = (sum(rank[name] for rank in line["ranks"]) for name in ("fed_tokens", "trained_tokens"))
         assert 0 <= whole["padding_fraction"] == pytest.approx((fed - trained) / fed)
     totals = [

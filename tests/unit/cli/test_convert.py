@@ -206,10 +206,9 @@ def test_defaults_of_the_other_tool_are_written_out() -> None:
     assert "temperature: 0.9  # ms-swift's default" in _convert("swift-all-maps.sh").manifest
 
 
-def test_a_batch_grows_when_ranks_lack_a_prompt() -> None:
+def test_a_batch_stays_small_when_ranks_outnumber_its_prompts() -> None:
     conversion = _convert("swift-colocate.sh")
-    assert conversion.spec["training"]["promptsPerStep"] == 4
-    assert any("4 ranks need a prompt each, not 1 in all" in finding.note for finding in conversion.left)
+    assert conversion.spec["training"]["promptsPerStep"] == 1
     assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
 
 

@@ -16,17 +16,12 @@ from torch import Tensor
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 
 
-def shard(num_prompts: int, world_size: int, rank: int, *, allow_empty: bool = False) -> range:
+def shard(num_prompts: int, world_size: int, rank: int) -> range:
     """Positions of the prompts that `rank` samples: contiguous shares; sizes differ by at most one, larger ones first.
 
-    ValueError if a rank would get none, unless `allow_empty`.
+    With fewer prompts than ranks, the last ranks have none: they train on samples of the others.
     """
     assert 0 <= rank < world_size
-    if num_prompts < world_size and not allow_empty:
-        raise ValueError(
-            f"training.promptsPerStep: {num_prompts} prompts over {world_size} ranks leave ranks "
-            f"{num_prompts}-{world_size - 1} without work; use at least {world_size} prompts a step, or fewer ranks"
-        )
     share, larger = divmod(num_prompts, world_size)
     start = rank * share + min(rank, larger)
     return range(start, start + share + (rank < larger))

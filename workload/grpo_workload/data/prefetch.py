@@ -57,7 +57,7 @@ class PromptLoader:
         self._source, self._share, self._prompts_per_step, self._steps = source, share, prompts_per_step, steps
         self._prefetch_steps, self._patience = prefetch_steps, 0.9 * timeout_seconds
         self._pending: dict[int, list[tuple[Draw, Future[bytes]]]] = {}
-        self._workers = _Workers(num_workers, source, folder) if num_workers else None
+        self._workers = _Workers(num_workers, source, folder) if num_workers and share else None
 
     def take(self, step: int) -> list[Prompt]:
         """Return the prompts of this rank at `step`.

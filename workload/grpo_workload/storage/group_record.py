@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from grpo_workload.algorithm.samples import Completion
 
@@ -37,18 +39,9 @@ def to_line(group: Group) -> bytes:
         "numPrompts": group.num_prompts,
         "prompt": {"index": group.prompt_index, "tokenIds": group.prompt_ids},
         "rewards": {name: list(values) for name, values in group.rewards.items()},
-        "completions": [
-            {
-                "weightVersion": completion.weight_version,
-                "tokenIds": completion.token_ids,
-                "logprobs": _shortest(completion.logprobs),
-                "text": completion.text,
-                "finishReason": completion.finish_reason,
-            }
-            for completion in group.completions
-        ],
     }
-    return f"{json.dumps(values, separators=(',', ':'))}\n".encode()
+    completions = b",".join(map(_completion, group.completions))
+    return _json(values)[:-1] + b',"completions":[' + completions + b"]}\n"
 
 
 def from_line(text: bytes) -> Group:
@@ -74,6 +67,27 @@ def from_line(text: bytes) -> Group:
     )
 
 
-def _shortest(values: Iterable[float]) -> list[float]:
-    """Round float32 values to the fewest digits that still read back as the same float32, which the loss uses."""
-    return [float(str(value)) for value in np.asarray(values, dtype=np.float32)]
+def _completion(completion: Completion) -> bytes:
+    values = {
+        "weightVersion": completion.weight_version,
+        "tokenIds": completion.token_ids,
+        "text": completion.text,
+        "finishReason": completion.finish_reason,
+    }
+    return _json(values)[:-1] + b',"logprobs":[' + _shortest(completion.logprobs) + b"]}"
+
+
+def _json(values: Mapping[str, object]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def _shortest(values: Sequence[float]) -> bytes:
+    """Write float32 values with the fewest digits that still read back as the same float32, which the loss uses.
+
+    The rank trains meanwhile, so this does not hold Python's global lock for each value.
+    """
+    array = np.asarray(values, dtype=np.float32)
+    texts = pc.if_else(np.isfinite(array), pa.array(array).cast(pa.string()), "NaN")
+    bounds = pa.array([0, len(array)], pa.int32())
+    joined: bytes = pc.binary_join(pa.ListArray.from_arrays(bounds, texts), ",")[0].as_buffer().to_pybytes()
+    return joined

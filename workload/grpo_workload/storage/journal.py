@@ -63,9 +63,13 @@ class Journal:
         self._pending: Future[None] | None = None
 
     def write(self, groups: Sequence[Group]) -> None:
-        """Start to append this rank's groups of a step in a thread, while training goes on; `settle` waits for it."""
+        """Start to append this rank's groups of a step in a thread, while training goes on; `settle` waits for it.
+
+        A rank has as many groups in every step; one without any writes no file.
+        """
         self.settle()
-        self._pending = self._writer.submit(self._append, groups)
+        if groups:
+            self._pending = self._writer.submit(self._append, groups)
 
     def settle(self) -> None:
         """Wait until the groups are on the disk. Raises OSError, which names the file, if it cannot be written."""

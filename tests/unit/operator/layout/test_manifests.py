@@ -89,7 +89,10 @@ def test_a_cpu_job_requests_no_gpu_by_default() -> None:
             {"training": {"numGenerations": 1}},
             "spec.training.numGenerations: Input should be greater than or equal to 2 (found 1)",
         ),
-        ({"training": {"promptsPerStep": 2}}, "spec: training.promptsPerStep must be at least the number of ranks"),
+        (
+            {"rewards": [{"name": "r", "accuracy": {}, "timeoutSeconds": 601}]},
+            "spec: rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds",
+        ),
         (
             {"trainer": {"groups": [{"name": "A", "gpus": 1}]}},
             "spec.trainer.groups[0].name: String should match pattern",

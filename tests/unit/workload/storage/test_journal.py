@@ -3,6 +3,8 @@
 import gzip
 import math
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_workload.algorithm.samples import Completion
-from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.group_record import Group, from_line, to_line
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 
 PROMPTS = 3
@@ -61,7 +63,7 @@ class Attempt:
 
 
 LIVES = st.lists(
-    st.tuples(st.integers(1, 3), st.integers(0, 7), st.integers(0, 3), st.booleans(), st.integers(0, 1)),
+    st.tuples(st.integers(1, 5), st.integers(0, 7), st.integers(0, 5), st.booleans(), st.integers(0, 1)),
     min_size=1,
     max_size=6,
 )
@@ -100,7 +102,7 @@ def test_the_lineage_has_every_step_once_and_in_order(
             lineage
         )
         assert list(read_lineage(run_dir)) == lineage
-        if torn < ranks:
+        if torn < min(ranks, PROMPTS):  # further ranks have no prompt, so without them the step is complete
             groups = ours.write(torn)
             if ours.step == start:
                 pending |= {group.position: group for rank in range(torn) for group in groups[rank::ranks]}
@@ -149,6 +151,17 @@ def test_lost_steps_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None
         "branch-0.0-at-0/steps-0/rank-1.jsonl.gz",
         "branch-1.0-at-2/steps-2/rank-0.jsonl.gz",
     ]
+
+
+@given(st.lists(st.floats(width=32)))
+def test_log_probabilities_keep_their_bits_and_have_few_digits(values: list[float]) -> None:
+    """NaN and infinity, which JSON lacks and no sampled token has, become NaN."""
+    group = make_group(0, 0)
+    completion = replace(group.completions[0], token_ids=tuple(range(len(values))), logprobs=tuple(values))
+    line = to_line(replace(group, completions=(completion,)))
+    expected = np.where(np.isfinite(values), values, np.nan).astype(np.float32)
+    np.testing.assert_array_equal(np.float32(from_line(line).completions[0].logprobs), expected)
+    assert all(len(digits) <= 15 for digits in re.findall(rb"[-+.\de]+", line.partition(b'"logprobs":')[2]))
 
 
 def test_a_token_takes_few_bytes_and_the_file_is_readable_gzip(tmp_path: Path) -> None:
