@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
@@ -19,11 +18,12 @@ from grpo_cli.cluster.kube import connect
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
 from grpo_workload.launcher.place import Place
-from grpo_workload.launcher.status_server import Status, application
+from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.spec.contract import Contract
 from support.browser import complaints, open_page, text, wait_for
 from support.control_plane.operators import Jobs, make_job, outcome
 from support.paths import RUN_FOLDER as RUN
+from support.trainer.launchers import free_ports
 
 pytestmark = pytest.mark.api
 
@@ -31,25 +31,20 @@ SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"doc
 
 
 @contextmanager
-def _launcher(place: Place) -> Iterator[str]:
-    """Run the launcher's own HTTP server on loopback, since fake nodes run no pods; yield its address."""
+def _launcher(place: Place) -> Iterator[None]:
+    """Run the launcher's own HTTP servers here, since fake nodes run no pods."""
     loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    found: list[int] = []
 
     async def serve() -> None:
-        runner = web.AppRunner(application(Status(place)))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found.append(runner.addresses[0][1])
-        ready.set()
-        await ended.wait()
-        await runner.cleanup()
+        async with serving(Status(place)):
+            ready.set()
+            await ended.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     assert ready.wait(30)
     try:
-        yield f"http://127.0.0.1:{found[0]}"
+        yield
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(30)
@@ -73,16 +68,16 @@ def _place(jobs: Jobs, name: str, attempt: int, tmp_path: Path) -> Place:
 def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
     browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.apply(make_job("shown", failurePolicy={"maxRestarts": 0}))
+    jobs.apply(make_job("shown", failurePolicy={"maxRestarts": 0}, rendezvous={"statusPort": free_ports(1)[0]}))
     jobs.wait_for("shown", "Running", "True")
     source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
     source.refresh()
     assert "no connection to pod shown-a-0" in source.shown.note, "a fake node forwards no ports"
-    with _launcher(_place(jobs, "shown", 0, tmp_path)) as address, open_page(browser, source, "ranks"):
+    with _launcher(_place(jobs, "shown", 0, tmp_path)), open_page(browser, source, "ranks"):
 
-        def directly(_api: object, _namespace: str, pod: str, _port: int, path: str) -> Any:
+        def directly(_api: object, _namespace: str, pod: str, port: int, path: str) -> Any:
             assert pod == "shown-a-0"
-            with urllib.request.urlopen(address + path, timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
                 return json.loads(answer.read())
 
         monkeypatch.setattr("grpo_cli.cluster.launchers.get_json", directly)

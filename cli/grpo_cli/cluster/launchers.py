@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_cli.cluster.kube import Kube
-from grpo_cli.cluster.pod_http import get_json
+from grpo_cli.cluster.pod_http import PodError, get_json
 from grpo_workload.spec.contract import Member
 
 History = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -22,7 +22,10 @@ class Launchers:
 
     def get(self, member: Member, path: str) -> Any:
         """Return the JSON at `path` of a pod's launcher. Raises PodError."""
-        return get_json(self._kube.api, self._kube.namespace, member.pod, member.status_port, path)
+        return self._get(member, member.status_port, path)
+
+    def _get(self, member: Member, port: int, path: str) -> Any:
+        return get_json(self._kube.api, self._kube.namespace, member.pod, port, path)
 
     def history(self, master: Member, what: Mapping[str, str | int], *, after: int) -> tuple[bool, History]:
         """Return whether the rows replace all earlier ones, and the rows of steps after `after`. Raises PodError.
@@ -31,9 +34,13 @@ class Launchers:
         `what` are further parameters of GET /history.
         """
         query = "".join(f"{name}={value}&" for name, value in what.items())
-        answer = self.get(master, f"/history?{query}after={after}")
+        # The history is served on the pod's loopback, and the launcher's port there is another after each start.
+        port = self.get(master, "/identity").get("localPort")
+        if not port:
+            raise PodError(f"pod {master.pod} runs an older image: `grpo` of that release shows its curves")
+        answer = self._get(master, port, f"/history?{query}after={after}")
         is_new_attempt = self._attempt not in (None, answer["attempt"])
         if is_new_attempt:
-            answer = self.get(master, f"/history?{query}after=-1")
+            answer = self._get(master, port, f"/history?{query}after=-1")
         self._attempt = answer["attempt"]
         return is_new_attempt, answer

@@ -1,4 +1,4 @@
-"""What a launcher answers to its peers on GET /identity."""
+"""What a launcher answers to its peers on GET /identity: names and numbers, since everybody may ask."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from grpo_workload.spec.schema import Section
 
 
 class Ended(Section):
-    """How a launcher ended."""
+    """How a launcher ended. Its message is in the pod's termination message only, as it may quote completions."""
 
     reason: str
     exit_code: ExitCode
-    message: str
+    rank: int | None = None  # the rank that failed first, if one did
     seconds_ago: float  # not a time, because the clocks of pods differ
     is_final: bool  # false while it may still ask its peers which of them failed first
 
@@ -23,3 +23,4 @@ class Identity(Section):
     pod_uid: str
     attempt: int
     ended: Ended | None = None
+    local_port: int = 0  # port on the pod's loopback that serves GET /history

@@ -227,7 +227,8 @@ class Peers:
 
 
 def _cause(ended: Ended) -> str:
-    return f"{ended.reason}: {ended.message}"
+    rank = "" if ended.rank is None else f" of rank {ended.rank}"
+    return f"{ended.reason}{rank}: its own outcome says why"
 
 
 @asynccontextmanager

@@ -1,15 +1,16 @@
-"""A launcher's HTTP server: identity for its peers, progress for the operator, metrics for Prometheus.
+"""A launcher's HTTP servers. The launcher answers and not a rank, because ranks may be stuck in a collective.
 
-The launcher answers and not a rank, because ranks may be stuck in a collective.
+The open one tells names and numbers: identity for its peers, progress for the operator, metrics for Prometheus. What
+has texts, such as completions, is served on loopback alone, where only those who may forward the pod's ports reach it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,7 +27,7 @@ from grpo_workload.spec.contract import Outcome, Progress
 
 STORAGE_SECONDS = 5
 """How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
-ENDED_MESSAGE_CHARS = 1000  # leaves room in a peer's outcome, which quotes it
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Status:
     outcome: Outcome | None = None
     ended_at: float = 0.0  # seconds since 1970
     is_final: bool = False  # whether the outcome is final
+    local_port: int = 0  # port on loopback of `local_application`; the system chooses it, as every other may be in use
 
     def enter(self, phase: str, *, ready: bool = False) -> None:
         """Enter a phase."""
@@ -60,12 +62,18 @@ class Status:
         ended = self.outcome and Ended(
             reason=self.outcome.reason,
             exit_code=self.outcome.exit_code,
-            message=self.outcome.message[:ENDED_MESSAGE_CHARS],
+            rank=self.outcome.rank,
             seconds_ago=time.time() - self.ended_at,
             is_final=self.is_final,
         )
         place = self.place
-        return Identity(pod=place.pod, pod_uid=place.pod_uid, attempt=place.contract.attempt, ended=ended)
+        return Identity(
+            pod=place.pod,
+            pod_uid=place.pod_uid,
+            attempt=place.contract.attempt,
+            ended=ended,
+            local_port=self.local_port,
+        )
 
     def progress(self) -> Progress:
         """Return rank 0's progress if it is in this pod, else the pod's phase and age; with its ranks' phases."""
@@ -79,12 +87,8 @@ class Status:
         return written.model_copy(update={"rank_phases": rank_phases} | ({"phase": self.phase} if self.outcome else {}))
 
 
-def application(status: Status) -> web.Application:
-    """GET /identity, /healthz, /readyz, /progress, /metrics, /history.
-
-    /history?after=STEP&limit=ROWS&of=metrics,ranks,completions returns the rows of `history.read_history`, on rank 0's
-    pod only, and the number of the attempt, because the next attempt may take some of the steps again.
-    """
+def open_application(status: Status) -> web.Application:
+    """GET /identity, /healthz, /readyz, /progress, /metrics: names and numbers, as everybody reaches them."""
     registry = CollectorRegistry()
     registry.register(
         TrainingCollector(status.place, is_ready=lambda: status.ready, has_ended=lambda: status.outcome is not None)
@@ -105,11 +109,20 @@ def application(status: Status) -> web.Application:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    return _application(identity, healthz, readyz, progress, metrics)
+
+
+def local_application(place: Place) -> web.Application:
+    """GET /history?after=STEP&limit=ROWS&of=metrics,ranks,completions.
+
+    It returns the rows of `history.read_history`, on rank 0's pod only, and the number of the attempt, because the next
+    attempt may take some of the steps again.
+    """
     # Its own thread: when it hangs on the storage, nothing else waits.
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
 
     async def history(request: web.Request) -> web.Response:
-        place, query = status.place, request.query
+        query = request.query
         if not place.is_master:
             return web.Response(status=404, text=f"the history is on the pod of rank 0, {place.contract.master.pod}\n")
         try:
@@ -123,19 +136,32 @@ def application(status: Status) -> web.Application:
             return web.Response(status=503, text=f"the run's folder {place.run_dir} does not answer: {error!r}\n")
         return web.json_response({"attempt": place.contract.attempt} | rows)
 
+    return _application(history)
+
+
+def _application(*handlers: Callable[[web.Request], Awaitable[web.Response]]) -> web.Application:
+    """Return an application that answers GET /<name> by each handler, and nothing else."""
     app = web.Application()
-    handlers = (identity, healthz, readyz, progress, metrics, history)
     app.add_routes([web.get(f"/{handler.__name__}", handler) for handler in handlers])
     return app
 
 
 @asynccontextmanager
 async def serving(status: Status) -> AsyncIterator[None]:
-    """Serve `status` on the member's port while the context is open. Raises OSError if the port is taken."""
-    runner = web.AppRunner(application(status), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, port=status.place.member.status_port).start()
+    """Serve `status` on the member's port, and its history on loopback, while the context is open.
+
+    Raises OSError if the member's port is taken.
+    """
+    async with AsyncExitStack() as stack:
+        local = await _listen(stack, local_application(status.place), LOOPBACK, 0)
+        status.local_port = local.addresses[0][1]
+        await _listen(stack, open_application(status), None, status.place.member.status_port)
         yield
-    finally:
-        await runner.cleanup()
+
+
+async def _listen(stack: AsyncExitStack, app: web.Application, host: str | None, port: int) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, host, port).start()
+    return runner

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grpo_operator.layout.topology import make_contract
 from grpo_workload.launcher.place import Place
-from grpo_workload.launcher.status_server import Status, application
+from grpo_workload.launcher.status_server import local_application
 from grpo_workload.reporting import history
 from grpo_workload.reporting.history import MAX_BYTES, MAX_ROWS, read_history
 from grpo_workload.reporting.jsonl import StepLog
@@ -80,7 +80,7 @@ async def served(tmp_path: Path, pod: str) -> AsyncIterator[TestClient]:
     here = {"state_dir": tmp_path / "state", "termination_log": tmp_path / "log", "data_dir": tmp_path}
     place = Place(contract=contract, pod=pod, pod_uid="u", **here)
     write(place.run_dir, "metrics", range(5))
-    async with TestClient(TestServer(application(Status(place)))) as client:
+    async with TestClient(TestServer(local_application(place))) as client:
         yield client
 
 
