@@ -3,15 +3,12 @@
 The model stays a transformers model whose layers are wrapped in place, so generation, attention and gradient
 checkpointing work as without adapters. Its own weights are never written to, neither to merge weights for vLLM nor
 to run the initial model.
-
-Shapes: O outputs and I inputs of a layer, R rank of an adapter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,10 @@ from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from grpo_workload.policy.adapter_weights import factors, merged
 from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
 from grpo_workload.weights.export import Weight, plain
 
-ADAPTER = "default"  # peft's name for an unnamed adapter
-SLICE_ELEMENTS = 2**22  # number of elements of a weight that are merged at a time, in float32
 _KINDS = (nn.Linear, Conv1D)
 
 
@@ -65,6 +61,7 @@ class Adapters:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"lora: peft refuses these settings: {error}") from error
         self._model, self._config = model, config
+        self._check_complete()
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that the optimizer updates."""
@@ -73,6 +70,16 @@ class Adapters:
     def pushed(self) -> list[Weight]:
         """The weights that engines get: merged, under the names of the model without adapters, or only the adapters."""
         return factors(self._model) if self._config.push == "adapters" else merged(self._model)
+
+    def _check_complete(self) -> None:
+        """Check that engines get all that is trained: peft has kinds of adapters that are not known here."""
+        pushed = {id(parameter) for weight in self.pushed() for parameter in weight.parameters}
+        left = [name for name, one in self._model.named_parameters() if one.requires_grad and id(one) not in pushed]
+        if left:
+            raise ValueError(
+                f"lora.targetModules: {', '.join(left[:4])} would be trained, but cannot be sent to engines: "
+                "name modules without these"
+            )
 
     def saved(self) -> list[Weight]:
         """The trained weights, under the names that `save` takes."""
@@ -146,63 +153,6 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                 raise ValueError(
                     f"lora.targetModules: {name} is not a linear layer; {names} would work, or {name} in modulesToSave"
                 )
-
-
-def merged(model: nn.Module) -> list[Weight]:
-    """Weights with the adapters merged in, under the names of the model without; no parameter is written to."""
-    modules = dict(model.named_modules())
-    weights = []
-    for path, parameter in model.named_parameters():
-        if any(part.startswith("lora_") for part in path.split(".")) or ".original_module." in path:
-            continue
-        owner = path.rpartition(".base_layer.")[0]
-        name = path.replace(".base_layer.", ".").replace(f".modules_to_save.{ADAPTER}.", ".")
-        layer = modules.get(owner)
-        if isinstance(layer, LoraLayer) and path == f"{owner}.base_layer.weight":
-            parts = (parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight)
-            weights.append(
-                Weight(name, parts, partial(total, scale=layer.scaling[ADAPTER], is_transposed=layer.fan_in_fan_out))
-            )
-        else:
-            weights.append(plain(name, parameter))
-    return weights
-
-
-def factors(model: nn.Module) -> list[Weight]:
-    """The adapters of a model under peft's names in files; B is already multiplied by the scale of B A."""
-    weights = []
-    for path, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            a_RI, b_OR = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-            weights.append(plain(f"base_model.model.{path}.lora_A.weight", a_RI))
-            weights.append(
-                Weight(
-                    f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(torch.mul, other=layer.scaling[ADAPTER])
-                )
-            )
-    return weights
-
-
-def total(base: Tensor, a_RI: Tensor, b_OR: Tensor, *, scale: float, is_transposed: bool) -> Tensor:
-    """Compute `base + scale * B A` in `base`'s dtype, rounded once and with little memory besides the result.
-
-    Args:
-        base: a layer's weight: [O, I], or [I, O] if `is_transposed`.
-        a_RI: the adapter's factor A.
-        b_OR: the adapter's factor B.
-        scale: factor of their product.
-        is_transposed: the layer stores its weight transposed, as transformers' Conv1D does.
-    """
-    left, right = (a_RI.T, b_OR.T) if is_transposed else (b_OR, a_RI)
-    if base.is_cuda:  # cuBLAS adds up in float32, and does not split a dimension as small as R
-        return torch.addmm(base, left, right, alpha=scale)
-    out = torch.empty_like(base)
-    right_float = right.float()
-    rows = max(1, SLICE_ELEMENTS // out.size(1))
-    for start in range(0, len(out), rows):
-        part = slice(start, start + rows)
-        out[part] = torch.addmm(base[part].float(), left[part].float(), right_float, alpha=scale)
-    return out
 
 
 def output_layers(model: Any) -> list[nn.Module]:

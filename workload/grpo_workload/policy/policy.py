@@ -21,6 +21,7 @@ from grpo_workload.algorithm.loss import LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
@@ -67,6 +68,7 @@ class Policy:
         self.device: torch.device = self._accelerator.device
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
+        self._names = CheckpointNames(model)
         self.adapters: Adapters | None = None
         layers = None
         if config.lora is not None:
@@ -206,10 +208,11 @@ class Policy:
         self.schedule.scheduler.step(step)
 
     def weights(self) -> Export:
-        """The weights that vLLM engines get, in the training dtype: all by name, tied ones once, or adapters."""
-        return Export(
-            self.adapters.pushed() if self.adapters else full(self.module), is_partitioned=self.is_partitioned
-        )
+        """The weights that vLLM engines get, in the training dtype: all that a checkpoint holds, or adapters."""
+        if self._config.pushes_adapters and self.adapters:
+            return Export(self.adapters.pushed(), is_partitioned=self.is_partitioned)
+        weights = self.adapters.pushed() if self.adapters else full(self.module)
+        return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
 
     def saved_weights(self) -> Export:
         """The weights that `save_pretrained` takes: all, or those of the adapters."""

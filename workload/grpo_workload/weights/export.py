@@ -28,7 +28,7 @@ class Weight(NamedTuple):
     """
 
     name: str
-    parameters: tuple[nn.Parameter, ...]
+    parameters: tuple[Tensor, ...]  # or buffers
     make: Callable[..., Tensor]
 
     @property
@@ -42,38 +42,80 @@ class Weight(NamedTuple):
         return _spec(self.name, self.parameters[0])
 
 
-def plain(name: str, parameter: nn.Parameter) -> Weight:
+class Group(NamedTuple):
+    """Weights that are exported together. `convert` computes what `specs` describes from the values of all of them.
+
+    Without it, the one weight is given as it is, under the name of its spec.
+    """
+
+    weights: tuple[Weight, ...]
+    specs: tuple[TensorSpec, ...]
+    convert: Callable[..., Sequence[Tensor]] | None = None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters of all its weights, in order."""
+        return [parameter for weight in self.weights for parameter in weight.parameters]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all its parameters in bytes."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+    def make(self, values: Iterator[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors; takes the values of its parameters, in order."""
+        made: Sequence[Tensor] = [weight.make(*islice(values, len(weight.parameters))) for weight in self.weights]
+        if self.convert is not None:
+            made = self.convert(*made)
+        for spec, tensor in zip(self.specs, made, strict=True):
+            yield spec.name, tensor
+
+
+def plain(name: str, parameter: Tensor) -> Weight:
     """Return the weight that is just the parameter itself."""
     return Weight(name, (parameter,), lambda value: value)
 
 
 def full(model: nn.Module) -> list[Weight]:
-    """Return the weights of a model; tied weights appear once."""
-    return [plain(name, parameter) for name, parameter in model.named_parameters()]
+    """Return the weights of a model, and the buffers that checkpoints hold; tied weights appear once."""
+    saved = model.state_dict(keep_vars=True).keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+    return [plain(name, tensor) for name, tensor in [*model.named_parameters(), *buffers]]
+
+
+def alone(weights: Sequence[Weight]) -> list[Group]:
+    """Return each weight as it is."""
+    return [Group((weight,), (weight.spec,)) for weight in weights]
 
 
 class Export:
-    """Iterate over names and tensors of `weights`; each iteration computes them again.
+    """Iterate over names and tensors of `weights`, converted by `group`; each iteration computes them again.
 
     With `is_partitioned` (ZeRO-3) iterating is collective: every rank must iterate to the end. Parameters are then
     gathered in buckets of `GATHER_BYTES`, each while the previous one is used. Tensors stay valid after the next one is
     taken. The parameters themselves do not change.
     """
 
-    def __init__(self, weights: Sequence[Weight], *, is_partitioned: bool) -> None:
-        self._weights, self._is_partitioned = weights, is_partitioned
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        *,
+        is_partitioned: bool,
+        group: Callable[[Sequence[Weight]], list[Group]] = alone,
+    ) -> None:
+        self._groups, self._is_partitioned = group(weights), is_partitioned
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """Description of each weight, in order. Gathers nothing."""
-        return [weight.spec for weight in self._weights]
+        """Description of each tensor, in order. Gathers nothing."""
+        return [spec for group in self._groups for spec in group.specs]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         if not self._is_partitioned:
-            for weight in self._weights:
-                yield weight.name, weight.make(*(parameter.data for parameter in weight.parameters))
+            for group in self._groups:
+                yield from group.make(parameter.data for parameter in group.parameters)
             return
-        buckets = map(_Bucket, cut(self._weights, GATHER_BYTES, lambda weight: weight.num_bytes))
+        buckets = map(_Bucket, cut(self._groups, GATHER_BYTES, lambda group: group.num_bytes))
         for bucket, _ in pairwise(chain(buckets, [None])):  # creating the next bucket starts to gather it
             assert bucket is not None
             yield from bucket.take()
@@ -85,13 +127,14 @@ class _Bucket:
     DeepSpeed's `GatheredParameters` is not used: it gathers parameters one by one and waits until the device is idle.
     """
 
-    def __init__(self, weights: Sequence[Weight]) -> None:
+    def __init__(self, groups: Sequence[Group]) -> None:
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
-        self._weights = weights
-        parameters: list[Any] = [parameter for weight in weights for parameter in weight.parameters]
-        # DeepSpeed does not partition small parameters: every rank has them already.
-        partitioned = [parameter for parameter in parameters if parameter.ds_status != ZeroParamStatus.AVAILABLE]
+        self._groups = groups
+        parameters: list[Any] = [parameter for group in groups for parameter in group.parameters]
+        # DeepSpeed does not partition small parameters and buffers: every rank has them already.
+        there = ZeroParamStatus.AVAILABLE
+        partitioned = [parameter for parameter in parameters if getattr(parameter, "ds_status", there) != there]
         gathered: dict[int, Tensor] = {}
         self._gathering: Any = None
         if partitioned:
@@ -111,14 +154,14 @@ class _Bucket:
             self._gathering.wait()
         values = iter(self._values)
         self._gathering, self._values = None, []
-        for weight in self._weights:
-            yield weight.name, weight.make(*islice(values, len(weight.parameters)))
+        for group in self._groups:
+            yield from group.make(values)
 
 
 # The first name exists since PyTorch 2.13. `_coalescing_manager` is private: no public call gathers several tensors.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _spec(name: str, parameter: nn.Parameter) -> TensorSpec:
+def _spec(name: str, parameter: Tensor) -> TensorSpec:
     # A partitioned parameter is itself empty; DeepSpeed keeps the full shape in `ds_shape`.
     return TensorSpec(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from grpo_workload.policy import lora
+from grpo_workload.policy import adapter_weights
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
 from grpo_workload.spec.lora import LoraConfig
@@ -126,7 +126,7 @@ def test_both_output_layers_give_logprobs() -> None:
 
 
 def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "SLICE_ELEMENTS", 4096)
+    monkeypatch.setattr(adapter_weights, "SLICE_ELEMENTS", 4096)
     adapters = Adapters(model := llama(hidden=256, layers=3, dtype=torch.bfloat16), config(), seed=1)
     train(model)
     largest = max(p.numel() * p.element_size() for p in model.parameters())

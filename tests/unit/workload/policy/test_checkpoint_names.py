@@ -1,0 +1,66 @@
+"""Exported weights are what `save_pretrained` writes, family by family, and are converted a few at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.weights.export import Export, Group, full
+from support.families import FAMILIES, make_model
+
+CONVERTED = {"mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exported_weights_are_those_of_a_saved_checkpoint(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    export = Export(full(model), is_partitioned=False, group=CheckpointNames(model).group)
+    exported = dict(export)
+    assert exported.keys() == saved.keys()
+    assert all(torch.equal(exported[name], saved[name]) for name in saved)
+    assert [(spec.name, spec.dtype, spec.shape) for spec in export.specs] == [
+        (name, tensor.dtype, tuple(tensor.shape)) for name, tensor in exported.items()
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_group_holds_no_more_than_one_weight_of_the_checkpoint_or_of_the_model_needs(family: str) -> None:
+    model = make_model(family)
+    groups = CheckpointNames(model).group(full(model))
+    assert sum(len(group.weights) for group in groups) == len(full(model))
+    assert all(len(group.weights) == 1 for group in groups), "no family here joins weights to save them"
+    assert any(map(is_split, groups)) == (family in CONVERTED)
+
+
+def is_split(group: Group) -> bool:
+    return len(group.specs) > 1
+
+
+def test_the_plan_follows_new_values_and_new_buffers() -> None:
+    """DeepSpeed casts buffers, and `restore_buffers` puts others in their place."""
+    model = make_model("deepseek_v3")
+    names = CheckpointNames(model)
+    before = dict(Export(full(model), is_partitioned=False, group=names.group))
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    after = dict(Export(full(model), is_partitioned=False, group=names.group))
+    assert all(torch.allclose(after[name], tensor + 1) for name, tensor in before.items())
+
+
+def test_a_model_made_from_a_checkpoint_is_exported_as_it_was_read(tmp_path: Path) -> None:
+    make_model("mixtral").save_pretrained(tmp_path)
+    model = type(make_model("mixtral")).from_pretrained(tmp_path)
+    exported = dict(Export(full(model), is_partitioned=False, group=CheckpointNames(model).group))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in saved.items()}
