@@ -10,6 +10,7 @@ import kopf
 
 from grpo_operator.edge.check import check as check_installation
 from grpo_operator.edge.handlers import Options, registry, settings
+from grpo_operator.layout.admission import Allowed
 
 
 @click.group()
@@ -32,6 +33,12 @@ def main() -> None:
     help="Do not read nodes; for roles without that right. Pods of a lost node are then given up later.",
 )
 @click.option("--no-network-policies", is_flag=True, help="Give jobs no NetworkPolicy and delete existing ones.")
+@click.option("--allow-host-path", is_flag=True, help="Let podTemplate mount folders of nodes (hostPath).")
+@click.option(
+    "--allow-service-account-token",
+    is_flag=True,
+    help="Let podTemplate project credentials of the pod's service account.",
+)
 @click.option(
     "--log-format",
     type=click.Choice(["plain", "full", "json"]),
@@ -46,6 +53,8 @@ def run(
     no_progress: bool,
     no_nodes: bool,
     no_network_policies: bool,
+    allow_host_path: bool,
+    allow_service_account_token: bool,
     log_format: str,
 ) -> None:
     """Watch GRPOJobs and reconcile them until the process is ended."""
@@ -57,6 +66,7 @@ def run(
         ask_progress=not no_progress,
         read_nodes=not no_nodes,
         network_policies=not no_network_policies,
+        allowed=Allowed(host_path=allow_host_path, service_account_token=allow_service_account_token),
         metrics_port=metrics_port,
     )
     asyncio.run(

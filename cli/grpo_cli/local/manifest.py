@@ -53,9 +53,12 @@ def _load(path: Path) -> tuple[dict[str, Any], GRPOJobSpec]:
     manifest = found[0]
     if manifest.get("apiVersion") != names.API_VERSION:
         raise InvalidManifest(f"{path}: apiVersion is {manifest.get('apiVersion')}; use {names.API_VERSION}")
-    if not (manifest.get("metadata") or {}).get("name"):
+    if not (name := (manifest.get("metadata") or {}).get("name")):
         raise InvalidManifest(f"{path}: metadata.name is missing: give the job a name")
     try:
-        return manifest, parse_spec(manifest.get("spec", {}))
+        spec = parse_spec(manifest.get("spec", {}))
     except ValueError as error:
         raise InvalidManifest(f"{path}: {error}") from error
+    if fault := names.name_fault(str(name), [group.name for group in spec.pod_groups]):
+        raise InvalidManifest(f"{path}: {fault}")
+    return manifest, spec

@@ -28,9 +28,12 @@ CURES = {
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
     "InvalidSpec": "fix the field and submit again: the job then starts",
     "InvalidPodTemplate": "fix spec.podTemplate and submit again: the job then starts",
+    "QuotaExceeded": "raise the namespace's ResourceQuota, or delete what uses it: the job then starts",
+    "OperatorForbidden": "give the operator's ServiceAccount the roles of its chart: the job then starts",
+    "ChildRefused": "change what the policy or webhook in the message objects to, or except the job from it",
     "NameTaken": "delete the object with this name, or rename the job",
     "ClaimNotFound": "create the PersistentVolumeClaim: the job then starts",
-    "ClaimNotReadWriteMany": "use a claim with accessModes [ReadWriteMany], or a single pod",
+    "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
     "kubectl describe nodes shows what is in use",

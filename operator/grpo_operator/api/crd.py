@@ -56,7 +56,8 @@ FREE = (
     "startupDeadlineSeconds",
     "ttlSecondsAfterFinished",
 )
-"""Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes."""
+"""Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes, and
+failurePolicy.onGenerationFailure has a rule of its own."""
 _SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
 
 
@@ -68,16 +69,22 @@ def _unchanged(*fields: str) -> str:
     )
 
 
+_GROUPS = (
+    "(self.spec.trainer.groups.map(g, g.name) + (has(self.spec.generation.server)"
+    " ? self.spec.generation.server.groups.map(g, g.name) : []))"
+)
+_FITS = f"size(self.metadata.name) + 1 + size(n) <= {names.MAX_CHILD_NAME}"
+_RESTARTS_ENGINES = "{}.spec.failurePolicy.onGenerationFailure == 'RestartGeneration'"
+
 _ROOT_RULES = (
     {
-        "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "message": "metadata.name must start with a letter and contain only a-z, 0-9 and -: a Service gets this name",
+        "rule": f"self.metadata.name.matches('{names.NAME_PATTERN}')",
+        "message": names.NAME_FORM,
     },
     {
-        "rule": "self.spec.trainer.groups.all(g, "
-        f"size(self.metadata.name) + 1 + size(g.name) <= {names.MAX_CHILD_NAME})",
-        "message": f"metadata.name and a group's name must have at most {names.MAX_CHILD_NAME - 1} characters "
-        "together; shorten one",
+        "rule": f"{_GROUPS}.all(n, {_FITS})",
+        "message": names.too_long("<group>"),
+        "messageExpression": f"'{names.too_long('%s')}'.format([{_GROUPS}.filter(n, !({_FITS}))[0]])",
     },
     {
         "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || ({_unchanged(*FROZEN)})",
@@ -88,6 +95,13 @@ _ROOT_RULES = (
         "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || "
         f"({_unchanged(*FREE_WHILE_SUSPENDED)})",
         "message": f"{', '.join(FREE_WHILE_SUSPENDED)} can change only while the job is suspended; set suspend to "
+        "true and wait for the condition Suspended first",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || "
+        f"({_RESTARTS_ENGINES.format('self')}) == ({_RESTARTS_ENGINES.format('oldSelf')})",
+        "message": "failurePolicy.onGenerationFailure can change to or from RestartGeneration only while the job is "
+        "suspended, because ranks learn from their attempt's contract whether they wait for engines; set suspend to "
         "true and wait for the condition Suspended first",
     },
     {

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from grpo_operator.api.pod_template import PodGroup, list_map
 from grpo_workload.spec.contract import Device
-from grpo_workload.spec.schema import Name, Rule, Section
+from grpo_workload.spec.schema import ObjectName, Rule, Section
 
 
 class DeviceConfig(Section):
@@ -86,6 +86,19 @@ class RendezvousSpec(Section):
 class CacheSpec(Section):
     """Cache for downloads of models and datasets."""
 
-    claim_name: Name | None = Field(
+    RULES = (
+        Rule(
+            "!self.readOnly || has(self.claimName)",
+            "readOnly needs claimName: without a claim, pods download into an emptyDir",
+            lambda c: not c.read_only or c.claim_name is not None,
+        ),
+    )
+
+    claim_name: ObjectName | None = Field(
         None, description="PersistentVolumeClaim that all pods share; default: an emptyDir in each pod."
+    )
+    read_only: bool = Field(
+        False,
+        description="Mount the claim read-only: several pods may then share one that is ReadOnlyMany. It must hold the "
+        "model and the files of the dataset already.",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 GROUP = "training.grpo.dev"
@@ -47,6 +49,9 @@ MAX_CHILD_NAME = 52
 """Longest name of a StatefulSet: its pods carry the label controller-revision-hash, `<name>-<10 characters>`, and a
 label has at most 63 characters (kubernetes#64023)."""
 
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_FORM = "metadata.name must start with a letter and contain only a-z, 0-9 and -: a Service gets this name"
+
 
 class Role(StrEnum):
     """Role of a pod; those of generation are called engine pods."""
@@ -71,6 +76,22 @@ class Condition(StrEnum):
 def child_name(job: str, group: str) -> str:
     """Return the name of a group's StatefulSet; its pods are `<child>-<ordinal>`."""
     return f"{job}-{group}"
+
+
+def name_fault(job: str, groups: Iterable[str]) -> str | None:
+    """Return why children of a job and its pod groups cannot have their names, or None. The CRD has the same rules."""
+    if not re.fullmatch(NAME_PATTERN, job):
+        return NAME_FORM
+    long = next((group for group in groups if len(child_name(job, group)) > MAX_CHILD_NAME), None)
+    return None if long is None else too_long(long)
+
+
+def too_long(group: str) -> str:
+    """Say that the name of a group's StatefulSet is too long."""
+    return (
+        f"metadata.name and the name of the group {group} must have at most {MAX_CHILD_NAME - 1} characters together: "
+        "the StatefulSet is called <job>-<group>; shorten one"
+    )
 
 
 def contract_name(job: str, attempt: int) -> str:

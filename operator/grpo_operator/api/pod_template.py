@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 
 from grpo_workload.spec.contract import RESERVED_ENV
-from grpo_workload.spec.schema import Name, Rule, Section
+from grpo_workload.spec.schema import ObjectName, Rule, Section
 
 Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
 LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]
@@ -56,8 +56,10 @@ class PodTemplate(Section):
     )
     tolerations: Objects = Field((), description="Taints that the pod tolerates, as in a pod.")
     affinity: Object = Field(default_factory=dict, description="Affinity and anti-affinity, as in a pod.")
-    priority_class_name: Name | None = Field(None, description="PriorityClass of the pod.")
-    service_account_name: Name | None = Field(None, description="Service account of the pod; its token is not mounted.")
+    priority_class_name: ObjectName | None = Field(None, description="PriorityClass of the pod.")
+    service_account_name: ObjectName | None = Field(
+        None, description="Service account of the pod; its token is not mounted."
+    )
     image_pull_secrets: Objects = Field((), description="Secrets for pulling the image, as in a pod: [{name: ...}].")
     security_context: Object = Field(
         default_factory=dict,

@@ -15,7 +15,7 @@ from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.generation import GenerationSpec
 from grpo_operator.api.infrastructure import CacheSpec, DeviceConfig, NetworkSpec, RendezvousSpec, TrainerSpec
-from grpo_operator.api.pod_template import PodTemplate
+from grpo_operator.api.pod_template import PodGroup, PodTemplate
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.trainer import TrainerConfig
@@ -153,6 +153,11 @@ class GRPOJobSpec(TrainerConfig):
         le=315_360_000,
         description="The job is deleted this many seconds after it has ended. Default: it is kept.",
     )
+
+    @property
+    def pod_groups(self) -> tuple[PodGroup, ...]:
+        """All groups of pods: trainer pods, then engine pods."""
+        return (*self.trainer.groups, *(self.generation.server.groups if self.generation.server else ()))
 
     @property
     def ports(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from kubernetes.aio import client, config
@@ -11,16 +10,15 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
-from kubernetes.utils.quantity import parse_quantity
 
 from grpo_operator.api import names
+from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.errors import (
     ConflictError,
     ForbiddenError,
     ForeignError,
-    RefusedError,
-    is_refusal,
     reason_of,
+    refusal,
 )
 from grpo_operator.metrics.instruments import Instruments
 
@@ -56,6 +54,7 @@ class Cluster:
     def __init__(self, api: client.ApiClient, instruments: Instruments) -> None:
         self._dynamic = DynamicClient(api)
         self._api, self._instruments = api, instruments
+        self._applied = Applied()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -118,17 +117,17 @@ class Cluster:
         """Apply the manifest server-side under our field manager, unless the object already is as wanted.
 
         `seen`: the object as just listed, which saves a read. Raises ForeignError if the object has another controller
-        or none, and RefusedError if it is invalid.
+        or none, and RefusedError if the API server refuses it for good.
         """
         metadata = manifest["metadata"]
         live = seen or await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
         if live is not None:
             _check_owner(manifest, live)
             # An immutable object stays as an earlier release wrote it: a running attempt keeps its contract.
-            if live.get("immutable") or (not dry_run and contains(live, manifest)):
+            if live.get("immutable") or (not dry_run and self._applied.is_in_force(manifest, live)):
                 return live
         try:
-            return await self._request(
+            answer = await self._request(
                 "dry-run" if dry_run else "apply",
                 manifest["kind"],
                 self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
@@ -139,9 +138,12 @@ class Cluster:
                 dry_run="All" if dry_run else None,
             )
         except ApiException as error:
-            if is_refusal(error):
-                raise RefusedError(f"{manifest['kind']} {metadata['name']}: {reason_of(error)}") from error
+            if (refused := refusal(error, manifest["kind"], metadata["name"])) is not None:
+                raise refused from error
             raise
+        if not dry_run:
+            self._applied.remember(manifest, answer)
+        return answer
 
     async def write_status(self, job: Object, status: Object) -> Object:
         """Replace the status of a job as it was read. Raises ConflictError if the job has changed since."""
@@ -223,25 +225,3 @@ def _check_owner(manifest: Object, live: Object) -> None:
     holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
     cure = "it is not adopted; delete it, or give the job another name"
     raise ForeignError(f"{manifest['kind']} {metadata['name']} already exists and {holder}: {cure}")
-
-
-def contains(live: Any, wanted: Any) -> bool:
-    """Whether every field of `wanted` has that value in `live`, which may have more fields: the API server adds
-    defaults.
-
-    Lists must be equal element by element. Quantities may be written differently ("1000m" is "1").
-    """
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(
-            key in live and contains(live[key], value) for key, value in wanted.items()
-        )
-    if isinstance(wanted, list | tuple):
-        return isinstance(live, list) and len(live) == len(wanted) and all(map(contains, live, wanted))
-    return live == wanted or _same_quantity(live, wanted)
-
-
-def _same_quantity(live: Any, wanted: Any) -> bool:
-    try:
-        return bool(parse_quantity(live) == parse_quantity(wanted))
-    except ValueError:
-        return False

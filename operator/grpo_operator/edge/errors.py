@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 
 from kubernetes.aio.client.exceptions import ApiException
+
+from grpo_workload.spec.reasons import Reason
 
 
 class ConflictError(Exception):
     """The object changed since it was read: plan again from a live read."""
 
 
-class RefusedError(Exception):
-    """The API server refuses the object as it is (400, 403, 422); the text is the API server's."""
+class ObstacleError(Exception):
+    """Something in the cluster stands in the way of a child; the text names the child and says what to do."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
-class ForeignError(Exception):
-    """An object of that name exists and is not the job's: it is not adopted."""
+class RefusedError(ObstacleError):
+    """The API server refuses a child as it is."""
+
+
+class ForeignError(ObstacleError):
+    """An object of the child's name exists and is not the job's: it is not adopted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NAME_TAKEN, message)
 
 
 class ForbiddenError(Exception):
@@ -32,10 +46,27 @@ def reason_of(error: ApiException) -> str:
     return str(message)
 
 
-def is_refusal(error: ApiException) -> bool:
-    """Whether the API server refuses the object permanently.
+def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
+    """Return what an error says about the child kind/name if repeating the request cannot help, else None.
 
-    With OwnerReferencesPermissionEnforcement it also refuses children until it has noticed a new CRD of their owner,
-    for up to half a minute: that is temporary.
+    With OwnerReferencesPermissionEnforcement the API server also refuses children until it has noticed a new CRD of
+    their owner, for up to half a minute: that is temporary.
     """
-    return error.status in (400, 403, 422) and "cannot find RESTMapping" not in reason_of(error)
+    said, child = reason_of(error), f"{kind} {name}"
+    if error.status not in (400, 403, 422) or "cannot find RESTMapping" in said:
+        return None
+    if error.status == 403 and re.search("exceeded quota|failed quota", said):
+        return RefusedError(
+            Reason.QUOTA_EXCEEDED,
+            f"{child} does not fit the namespace's quota; raise it, or delete what uses it: {said}",
+        )
+    if error.status == 403 and re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', said):
+        return RefusedError(
+            Reason.OPERATOR_FORBIDDEN,
+            f"the operator's ServiceAccount may not apply {child}; grant it the chart's roles: {said}",
+        )
+    if error.status == 403 or kind != "StatefulSet" or "admission webhook" in said:
+        return RefusedError(Reason.CHILD_REFUSED, f"the cluster does not admit {child}: {said}")
+    return RefusedError(
+        Reason.INVALID_POD_TEMPLATE, f"the API server refuses {child}, which spec.podTemplate shapes: {said}"
+    )

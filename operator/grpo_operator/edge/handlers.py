@@ -7,7 +7,7 @@ while the operator is down.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from grpo_operator.edge.cluster import Cluster, configure
 from grpo_operator.edge.progress_client import HttpProgress, NoProgress
 from grpo_operator.edge.reconcile import Key, Reconciler
 from grpo_operator.edge.workqueue import WorkQueue
+from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import WatchedJob
 from grpo_operator.metrics.server import MetricsServer
@@ -34,6 +35,7 @@ class Options:
     metrics_port: int | None = None
     read_nodes: bool = True
     network_policies: bool = True
+    allowed: Allowed = field(default_factory=Allowed)
 
 
 def registry(options: Options) -> kopf.OperatorRegistry:
@@ -86,6 +88,7 @@ class _State:
             self._instruments,
             read_nodes=self._options.read_nodes,
             network_policies=self._options.network_policies,
+            allowed=self._options.allowed,
         )
         self._deleted_pods = reconciler.deleted_pods
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, self._instruments)

@@ -25,8 +25,10 @@ from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, o
 from grpo_operator.decide.plan import Mode, Plan, plan, refuse
 from grpo_operator.edge.cluster import Cluster, Object
 from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.errors import ForbiddenError, ForeignError, RefusedError
+from grpo_operator.edge.errors import ForbiddenError
+from grpo_operator.edge.obstacles import find_obstacle
 from grpo_operator.edge.progress_client import ProgressSource
+from grpo_operator.layout.admission import Allowed
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_operator.metrics.instruments import Instruments
@@ -54,7 +56,7 @@ class Reconciler:
     """Brings one job at a time closer to its spec.
 
     `read_nodes`: whether the nodes of silent pods are read. `network_policies`: whether jobs get a NetworkPolicy; if
-    not, existing ones are deleted.
+    not, existing ones are deleted. `allowed`: what podTemplate may hold.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Reconciler:
         *,
         read_nodes: bool = True,
         network_policies: bool = True,
+        allowed: Allowed,
     ) -> None:
         self._cluster, self._progress, self._clock, self._instruments = cluster, progress, clock, instruments
-        self._read_nodes, self._network_policies = read_nodes, network_policies
+        self._read_nodes, self._network_policies, self._allowed = read_nodes, network_policies, allowed
         self.deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -101,9 +104,10 @@ class Reconciler:
         if unexplained and self.deleted_pods.may_still_arrive(key):
             return DELETION_EVENT_SECONDS
         begins = is_about_to_begin(job, status, observed, now)
-        # Checked live before `plan` begins the attempt: claims, and a dry run of every child.
-        if begins and (obstacle := await self._find_obstacle(job, topology, next_attempt(status))):
-            return await self._publish(key, raw, status, refuse(status, generation, *obstacle, now), now)
+        if begins:  # checked live before `plan` begins the attempt
+            children = manifests(job, topology, next_attempt(status), policies=self._network_policies)
+            if obstacle := await find_obstacle(self._cluster, job, topology, children, self._allowed):
+                return await self._publish(key, raw, status, refuse(status, generation, *obstacle, now), now)
         reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
         decided = plan(job, topology, status, observed, reports, now)
         delay = await self._publish(key, raw, status, decided, now)
@@ -134,34 +138,6 @@ class Reconciler:
             # operator.
             fresh = new.attempt == 0 and new.observed_generation == 1
             self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
-
-    async def _find_obstacle(self, job: Job, topology: Topology, attempt: int) -> tuple[str, str] | None:
-        """Return why the attempt cannot begin (reason, message), or None; checked before each attempt."""
-        if reason := await self._find_claim_obstacle(job, topology):
-            return reason
-        try:
-            for manifest in manifests(job, topology, attempt, policies=self._network_policies):
-                await self._cluster.apply(manifest, dry_run=True)
-        except ForeignError as error:
-            return Reason.NAME_TAKEN, str(error)
-        except RefusedError as error:
-            return Reason.INVALID_POD_TEMPLATE, f"the API server refuses an object made from spec.podTemplate: {error}"
-        return None
-
-    async def _find_claim_obstacle(self, job: Job, topology: Topology) -> tuple[str, str] | None:
-        for field, name in (("storage", job.spec.storage.claim_name), ("cache", job.spec.cache.claim_name)):
-            if name is None:
-                continue
-            claim = await self._cluster.get("PersistentVolumeClaim", job.namespace, name)
-            if claim is None:
-                missing = f"namespace {job.namespace} has no PersistentVolumeClaim {name}; create it"
-                return Reason.CLAIM_NOT_FOUND, f"spec.{field}.claimName: {missing}"
-            modes = claim["spec"].get("accessModes", [])
-            if len(topology.members) > 1 and "ReadWriteMany" not in modes:
-                who = f"{len(topology.members)} pods write to PersistentVolumeClaim {name}"
-                wrong = f"{who}, but its access modes are {', '.join(modes)}; use a claim with ReadWriteMany"
-                return Reason.CLAIM_NOT_SHARED, f"spec.{field}.claimName: {wrong}"
-        return None
 
     async def _observe(self, job: Job, key: Key, status: GRPOJobStatus, now: str) -> Observed:
         selector = f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}"

@@ -107,6 +107,8 @@ def _environment(job: Job) -> list[Manifest]:
         {"name": c.ENV_TERMINATION_LOG, "value": c.TERMINATION_LOG},
         {"name": "HF_HOME", "value": c.CACHE_DIR},
         {"name": "HOME", "value": "/tmp"},
+        # The library datasets writes what it prepares, and locks, beside the files that it reads.
+        *([{"name": "HF_DATASETS_CACHE", "value": "/tmp/datasets"}] if job.spec.cache.read_only else ()),
         *fabric_environment(job.spec.network),
     ]
 
@@ -132,12 +134,14 @@ def _volumes(job: Job, attempt: int) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "data", **_storage(job.spec.storage.claim_name)},
-        {"name": "cache", **_storage(job.spec.cache.claim_name)},
+        {"name": "cache", **_storage(job.spec.cache.claim_name, read_only=job.spec.cache.read_only)},
     ]
 
 
-def _storage(claim: str | None) -> Manifest:
-    return {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+def _storage(claim: str | None, *, read_only: bool = False) -> Manifest:
+    if claim is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": claim} | ({"readOnly": True} if read_only else {})}
 
 
 def _mounts(job: Job) -> list[Manifest]:
@@ -148,7 +152,7 @@ def _mounts(job: Job) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "data", "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {}),
-        {"name": "cache", "mountPath": c.CACHE_DIR},
+        {"name": "cache", "mountPath": c.CACHE_DIR} | ({"readOnly": True} if job.spec.cache.read_only else {}),
     ]
 
 

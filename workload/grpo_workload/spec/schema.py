@@ -18,6 +18,10 @@ FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[
 Size = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
+"""Name of an object that exists in the cluster: most kinds allow dots."""
+
 
 class Rule(NamedTuple):
     """One rule about a section. The API server (CEL) and pydantic refuse what breaks it with the same message.

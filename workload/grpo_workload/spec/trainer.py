@@ -14,7 +14,7 @@ from pydantic import Field
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig, RewardConfig
 from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.schema import Name, Rule, Section, Text, dump
+from grpo_workload.spec.schema import ObjectName, Rule, Section, Text, dump
 from grpo_workload.spec.tracking import TrackingConfig
 
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
@@ -155,7 +155,7 @@ class ParallelismConfig(Section):
 class StorageConfig(Section):
     """Where checkpoints live, and when they are written."""
 
-    claim_name: Name | None = Field(
+    claim_name: ObjectName | None = Field(
         None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when several pods share it."
     )
     sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = (

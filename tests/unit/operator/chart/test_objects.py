@@ -3,9 +3,11 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from grpo_operator.api import names
 from support.control_plane.chart import CHART, render
 from support.paths import ROOT
 
@@ -121,11 +123,26 @@ def test_pod_labels_cannot_break_the_selector(helm: Path) -> None:
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
-def test_the_network_policy_allows_asking_launchers_for_progress(helm: Path) -> None:
+def test_the_network_policy_lets_the_operator_reach_the_api_server_and_pods_of_jobs_alone(helm: Path) -> None:
+    def policy(*values: str) -> dict[str, Any]:
+        arguments = [part for value in ("networkPolicy.enabled=true", *values) for part in ("--set", value)]
+        spec: dict[str, Any] = render(helm, *arguments)["NetworkPolicy"]["spec"]
+        return spec
+
     assert "NetworkPolicy" not in render(helm)
-    spec = render(helm, "--set", "networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
+    ports = [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]
+    pods = {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGER}}
+    anywhere = {"podSelector": pods, "namespaceSelector": {}}
+    spec = policy()
     assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert spec["egress"][1]["to"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "grpo-operator"}
+    assert spec["egress"] == [{"ports": ports}, {"ports": [{"protocol": "TCP"}], "to": [anywhere]}]
+    narrow = policy("networkPolicy.apiServerCIDRs={10.96.0.1/32,fd00::1/128}", "watchNamespaces={a,b}")["egress"]
+    blocks = [{"ipBlock": {"cidr": "10.96.0.1/32"}}, {"ipBlock": {"cidr": "fd00::1/128"}}]
+    assert narrow[0] == {"ports": ports, "to": blocks}
+    watched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}]
+    assert narrow[1]["to"] == [{"podSelector": pods, "namespaceSelector": {"matchExpressions": watched}}]
+    more = policy("networkPolicy.extraEgress[0].ports[0].port=3128")["egress"]
+    assert more[2:] == [{"ports": [{"port": 3128}]}]
 
 
 def test_the_table_of_rights_in_the_docs_matches_the_roles(helm: Path) -> None:

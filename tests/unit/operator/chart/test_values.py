@@ -30,6 +30,7 @@ def test_values_reach_the_pod(helm: Path) -> None:
         "commonLabels.cost=ml",
     ]
     values += ["podSecurityContext.runAsUser=null", "rbac.readNodes=false", "jobs.networkPolicy=false"]
+    values += ["jobs.allowHostPath=true", "jobs.allowServiceAccountToken=true"]
     objects = render(helm, *(part for value in values for part in ("--set", value)))
     assert all(o["metadata"]["labels"]["cost"] == "ml" for o in objects.values())
     template = objects["Deployment"]["spec"]["template"]
@@ -40,7 +41,11 @@ def test_values_reach_the_pod(helm: Path) -> None:
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["containers"][0]["env"] == [{"name": "HTTPS_PROXY", "value": "p"}]
     assert template["metadata"]["labels"].items() >= {"team": "x", "cost": "ml"}.items()
-    assert pod["containers"][0]["args"][1:] == ["--log-format=json", "--no-nodes", "--no-network-policies"]
+    flags = ["--no-nodes", "--no-network-policies", "--allow-host-path", "--allow-service-account-token"]
+    assert pod["containers"][0]["args"][1:] == ["--log-format=json", *flags]
+    assert {"--allow-host-path", "--allow-service-account-token"}.isdisjoint(
+        render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
     assert "runAsUser" not in pod["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
 
@@ -101,6 +106,7 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
         "crds.install=1",
         "logFormat=xml",
         "image.digest=abc",
+        "networkPolicy.apiServerCIDRs={kubernetes.default}",
     ],
 )
 def test_a_wrong_value_is_refused(helm: Path, value: str) -> None:
