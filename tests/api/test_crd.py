@@ -54,6 +54,9 @@ pytestmark = pytest.mark.api
             'Duplicate value: {"name":"a"}',
         ),
         ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
+        ({"podTemplate": {"hostNetwork": True}}, 'unknown field "spec.podTemplate.hostNetwork"'),
+        ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
+        ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
     ],
 )
 def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:
@@ -64,11 +67,16 @@ def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complain
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("1job", "metadata.name must start with a letter"), ("j" * 52, "at most 51 characters together")],
+    [
+        ("1job", "metadata.name must start with a letter"),
+        ("j" * 51, "the name of the group a must have at most 51 characters together"),
+        ("j" * 32, f"the name of the group {'e' * 20} must have at most 51 characters together"),
+    ],
 )
 def test_a_bad_name_is_refused(jobs: Jobs, name: str, complaint: str) -> None:
+    engines = {"topology": "Server", "server": {"groups": [{"name": "g", "gpus": 1}, {"name": "e" * 20, "gpus": 1}]}}
     with pytest.raises(RuntimeError, match=complaint):
-        jobs.apply(make_job(name))
+        jobs.apply(make_job(name, generation=engines))
 
 
 def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> None:
@@ -96,7 +104,9 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
         patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
     with pytest.raises(RuntimeError, match="lora, storage, device, rendezvous cannot change once the job has started"):
         patch('{"lora": {"r": 8}}')
-    patch('{"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 3600}')
+    with pytest.raises(RuntimeError, match="can change to or from RestartGeneration only while the job is suspended"):
+        patch('{"failurePolicy": {"onGenerationFailure": "RestartGeneration"}}')
+    patch('{"failurePolicy": {"maxRestarts": 9, "onGenerationFailure": "Fail"}, "activeDeadlineSeconds": 3600}')
     patch('{"ttlSecondsAfterFinished": 60, "suspend": true}')
     jobs.wait_for("frozen", "Suspended", "True")
     patch('{"podTemplate": {"labels": {"team": "research"}}}')
