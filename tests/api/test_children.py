@@ -60,7 +60,14 @@ def test_a_job_recreated_at_once_under_its_name_gets_its_own_children(jobs: Jobs
 
 
 def test_a_steady_state_writes_nothing(jobs: Jobs, control_plane: ControlPlane) -> None:
-    jobs.run("steady")
+    # What the API server leaves out or writes in its own way.
+    odd = {
+        "env": [{"name": "EMPTY", "value": ""}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False}],
+        "resources": {"requests": {"cpu": "1000m"}},
+    }
+    jobs.run("steady", podTemplate=odd)
 
     def requests() -> tuple[int, int]:
         """Count the operator's reads of jobs and its writes of any object in this namespace."""
@@ -112,7 +119,11 @@ def test_a_foreign_object_is_not_adopted_and_the_job_starts_once_it_is_gone(jobs
     condition = jobs.wait_for("taken", "Accepted", "False", "NameTaken")
     assert "Service taken already exists and has no owner: it is not adopted" in condition["message"]
     assert not jobs.list("statefulset", "training.grpo.dev/job=taken")
+    jobs("create", "quota", "none", "--hard=count/statefulsets.apps=0")
     jobs("delete", "service", "taken")
+    condition = jobs.wait_for("taken", "Accepted", "False", "QuotaExceeded")
+    assert "StatefulSet taken-a does not fit the namespace's quota" in condition["message"]
+    jobs("delete", "quota", "none")
     jobs.wait_for("taken", "Running", "True")
 
 

@@ -87,13 +87,14 @@ def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operato
 
 
 def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs) -> None:
-    jobs.apply(make_job("stored", claim="runs"))
+    engine = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+    jobs.apply(make_job("stored", claim="runs", trainer={"groups": [{"name": "a", "gpus": 1}]}, generation=engine))
     condition = jobs.wait_for("stored", "Accepted", "False", "ClaimNotFound")
     assert "spec.storage.claimName" in condition["message"]
     assert jobs.get("grpo", "stored")["status"]["phase"] == "Invalid"
     jobs.apply(_claim("ReadWriteOnce"))
     condition = jobs.wait_for("stored", "Accepted", "False", "ClaimNotReadWriteMany")
-    assert "use a claim with ReadWriteMany" in condition["message"]
+    assert "each of 2 pods writes to it; use a claim with ReadWriteMany" in condition["message"]
     assert not jobs.list("statefulset", "training.grpo.dev/job=stored")
     jobs("delete", "pvc", "runs")
     jobs.apply(_claim("ReadWriteMany"))
@@ -101,6 +102,9 @@ def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs)
 
 
 def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed(jobs: Jobs) -> None:
+    jobs.apply(make_job("template", podTemplate={"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}))
+    condition = jobs.wait_for("template", "Accepted", "False", "InvalidSpec")
+    assert condition["message"].startswith("spec.podTemplate.volumes[0].hostPath: ")
     bad = {"podTemplate": {"volumes": [{"name": "x"}], "volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}}
     jobs.apply(make_job("template", **bad))
     condition = jobs.wait_for("template", "Accepted", "False", "InvalidPodTemplate")

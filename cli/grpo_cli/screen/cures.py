@@ -37,6 +37,8 @@ CURES = {
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
     "kubectl describe nodes shows what is in use",
+    "PodStuck": "find what holds the pod on its node: a process, a volume or a finalizer; deleting it by force frees "
+    "neither GPUs nor volumes that are still in use",
     "NodeNotReady": "check the node with kubectl describe node; it may return before its pods are given up",
     "ContainerWaiting": "check the pod: a wrong spec.image, an imagePullSecret, a missing volume",
     "WaitingForPeers": "wait for the named pods; after some minutes check DNS and network policies",

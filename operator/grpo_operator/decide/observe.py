@@ -34,6 +34,8 @@ class ObservedPod:
     final_progress: Progress | None  # progress in the launcher's result
     deletion_time: str | None  # end of the grace period, if the pod is being deleted
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
+    evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
+    held_by: str = ""  # what keeps a pod that is being deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,9 @@ class Observed:
 
     absent_nodes: frozenset[str] = frozenset()
     """The lost nodes that no longer exist."""
+
+    ready_nodes: frozenset[str] = frozenset()
+    """Nodes that were read and are not lost."""
 
 
 def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone: Iterable[Object] = ()) -> Observed:
@@ -137,7 +142,17 @@ def read_pod(pod: Object) -> ObservedPod:
         final_progress=progress,
         deletion_time=metadata.get("deletionTimestamp"),
         disruption=_disruption(status),
+        evicted_by_taint=_condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
+        held_by=_holder(metadata, container),
     )
+
+
+def _holder(metadata: Object, container: Object) -> str:
+    if finalizers := metadata.get("finalizers"):
+        return f"its finalizers hold it ({', '.join(map(str, finalizers))}), which a deletion by force does not remove"
+    if (container.get("state") or {}).get("terminated"):
+        return "its container has ended, its kubelet still holds it: usually a volume that does not unmount"
+    return "its container has not ended: usually a process that waits for storage or a device"
 
 
 _DISRUPTIONS = {

@@ -20,10 +20,10 @@ from grpo_operator.decide.blame import (
     find_failure,
     find_hang,
     may_be_an_effect,
-    node_lost_since,
     seconds_between,
 )
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, set_condition, summarise
+from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.record import is_finished, observe_pods, record
 from grpo_operator.layout.topology import Job, Topology
@@ -39,12 +39,14 @@ wakes the job anyway, and progress is not written more often than this."""
 RETRY_SECONDS = 10.0
 """Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken."""
 
-OBSTACLES = (Reason.UNSCHEDULABLE, Reason.CONTAINER_WAITING, Reason.WAITING_FOR_PEERS, Reason.NODE_NOT_READY)
+OBSTACLES = (
+    Reason.UNSCHEDULABLE,
+    Reason.CONTAINER_WAITING,
+    Reason.WAITING_FOR_PEERS,
+    Reason.NODE_NOT_READY,
+    Reason.POD_STUCK,
+)
 """Reasons that become a Warning event although their condition is False."""
-
-OVERSTAY_SECONDS = 60
-"""A pod that still exists this long after its grace period is deleted by force, even if the state of its node is
-unknown."""
 
 
 class Mode(StrEnum):
@@ -63,15 +65,6 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
-    """A pod to delete, by UID: never another pod of the same name."""
-
-    pod: str
-    uid: str
-    force: bool  # without waiting for its kubelet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +102,13 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
         _wait_for_next_attempt(draft, observed)
     else:
         _check_attempt(draft, topology, observed, reports)
+    if held := describe_held(observed, job.spec.failure_policy, now):
+        draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
     new = draft.finish()
     return Plan(
         status=new,
         mode=_mode(new, topology, observed),
-        deletions=_deletions(job, new, observed, now),
+        deletions=find_deletions(job, new, observed, now),
         requeue_after=_requeue(job, new, observed, reports, now),
         events=_events(status, new, job),
     )
@@ -129,7 +124,7 @@ def refuse(job_status: GRPOJobStatus, generation: int, reason: str, message: str
 
 
 def _after_the_end(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
-    deletions = _deletions(job, status, observed, now)
+    deletions = find_deletions(job, status, observed, now)
     left = POLL_SECONDS if observed.pods else None
     ttl = job.spec.ttl_seconds_after_finished
     if ttl is None or status.completion_time is None:
@@ -170,21 +165,6 @@ def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode
     if holds(status, Condition.SUSPENDED) and observed.pods.keys() & topology.trainer_pods:
         return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it
     return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN
-
-
-def _deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> tuple[Deletion, ...]:
-    """Return the pods that no controller deletes: on a lost node, of an earlier attempt, or engines to be replaced."""
-    replaced = {member.uid for member in status.members if member.replacing}
-    deletions = []
-    for pod in observed.pods.values():
-        overstays = pod.deletion_time is not None and seconds_between(pod.deletion_time, now) > OVERSTAY_SECONDS
-        if overstays or (
-            pod.deletion_time is not None and node_lost_since(pod, observed, job.spec.failure_policy, now)
-        ):
-            deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=True))
-        elif pod.deletion_time is None and (pod.uid in replaced or pod.attempt != status.attempt):
-            deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=False))
-    return tuple(deletions)
 
 
 def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> float | None:

@@ -17,6 +17,7 @@ from grpo_operator.edge.errors import (
     ConflictError,
     ForbiddenError,
     ForeignError,
+    is_forbidden,
     reason_of,
     refusal,
 )
@@ -49,7 +50,10 @@ async def configure() -> client.ApiClient:
 
 
 class Cluster:
-    """Reads from and writes to one API server. Objects are plain dicts."""
+    """Reads from and writes to one API server. Objects are plain dicts.
+
+    Methods raise ForbiddenError if the operator's roles do not allow it, and ApiException if the API server fails.
+    """
 
     def __init__(self, api: client.ApiClient, instruments: Instruments) -> None:
         self._dynamic = DynamicClient(api)
@@ -89,13 +93,8 @@ class Cluster:
             raise
 
     async def node(self, name: str) -> Object | None:
-        """Return a node, or None if it does not exist. Raises ForbiddenError if the operator may not read nodes."""
-        try:
-            return await self.get("Node", "", name)
-        except ApiException as error:
-            if error.status == 403:
-                raise ForbiddenError(reason_of(error)) from error
-            raise
+        """Return a node, or None if it does not exist."""
+        return await self.get("Node", "", name)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         """Delete the object with this UID, if it still exists. `force`: do not wait for the pod's kubelet."""
@@ -186,13 +185,10 @@ class Cluster:
         }
         try:
             await self._request("create", "Event", self._path("Event", metadata["namespace"]), body=event)
-        except ApiException as error:
+        except (ApiException, ForbiddenError) as error:
+            said = reason_of(error) if isinstance(error, ApiException) else error
             log.warning(
-                "%s/%s: the event %s was not written: %s",
-                metadata["namespace"],
-                metadata["name"],
-                reason,
-                reason_of(error),
+                "%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, said
             )
 
     @staticmethod
@@ -208,7 +204,10 @@ class Cluster:
             code = answer.status
         except DynamicApiError as error:
             code = error.status
-            raise ApiException(status=error.status, reason=error.reason, body=error.body) from error
+            failed = ApiException(status=error.status, reason=error.reason, body=error.body)
+            if is_forbidden(failed):
+                raise ForbiddenError(verb, kind, path, reason_of(failed)) from error
+            raise failed from error
         finally:
             self._instruments.requested(verb, kind, code)
         body = await answer.json()

@@ -33,8 +33,12 @@ class ForeignError(ObstacleError):
         super().__init__(Reason.NAME_TAKEN, message)
 
 
-class ForbiddenError(Exception):
+class ForbiddenError(ObstacleError):
     """The operator's roles do not allow the request."""
+
+    def __init__(self, verb: str, kind: str, path: str, said: str) -> None:
+        what = f"the operator's ServiceAccount may not {verb} {kind} ({path})"
+        super().__init__(Reason.OPERATOR_FORBIDDEN, f"{what}; grant it the chart's roles: {said}")
 
 
 def reason_of(error: ApiException) -> str:
@@ -46,6 +50,13 @@ def reason_of(error: ApiException) -> str:
     return str(message)
 
 
+def is_forbidden(error: ApiException) -> bool:
+    """Whether the operator lacks a right. Other 403s come from quotas, admission plugins and webhooks."""
+    said = reason_of(error)
+    lacks = re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', said)
+    return error.status == 403 and lacks is not None and "cannot find RESTMapping" not in said
+
+
 def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
     """Return what an error says about the child kind/name if repeating the request cannot help, else None.
 
@@ -55,15 +66,10 @@ def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
     said, child = reason_of(error), f"{kind} {name}"
     if error.status not in (400, 403, 422) or "cannot find RESTMapping" in said:
         return None
-    if error.status == 403 and re.search("exceeded quota|failed quota", said):
+    if error.status == 403 and re.search("(exceeded|failed|status unknown for) quota", said):
         return RefusedError(
             Reason.QUOTA_EXCEEDED,
             f"{child} does not fit the namespace's quota; raise it, or delete what uses it: {said}",
-        )
-    if error.status == 403 and re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', said):
-        return RefusedError(
-            Reason.OPERATOR_FORBIDDEN,
-            f"the operator's ServiceAccount may not apply {child}; grant it the chart's roles: {said}",
         )
     if error.status == 403 or kind != "StatefulSet" or "admission webhook" in said:
         return RefusedError(Reason.CHILD_REFUSED, f"the cluster does not admit {child}: {said}")

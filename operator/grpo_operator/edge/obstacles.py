@@ -17,6 +17,17 @@ async def find_obstacle(
     """Return why an attempt with these children cannot begin (reason, message), or None."""
     if fault := find_fault(job, allowed):
         return Reason.INVALID_SPEC, fault
+    try:
+        if wrong := await _find_wrong_claim(cluster, job, topology):
+            return wrong
+        for child in children:
+            await cluster.apply(child, dry_run=True)
+    except ObstacleError as error:
+        return error.reason, str(error)
+    return None
+
+
+async def _find_wrong_claim(cluster: Cluster, job: Job, topology: Topology) -> tuple[Reason, str] | None:
     for field, name, read_only in (
         ("storage", job.spec.storage.claim_name, False),
         ("cache", job.spec.cache.claim_name, job.spec.cache.read_only),
@@ -30,11 +41,6 @@ async def find_obstacle(
         modes = claim["spec"].get("accessModes", [])
         if wrong := wrong_mode(modes, pods=len(topology.pods), read_only=read_only):
             return Reason.CLAIM_NOT_SHARED, f"spec.{field}.claimName: PersistentVolumeClaim {name} {wrong}"
-    try:
-        for child in children:
-            await cluster.apply(child, dry_run=True)
-    except ObstacleError as error:
-        return error.reason, str(error)
     return None
 
 

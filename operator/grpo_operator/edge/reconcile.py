@@ -146,18 +146,20 @@ class Reconciler:
             child for kind in names.CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)
         ]
         observed = observe(job.uid, pods=pods, others=others, gone=self.deleted_pods.of(key))
-        lost, absent = {}, set()
+        lost, absent, ready = {}, set(), set()
         suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
         for name in sorted(suspects):
             try:
                 node = await self._cluster.node(name)
             except ForbiddenError:
-                break  # without the right to read nodes, a lost node shows later: its pods overstay their grace
+                break  # without the right to read nodes, a lost node shows later: Kubernetes evicts its pods
             if node is None:
                 absent.add(name)
             if (since := lost_since(node, now)) is not None:
                 lost[name] = since
-        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent))
+            else:
+                ready.add(name)
+        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
 
     async def _ask(self, topology: Topology, job: Job, observed: Observed) -> Reports:
         """Ask rank 0's launcher for its progress, and all others too if the job seems hung."""

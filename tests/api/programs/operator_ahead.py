@@ -1,4 +1,4 @@
-"""The operator with a clock two minutes ahead of the cluster's: it does at once what it would do after a minute."""
+"""The operator with a clock an hour ahead of the cluster's: it does at once what it would do after half an hour."""
 
 from datetime import datetime, timedelta, tzinfo
 
@@ -7,11 +7,11 @@ from grpo_operator.edge import handlers
 
 
 class Ahead(datetime):
-    """A datetime whose now() is two minutes later."""
+    """A datetime whose now() is an hour later."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        return datetime.now(tz) + timedelta(minutes=2)
+        return datetime.now(tz) + timedelta(hours=1)
 
 
 handlers.datetime = Ahead  # type: ignore[misc]

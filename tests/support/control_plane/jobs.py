@@ -63,10 +63,15 @@ def observed(
     foreign: tuple[str, ...] = (),
     lost_nodes: dict[str, str] | None = None,
     absent_nodes: frozenset[str] = frozenset(),
+    ready_nodes: frozenset[str] = frozenset(),
 ) -> Observed:
     """Return a job's observed state with these pods."""
     return Observed(
-        pods={each.name: each for each in pods}, foreign=foreign, lost_nodes=lost_nodes or {}, absent_nodes=absent_nodes
+        pods={each.name: each for each in pods},
+        foreign=foreign,
+        lost_nodes=lost_nodes or {},
+        absent_nodes=absent_nodes,
+        ready_nodes=ready_nodes,
     )
 
 

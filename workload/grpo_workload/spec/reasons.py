@@ -50,6 +50,7 @@ class Reason(StrEnum):
     WAITING_FOR_PODS = "WaitingForPods"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"
     UNSCHEDULABLE = "Unschedulable"
+    POD_STUCK = "PodStuck"
     CONTAINER_WAITING = "ContainerWaiting"
     STARTING = "Starting"
     NODE_NOT_READY = "NodeNotReady"

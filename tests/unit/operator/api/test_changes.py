@@ -1,6 +1,6 @@
 """Asserts that every field of the spec is classified: frozen, free while the job is suspended, or free."""
 
-from grpo_operator.api.crd import FREE, FREE_WHILE_SUSPENDED, FROZEN
+from grpo_operator.api.job_rules import FREE, FREE_WHILE_SUSPENDED, FROZEN
 from grpo_operator.api.spec import GRPOJobSpec
 
 

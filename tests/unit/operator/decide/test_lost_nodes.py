@@ -1,10 +1,14 @@
 """Nodes that are lost: pods deleted by force, restarts that do not count, nodes that the next attempts avoid."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from grpo_operator.api.names import Condition
+from grpo_operator.decide.deletions import HELD_SECONDS, Deletion
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.plan import Deletion
+from grpo_operator.decide.observe import ObservedPod, read_pod
 from grpo_workload.spec.contract import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import A, B, Case, failed
@@ -57,10 +61,54 @@ def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() 
     assert not again.events
 
 
-def test_a_pod_that_overstays_its_grace_is_deleted_by_force_even_if_its_node_is_unknown() -> None:
+def _stuck(**more: Any) -> tuple[Case, ObservedPod]:
+    """Return a job that restarts, and a pod of it whose grace period ends 300 s after the job began."""
     case = Case()
     pods = case.see_all_ready()
     case.see(failed(A), pods[1])
-    stuck = replace(pods[1], deletion_time=after(NOW, 300))
-    assert not case.see(stuck, at=360).deletions
-    assert case.see(stuck, at=361).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)
+    return case, replace(pods[1], deletion_time=after(NOW, 300), held_by="its container has not ended", **more)
+
+
+NODES = [
+    ("ready", {"ready_nodes": frozenset({"node"})}, False, HELD_SECONDS),
+    ("ready, with a taint of the administrator", {"ready_nodes": frozenset({"node"})}, True, HELD_SECONDS),
+    ("unknown", {}, False, HELD_SECONDS),
+    ("unknown, but Kubernetes evicted the pod from it", {}, True, 60),
+    ("gone", {"lost_nodes": {"node": after(NOW, 360)}, "absent_nodes": frozenset({"node"})}, False, 60),
+]
+
+
+@pytest.mark.parametrize(("seen", "by_taint", "seconds"), [case[1:] for case in NODES], ids=[case[0] for case in NODES])
+def test_a_pod_that_does_not_end_is_deleted_by_force_soon_only_if_its_node_is_lost(
+    seen: dict[str, Any], by_taint: bool, seconds: int
+) -> None:
+    case, stuck = _stuck(evicted_by_taint=by_taint)
+    assert not case.see(stuck, at=300 + seconds, **seen).deletions
+    assert case.see(stuck, at=301 + seconds, **seen).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)
+
+
+def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadline() -> None:
+    case, stuck = _stuck()
+    assert not [e for e in case.see(stuck, at=360).events if e.reason == "PodStuck"]
+    (event,) = [e for e in case.see(stuck, at=361).events if e.reason == "PodStuck"]
+    assert event.type == "Warning"
+    assert f"pod {B} on node node did not end with its grace period" in event.message
+    assert "its container has not ended" in event.message
+    assert f"deleted by force at {after(NOW, 300 + HELD_SECONDS)}" in event.message
+    again = case.see(stuck, at=363)
+    assert not again.events
+    assert case.message(Condition.SCHEDULED) == event.message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "state", "says"),
+    [
+        ({"finalizers": ["example.com/a"]}, {"running": {}}, "its finalizers hold it (example.com/a)"),
+        ({}, {"terminated": {"exitCode": 0}}, "a volume that does not unmount"),
+        ({}, {"running": {}}, "its container has not ended"),
+    ],
+)
+def test_what_holds_a_pod_is_read_from_it(metadata: dict[str, Any], state: dict[str, Any], says: str) -> None:
+    named = {"name": B, "uid": "u", "labels": {}, "deletionTimestamp": NOW}
+    read = read_pod({"metadata": named | metadata, "status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
+    assert says in read.held_by

@@ -5,7 +5,7 @@ import json
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from grpo_operator.edge.errors import refusal
+from grpo_operator.edge.errors import ForbiddenError, is_forbidden, refusal
 
 EARLY = (
     'services "quickstart" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping '
@@ -41,8 +41,6 @@ def _error(status: int, message: str) -> ApiException:
         (422, 'Service "a" is invalid: metadata.name', "Service", "ChildRefused", "does not admit Service a"),
         (403, QUOTA, "Service", "QuotaExceeded", "Service a does not fit the namespace's quota"),
         (403, LIMITS, "StatefulSet", "QuotaExceeded", "must specify limits.cpu"),
-        (403, RIGHT, "StatefulSet", "OperatorForbidden", "the operator's ServiceAccount may not apply StatefulSet a"),
-        (403, OWNER, "Service", "OperatorForbidden", "grant it the chart's roles"),
         (403, 'pods "a" is forbidden: violates PodSecurity "restricted"', "StatefulSet", "ChildRefused", "PodSecurity"),
         (400, WEBHOOK, "StatefulSet", "ChildRefused", "cost-center is missing"),
         (403, ENDING, "ConfigMap", "ChildRefused", "is being terminated"),
@@ -62,3 +60,14 @@ def test_a_refusal_says_what_it_is(status: int, message: str, kind: str, reason:
 )
 def test_a_temporary_error_is_no_refusal(status: int, message: str) -> None:
     assert refusal(_error(status, message), "Service", "a") is None
+
+
+def test_a_missing_right_is_told_from_other_refusals() -> None:
+    assert is_forbidden(_error(403, RIGHT))
+    assert is_forbidden(_error(403, OWNER))
+    assert not any(is_forbidden(_error(403, said)) for said in (EARLY, QUOTA, WEBHOOK, ENDING))
+    error = ForbiddenError("apply", "StatefulSet", "/apis/apps/v1/namespaces/team/statefulsets/a", RIGHT)
+    assert error.reason == "OperatorForbidden"
+    assert str(error).startswith(
+        "the operator's ServiceAccount may not apply StatefulSet (/apis/apps/v1/namespaces/team"
+    )
