@@ -24,7 +24,7 @@ TRAINING = """
     from grpo_workload.training.step_metrics import summarise
     from grpo_workload.reporting.rank_metrics import DeviceUse, RankStep, summarise_ranks
     from grpo_workload.reporting.run_report import RankReport, RunReport
-    from grpo_workload.rewards.scoring import RewardTable
+    from grpo_workload.rewards.table import RewardTable
     use = DeviceUse(gpu_utilization=75.0, memory_used_peak=2**36, memory_allocated_peak=2**34,
                     memory_reserved_peak=2**35)
     seconds = {"prompts": 0.01, "reward": 0.01, "journal": 0.01, "train": 0.05}
@@ -33,9 +33,11 @@ TRAINING = """
                  longest_sample_tokens=20, trained_tokens=50, fed_tokens=60, device=use)
         for rank in range(3)
     ]
-    table = RewardTable(names=["accuracy"], values=[[1.0, 0.0, 1.0, 1.0]], totals=[1.0, 0.0, 1.0, 1.0])
+    table = RewardTable(names=["accuracy"], values=[[1.0, 0.0, 1.0, 1.0]], totals=[1.0, 0.0, 1.0, 1.0],
+                        overflows=[None] * 4)
     step_metrics = summarise(table, num_generations=2, scale_rewards="group", prompt_lengths=[5] * 4,
-                             completion_lengths=[9, 10, 11, 10], truncated=[False] * 4, step_time=0.2)
+                             completion_lengths=[9, 10, 11, 10], truncated=[False] * 4, has_logprobs=[True] * 4,
+                             step_time=0.2)
     step_metrics |= {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.5} | summarise_ranks(ranks)
     run = STATE.parent / "run"
     report = RunReport(run, STATE, total_steps=10_000, step=0) if RANK == 0 else RankReport(STATE, RANK)

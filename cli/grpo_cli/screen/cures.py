@@ -4,6 +4,11 @@ from __future__ import annotations
 
 CURES = {
     "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
+    "NotFinite": "read the steps in metrics.jsonl; lower learningRate, the rewards' weights or beta",
+    "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
+    "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
+    "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
+    "ZeroGradient": "read sampling/* in metrics.jsonl, and maskTruncatedCompletions",
     "EngineDied": "read the log lines; often generation.kvCacheMemory or gpuMemoryUtilization is too high",
     "ConfigError": "fix the field and submit under a new name; this job is not retried",
     "ContractRefused": "use a spec.image of the operator's release",

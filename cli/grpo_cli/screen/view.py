@@ -19,7 +19,7 @@ from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Condition
 from grpo_operator.api.spec import GRPOJobSpec, parse_spec
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus
-from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
@@ -53,6 +53,7 @@ class JobView:
     rank_phases: Mapping[str, str]  # ranks by phase
     doing: str  # phase of rank 0
     training: Training | None
+    warning: str  # what is wrong with the last steps, and what to look at
     failure: Failure | None
     failure_seconds: float
     events: Sequence[Happening]
@@ -117,6 +118,7 @@ def make_view(
         troubles=_troubles(topology, pods, status),
         rank_phases=_by_phase(report.rank_phases),
         doing=report.progress.phase if report.progress and phase == "Running" else "",
+        warning=_warning(status),
         training=read_training(job, status, report, is_running=phase == "Running"),
         failure=failure,
         failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
@@ -161,6 +163,14 @@ def _cure(reason: str, phase: str, failure: Failure | None) -> str:
     if phase in ("Failed", "Restarting") and failure:
         return CURES.get(failure.reason, "").replace("NODE", failure.node or "NODE")
     return CURES.get(reason, "")
+
+
+def _warning(status: GRPOJobStatus) -> str:
+    degraded = find(status, Condition.DEGRADED)
+    if degraded is None or degraded.status != "True":
+        return ""
+    cure = CURES.get(degraded.reason)
+    return f"{degraded.reason}: {degraded.message}" + (f". To do: {cure}" if cure else "")
 
 
 def _restarts(job: Object, status: GRPOJobStatus) -> str:

@@ -69,6 +69,7 @@ class Condition(StrEnum):
     RESTARTING = "Restarting"
     SUSPENDED = "Suspended"
     HUNG = "Hung"
+    DEGRADED = "Degraded"
     COMPLETE = "Complete"
     FAILED = "Failed"
 

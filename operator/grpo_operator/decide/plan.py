@@ -191,7 +191,7 @@ def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Repor
 def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:
     """Return one event for each condition that became True, each new obstacle and each pod that is being taken away."""
     before: Mapping[str, tuple[str, str]] = {c.type: (c.status, c.reason) for c in old.conditions}
-    bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG)
+    bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG, Condition.DEGRADED)
     events = []
     for condition in new.conditions:
         if before.get(condition.type) == (condition.status, condition.reason):

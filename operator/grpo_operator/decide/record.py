@@ -77,6 +77,12 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     draft.update(
         progress=ProgressStatus.read(newest, draft.now), checkpoint=newest.checkpoint or draft.status.checkpoint
     )
+    # Kept when the job ends: a run can be Complete and have learned nothing.
+    if newest.warnings:
+        message = "; ".join(warning.message for warning in newest.warnings)
+        draft.set(Condition.DEGRADED, True, newest.warnings[0].reason[:128], message[:1024])
+    else:
+        draft.clear(Condition.DEGRADED, Reason.STEPS_IN_ORDER, "the last steps show nothing unusual")
 
 
 def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:

@@ -40,4 +40,7 @@ def test_steps_that_overflow_in_float16_are_skipped_and_reported_as_skipped(run_
             [1e-3 * (1 - index / 20) for index in range(len(steps))]
         )
         assert result["resumed"] == [pytest.approx(step, rel=1e-2) for step in result["straight"]], f"ZeRO-{stage}"
+        assert [(step["skipped"], step["moved"], step["loss_scale"]) for step in result["broken"]] == [
+            (1, False, 1)
+        ] * 2
         assert result["resumed"][0]["loss_scale"] == steps[-1]["loss_scale"] < 65536.0

@@ -1,4 +1,7 @@
-"""A step does not depend on ranks, micro-batches, ZeRO stage or offloaded optimizer states."""
+"""A step does not depend on ranks, micro-batches, ZeRO stage or offloaded optimizer states; one that is not finite is
+skipped, and weights that are not finite are not saved."""
+
+import math
 
 import pytest
 import torch
@@ -43,7 +46,7 @@ AWAY = (
 )
 
 
-def test_offloaded_states_change_no_bit(run_program, tiny_model, tmp_path):
+def test_offloaded_states_and_a_step_that_is_not_finite_change_no_bit(run_program, tiny_model, tmp_path):
     run_program("states_away.py", 2, tiny_model, tmp_path / "data", tmp_path / "away.pt", *AWAY)
     results = torch.load(tmp_path / "away.pt")
     assert tuple(results) == AWAY
@@ -53,8 +56,13 @@ def test_offloaded_states_change_no_bit(run_program, tiny_model, tmp_path):
         between, back, counted = result["sizes"]
         assert (between, back) == (0, counted), plan
         assert counted > 0
-        assert same(result["loaded"], result["away"][0][2]), f"{plan}: the checkpoint saved from the host differs"
-        assert same(result["resumed"], result["away"][1]), f"{plan}: resuming from the checkpoint differs"
+        assert same(result["loaded"], result["away"][1][2]), f"{plan}: the checkpoint saved from the host differs"
+        assert same(result["resumed"], result["away"][2]), f"{plan}: resuming from the checkpoint differs"
+        for skipped, loss, is_unchanged in result["broken"]:
+            assert (skipped, is_unchanged) == (1.0, True), plan
+            assert not math.isfinite(loss), plan
+        assert "1 weights are NaN or infinite, for example model.embed_tokens.weight" in result["refused"], plan
+        assert result["kept"] == ["step-3"], plan
 
 
 def same(ours, expected):

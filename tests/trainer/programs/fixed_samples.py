@@ -1,5 +1,8 @@
 """Samples of steps that are the same on any number of ranks; programs import this after `environment.prepare`."""
 
+import math
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -32,9 +35,14 @@ def samples(step):
             yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage)
 
 
-def take_step(policy, step, training):
-    """Take an optimizer step on this rank's share of the samples of `step`; return its metrics."""
+def take_step(policy, step, training, *, broken=False):
+    """Take an optimizer step on this rank's share of the samples of `step`; return its metrics.
+
+    With `broken`, the loss of the last sample, which only the last rank has, is infinite.
+    """
     every = list(samples(step))
+    if broken:
+        every[-1] = replace(every[-1], advantage=math.inf)
     shares = [shard(NUM_PROMPTS, dist.get_world_size(), rank) for rank in range(dist.get_world_size())]
     owned = [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
     return train_on(policy, owned, training)

@@ -1,4 +1,5 @@
 """Eight steps in float16 whose first gradients overflow, a checkpoint, and two more steps with and without a restart.
+Then two steps with an infinite loss, at the smallest loss scale.
 
 half.py MODEL DATA STAGE[+]...: a stage with a + reduces gradients once a step. Each rank reports the metrics of all
 steps, by stage, and whether a step has moved the weights.
@@ -60,10 +61,10 @@ def checksum(policy):
     return sum(weight.double().abs().sum().item() for _, weight in policy.weights())
 
 
-def take_steps(policy, config, steps):
+def take_steps(policy, config, steps, **options):
     for step in steps:
         before = checksum(policy)
-        metrics = fixed_samples.take_step(policy, step, config.training)
+        metrics = fixed_samples.take_step(policy, step, config.training, **options)
         yield metrics | {"moved": checksum(policy) != before}
 
 
@@ -80,6 +81,8 @@ def main(model, data, names):
         resumed = make_policy(config)
         checkpoints.find(None, world_size=2, zero_stage=int(name[0])).load(resumed)
         results[name] = {"steps": steps, "straight": straight, "resumed": list(take_steps(resumed, config, [8, 9]))}
+        resumed.deepspeed_engine.optimizer.loss_scaler.cur_scale = 1.0
+        results[name]["broken"] = list(take_steps(resumed, config, [10, 11], broken=True))
     report(results)
 
 

@@ -1,16 +1,19 @@
-"""Three steps with optimizer states on the device, and three with the states offloaded to the host between steps.
+"""Three steps with optimizer states on the device, and three with the states offloaded to the host between steps. The
+second one is skipped, since the loss of one rank is infinite.
 
 states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. With the states away, a checkpoint is
 saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. OUT gets, by plan:
-metrics, weights and states of all steps, and the states' bytes on the device between steps, during steps, and as
-memory_check calculates them.
+metrics, weights and states of all steps, the states' bytes on the device between steps, during steps, and as
+memory_check calculates them, and the error of a checkpoint whose weights are broken on the last rank.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
 import gc
+import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_workload.ranks import environment
@@ -19,11 +22,13 @@ from grpo_workload.spec.contract import Device
 environment.prepare(Device.CPU, os.environ)
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
 from grpo_workload.generation.memory_check import num_parameters, training_footprint
+from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainerConfig
@@ -78,6 +83,26 @@ def take_steps(policy, config, steps):
     )
 
 
+def take_broken_step(policy, config):
+    """Return the metrics of a step whose loss is infinite on the last rank, and what it changed."""
+    before = weights(policy), states(policy)
+    metrics = take_step(policy, 7, config.training, broken=True)
+    after = weights(policy), states(policy)
+    pairs = zip([*before[0].values(), *before[1]], [*after[0].values(), *after[1]], strict=True)
+    return metrics["skipped"], metrics["loss"], all(torch.equal(one, other) for one, other in pairs)
+
+
+def save_broken(policy, checkpoints, tokenizer, state):
+    """Break a weight on the last rank; return the error of saving it."""
+    weight = next(policy.module.parameters())
+    if dist.get_rank() == dist.get_world_size() - 1:
+        getattr(weight, "ds_tensor", weight).data.view(-1)[0] = math.nan
+    try:
+        checkpoints.save(policy, tokenizer, state)
+    except NotFiniteError as error:
+        return str(error)
+
+
 def sizes(policy, config):
     """Return the states' bytes on the device between steps, during steps, and as memory_check calculates them."""
     on_device = [away.on_device for away in policy._states._away]
@@ -91,13 +116,16 @@ def sizes(policy, config):
 def run(model, data, plan, tokenizer):
     stage = int(plan[0])
     plain = make_policy(config := make_config(model, plan, "none"))
-    result = {"plain": [take_steps(plain, config, steps) for steps in ((0, 2), (3,))]}
+    result = {"plain": [take_steps(plain, config, (0,))], "broken": [take_broken_step(plain, config)]}
+    result["plain"] += [take_steps(plain, config, steps) for steps in ((2,), (3,))]
 
     policy = make_policy(config := make_config(model, plan, "generating"))
-    result["away"] = [take_steps(policy, config, (0, 2))]
+    result["away"] = [take_steps(policy, config, (0,))]
+    result["broken"].append(take_broken_step(policy, config))
+    result["away"].append(take_steps(policy, config, (2,)))
     result["sizes"] = sizes(policy, config)
     checkpoints = Checkpoints(Path(data), plan, keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=2, weight_version=2, num_tokens=0, world_size=2, zero_stage=stage)
+    state = TrainerState(step=3, weight_version=3, num_tokens=0, world_size=2, zero_stage=stage)
     checkpoints.save(policy, tokenizer, state)
     result["away"].append(take_steps(policy, config, (3,)))
 
@@ -105,6 +133,8 @@ def run(model, data, plan, tokenizer):
     checkpoints.find(None, world_size=2, zero_stage=stage).load(resumed)
     result["loaded"] = states(resumed)
     result["resumed"] = take_steps(resumed, config, (3,))
+    result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))
+    result["kept"] = sorted(path.name for path in (Path(data) / plan / "checkpoints").iterdir())
     return result
 
 

@@ -300,6 +300,14 @@ def test_the_line_for_logs_changes_with_the_job() -> None:
     assert line(view(job("Failed", failed))) == "Failed (RankFailed)  rank 2 failed"
 
 
+def test_a_warning_about_the_last_steps_says_what_to_look_at() -> None:
+    degraded = condition("Degraded", "True", "CompletionsCut", "every completion was cut")
+    shown = text(view(job("Running", RUNNING, degraded)))
+    assert f"CompletionsCut: every completion was cut. To do: {CURES['CompletionsCut']}" in shown
+    cleared = degraded | {"status": "False"}
+    assert "CompletionsCut" not in text(view(job("Running", RUNNING, cleared)))
+
+
 @given(
     step=st.integers(0, 100),
     rewards=st.lists(st.none() | st.floats(allow_nan=False, width=32), max_size=80),

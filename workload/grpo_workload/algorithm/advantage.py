@@ -28,12 +28,12 @@ def group_advantages(rewards: Tensor | Sequence[float], num_generations: int, sc
     advantages_FG = rewards_FG - rewards_FG.nanmean(dim=1, keepdim=True)
     if scale_rewards != "none":
         advantages_FG = advantages_FG / (reward_std(rewards_FG, scale_rewards).unsqueeze(1) + _EPS)
-    return advantages_FG.nan_to_num(nan=0.0).flatten()
+    return advantages_FG.nan_to_num(nan=0.0).float().flatten()
 
 
 def as_groups(rewards: Tensor | Sequence[float], num_generations: int) -> Tensor:
-    """Reshape rewards [N] to float32 [F, G]."""
-    rewards_N = torch.as_tensor(rewards, dtype=torch.float32)
+    """Reshape rewards [N] to [F, G]. In float64: squares of rewards that float32 holds overflow float32."""
+    rewards_N = torch.as_tensor(rewards, dtype=torch.float64)
     assert rewards_N.numel() % num_generations == 0, (
         f"{rewards_N.numel()} rewards are not whole prompt groups of {num_generations}"
     )

@@ -28,8 +28,8 @@ _DIFFERENCE = "sampling/sampling_logp_difference"
 
 @torch.no_grad()
 def log_ratios(logprobs_BT: Tensor, sampling_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Log of the ratio policy / generator [B, T]; 0 at masked tokens and where the generator gave no number (NaN)."""
-    return (logprobs_BT - sampling_logprobs_BT).nan_to_num(nan=0.0).masked_fill(mask_BT == 0, 0.0)
+    """Log of the ratio policy / generator [B, T]; 0 at masked tokens, and not finite where a log-probability is not."""
+    return (logprobs_BT - sampling_logprobs_BT).masked_fill(mask_BT == 0, 0.0)
 
 
 @torch.no_grad()
@@ -65,7 +65,11 @@ def tally(
     ratios_BT, is_out_BT = log_ratios_BT.exp(), mask_BT == 0
     used = ratios_BT if weights_BT is None else weights_BT
     counted = mask_BT if used.shape == mask_BT.shape else mask_BT.amax(dim=1, keepdim=True)
-    bins_BT = ((log_ratios_BT.clamp(-WIDEST, WIDEST) + WIDEST) * (BINS / (2 * WIDEST))).long().clamp(max=BINS - 1)
+    bins_BT = (
+        ((log_ratios_BT.nan_to_num().clamp(-WIDEST, WIDEST) + WIDEST) * (BINS / (2 * WIDEST)))
+        .long()
+        .clamp(max=BINS - 1)
+    )
     sums = {
         f"{_DIFFERENCE}/mean": log_ratios_BT.abs().sum(),
         "sampling/kl": ((ratios_BT - 1 - log_ratios_BT) * mask_BT).sum(),

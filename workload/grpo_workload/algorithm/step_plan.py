@@ -30,6 +30,7 @@ class Fact(NamedTuple):
     is_truncated: bool
     reward: float
     advantage: float
+    has_logprobs: bool = True  # whether the generator's log-probabilities are all finite
 
 
 class Piece(NamedTuple):
@@ -125,4 +126,5 @@ def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]
 
 
 def _in_loss(fact: Fact, training: TrainingConfig) -> bool:
-    return not math.isnan(fact.reward) and not (fact.is_truncated and training.mask_truncated_completions)
+    is_cut = fact.is_truncated and training.mask_truncated_completions
+    return fact.has_logprobs and not math.isnan(fact.reward) and not is_cut

@@ -105,7 +105,8 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptS
     else:
         source = _hugging_face_source(config, tokenizer, seed)
     if not len(source):
-        raise ValueError(f"dataset: {config.name or config.path} has no rows in split {config.split!r}")
+        field, where = ("name", config.name) if config.name is not None else ("path", config.path)
+        raise ValueError(f"dataset.{field}: {where} has no rows in split {config.split!r}")
     source.batch(0, 1)
     return source
 
@@ -150,6 +151,8 @@ def _open(config: DatasetConfig) -> Any:
         if path.suffix not in _FORMATS:
             raise ValueError(f"a file must end in one of {', '.join(_FORMATS)}")
         return datasets.load_dataset(_FORMATS[path.suffix], data_files={config.split: str(path)}, split=config.split)
+    except StopIteration as error:  # of datasets, where no file has a row
+        raise ValueError(f"{field}: {config.name or config.path} has no rows in split {config.split!r}") from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ValueError(f"{field}: cannot load {config.name or config.path}: {cause}") from error

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
 
 CLEAN_EXITS = (ExitCode.DONE, ExitCode.STOPPED)
+EXPLAINED: dict[int, tuple[ExitCode, Reason]] = {
+    ExitCode.CONFIG_ERROR: (ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR),
+    ExitCode.NOT_FINITE: (ExitCode.RANK_FAILED, Reason.NOT_FINITE),
+}
+"""Exit codes of ranks whose message says what happened and what to do: no traceback is needed. With each, the exit code
+and the reason of the pod."""
 SETTLE_SECONDS = 0.5  # time within which ranks that share a collective fail together
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
@@ -75,9 +81,7 @@ def result_of(exits: Sequence[RankExit]) -> Result:
         exit_code, reason = ExitCode.STOPPED, Reason.STOPPED_EARLY
     else:
         message = f"rank {first.rank} {_describe_code(first.code)}: {first.error}"
-        exit_code, reason = ExitCode.RANK_FAILED, Reason.RANK_FAILED
-        if first.code == ExitCode.CONFIG_ERROR:
-            exit_code, reason = ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR
+        exit_code, reason = EXPLAINED.get(first.code, (ExitCode.RANK_FAILED, Reason.RANK_FAILED))
     return Result(exit_code=exit_code, reason=reason, message=message, rank=first.rank, at=first.at)
 
 
@@ -155,10 +159,7 @@ class Ranks:
         )
         # The exception was recorded before the interpreter shut down, and that can take seconds.
         at = error_file.stat().st_mtime if error_file.exists() else ended
-        # A configuration error needs no traceback: its message says what to fix.
-        error = (
-            describe_error(error_file, logs, traceback=code != ExitCode.CONFIG_ERROR) if code not in CLEAN_EXITS else ""
-        )
+        error = describe_error(error_file, logs, traceback=code not in EXPLAINED) if code not in CLEAN_EXITS else ""
         if not error_file.exists() and (entered := read_phase(self._place.state_dir, rank)):
             error = f"in phase {entered[0]}; {error}"
         return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)

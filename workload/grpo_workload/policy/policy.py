@@ -22,6 +22,7 @@ from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
@@ -97,6 +98,9 @@ class Policy:
         # A single rank has no other to average with, but would still copy its gradients into a buffer of a gigabyte.
         self.deepspeed_engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
         reset_step_counts(self.deepspeed_engine)
+        if self.deepspeed_engine.fp16_enabled():
+            # At the smallest loss scale DeepSpeed would raise; skipped steps in a row are counted here for all dtypes.
+            self.deepspeed_engine.optimizer.loss_scaler.raise_error_at_min_scale = False
         offloads_states = config.parallelism.offload_optimizer == "generating"
         self._states = OptimizerStates(self.deepspeed_engine) if offloads_states else None
         restore_buffers(self.module, buffers, self.device)
@@ -124,9 +128,10 @@ class Policy:
 
         Returns:
             Metrics of the whole step under TRL's names: loss, grad_norm (before clipping), learning_rate, and means
-            over the tokens trained on. In float16 also loss_scale, by which the gradients were multiplied, and skipped:
-            1 if they overflowed and the weights did not change. With optimizer states that are offloaded during
-            generation, time/offload: the seconds that this rank took to move them.
+            over the tokens trained on. skipped is 1 if the loss or the gradients were not finite on any rank: then
+            weights and optimizer states did not change on any. In float16 also loss_scale, by which the gradients were
+            multiplied. With optimizer states that are offloaded during generation, time/offload: the seconds that this
+            rank took to move them.
         """
         self.deepspeed_engine.train()
         sums = StepSums()
@@ -166,7 +171,7 @@ class Policy:
             weights_BT=weights_BT,
         )
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
-        self.deepspeed_engine.backward(output.loss * dist.get_world_size())
+        self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())
         sums.add(output, mismatch.tally(log_ratios_BT, weights_BT, batch.mask_BC))
 
     def _reduction(self) -> AbstractContextManager[None]:
@@ -176,15 +181,25 @@ class Policy:
         return context
 
     def _finish_step(self) -> dict[str, float]:
-        grad_norm = self._clip() if trainer_clips(self._config) else None
+        grad_norm, skipped = (
+            clip_or_drop(self.module, self._config.training.max_grad_norm)
+            if trainer_clips(self._config)
+            else (None, False)
+        )
         scale = self.deepspeed_engine.optimizer.loss_scale if self.deepspeed_engine.fp16_enabled() else None
         with self.with_states():
             self.deepspeed_engine.step()
         # Also after a skipped step: the learning rate depends on the number of the step, as in `go_to`.
         self.schedule.step()
-        metrics = {"grad_norm": float(self.deepspeed_engine.get_global_grad_norm() if grad_norm is None else grad_norm)}
+        if grad_norm is None:
+            # DeepSpeed itself skips a step whose gradients are not finite, on all ranks.
+            grad_norm, skipped = (
+                self.deepspeed_engine.get_global_grad_norm(),
+                not self.deepspeed_engine.was_step_applied(),
+            )
+        metrics = {"grad_norm": float(grad_norm), "skipped": float(skipped)}
         if scale is not None:
-            metrics |= {"loss_scale": float(scale), "skipped": float(not self.deepspeed_engine.was_step_applied())}
+            metrics["loss_scale"] = float(scale)
         if self._states is not None:
             metrics["time/offload"] = self._states.seconds
         return metrics
@@ -192,16 +207,6 @@ class Policy:
     def with_states(self) -> AbstractContextManager[None]:
         """Within it, optimizer states are on the device, where the optimizer updates them."""
         return self._states.on_device() if self._states else nullcontext()
-
-    def _clip(self) -> float:
-        """Scale gradients down if their global norm exceeds maxGradNorm; returns the norm before."""
-        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-        # In float32, whatever the gradients' dtype. Reading it waits for the device, as the end of the step does, too.
-        norm = float(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm())
-        limit = self._config.training.max_grad_norm
-        if 0 < limit < norm:
-            torch._foreach_mul_(gradients, limit / norm)
-        return norm
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

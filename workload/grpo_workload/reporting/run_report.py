@@ -14,7 +14,7 @@ from grpo_workload.algorithm.samples import Sample
 from grpo_workload.reporting.jsonl import StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.contract import Progress, RunWarning
 
 if TYPE_CHECKING:
     from grpo_workload.reporting.trackers import Trackers
@@ -40,9 +40,16 @@ class Report(Protocol):
         ...
 
     def step(
-        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        samples: Sequence[Sample],
+        ranks: Sequence[RankStep],
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
-        """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part."""
+        """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part, and
+        what is wrong with the last steps.
+        """
         ...
 
     def saved(self, step: int, folder: Path) -> None:
@@ -65,7 +72,12 @@ class RankReport:
         write_phase(self._state_dir, self._rank, phase)
 
     def step(
-        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        samples: Sequence[Sample],
+        ranks: Sequence[RankStep],
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
@@ -99,7 +111,12 @@ class RunReport:
         self._update(phase=phase, age_seconds=time.monotonic() - self._last_step)
 
     def step(
-        self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample], ranks: Sequence[RankStep]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        samples: Sequence[Sample],
+        ranks: Sequence[RankStep],
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
         """See `Report.step`."""
         self._metrics.write(step, metrics)
@@ -117,6 +134,12 @@ class RunReport:
         if self._trackers is not None:
             self._trackers.log(step + 1, metrics)
             metrics = {**metrics, **self._trackers.failed}
+        known = {warning.reason for warning in self._progress.warnings}
+        for warning in warnings:
+            if warning.reason not in known:
+                logger.warning("step %d: %s: %s", step + 1, warning.reason, warning.message)
+        if metrics.get("skipped"):
+            logger.warning("STEP SKIPPED: step %d: its loss or gradients are not finite; no weight changed", step + 1)
         logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
         now = time.monotonic()
         # Measured from end to end, so that saving a checkpoint between steps does not look like a hang.
@@ -127,6 +150,7 @@ class RunReport:
             step_seconds=median(self._durations),
             reward=metrics["reward"],
             metrics=dict(metrics),
+            warnings=tuple(warnings),
             tokens_per_second=metrics["tokens_per_second"],
             weight_version=step + 1,
             age_seconds=0.0,

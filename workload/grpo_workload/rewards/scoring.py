@@ -25,6 +25,7 @@ from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.math_answers import Verifier
 from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.rewards.worker import Values, as_values
 from grpo_workload.spec.inputs import REWARD_SECONDS, RewardConfig
 
@@ -43,23 +44,6 @@ class Reward:
     weight: float
     function: RewardFunction | RewardProcess
     timeout_seconds: float = REWARD_SECONDS  # limit of one call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardTable:
-    """Rewards of N completions by F functions, in plain lists that can be gathered as an object."""
-
-    names: list[str]
-    values: list[Values]  # [F][N]
-    totals: list[float]  # [N], weighted sum over the functions that did not return None; NaN if all did
-
-    @staticmethod
-    def concat(tables: Sequence[RewardTable]) -> RewardTable:
-        """Join the tables of all ranks, in rank order; a rank without completions has a table with N = 0."""
-        names = tables[0].names
-        assert all(table.names == names for table in tables)
-        values = [[value for table in tables for value in table.values[index]] for index in range(len(names))]
-        return RewardTable(names=names, values=values, totals=[total for table in tables for total in table.totals])
 
 
 def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list[Reward]:
@@ -93,6 +77,11 @@ def close_rewards(rewards: Sequence[Reward]) -> None:
         process.close()
 
 
+def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Return the weight of each reward, by name."""
+    return {reward.name: reward.weight for reward in rewards}
+
+
 def _processes(rewards: Sequence[Reward]) -> list[RewardProcess]:
     return [reward.function for reward in rewards if isinstance(reward.function, RewardProcess)]
 
@@ -104,18 +93,12 @@ async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: l
         RewardError: a function raised, took too long, or did not return one finite number or None per completion.
     """
     assert len(prompts) == len(completions)
+    weights = weights_of(rewards)
     if not completions:
-        return tabulate(rewards, [[] for _ in rewards])
+        return tabulate(weights, [[] for _ in rewards])
     with _interpreter_watched(max(reward.timeout_seconds for reward in rewards) + LOCK_GRACE):
-        return tabulate(
-            rewards, list(await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards)))
-        )
-
-
-def tabulate(rewards: Sequence[Reward], values: list[Values]) -> RewardTable:
-    """Make the table of `values` [F][N]; the totals use the weights of `rewards`."""
-    totals = [_total(rewards, row) for row in zip(*values, strict=True)]
-    return RewardTable(names=[reward.name for reward in rewards], values=values, totals=totals)
+        values = await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards))
+    return tabulate(weights, list(values))
 
 
 async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
@@ -181,11 +164,6 @@ def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
                 f"{prompt.index} of the dataset; return a finite number, or None where the reward does not apply"
             )
     return values
-
-
-def _total(rewards: Sequence[Reward], row: Sequence[float | None]) -> float:
-    known = [reward.weight * value for reward, value in zip(rewards, row, strict=True) if value is not None]
-    return sum(known) if known else math.nan
 
 
 def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess:

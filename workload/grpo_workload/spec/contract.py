@@ -49,6 +49,7 @@ class ExitCode(IntEnum):
     CONFIG_ERROR = 64
     PEER_LOST = 69
     RANK_FAILED = 70
+    NOT_FINITE = 71  # of a rank alone: its pod ends with RANK_FAILED
     STOPPED = 75
 
 
@@ -148,6 +149,13 @@ class Contract(Section):
         return self.members[0]
 
 
+class RunWarning(Section):
+    """Something that a person should look at while the training goes on."""
+
+    reason: str = Field(description="One of `Reason`, for example NoRewardDifference.")
+    message: str = Field(description="What was seen, in which steps, and what to look at.")
+
+
 class Progress(Section):
     """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
     GET /progress.
@@ -171,6 +179,7 @@ class Progress(Section):
     waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
+    warnings: tuple[RunWarning, ...] = Field((), description="What is odd about the last steps, the worst first.")
     tokens_per_second: float | None = None
     weight_version: int | None = None
     checkpoint_step: int | None = None

@@ -16,12 +16,19 @@ class Reason(StrEnum):
     STOPPED = "Stopped"
     STOPPED_EARLY = "StoppedEarly"
     RANK_FAILED = "RankFailed"
+    NOT_FINITE = "NotFinite"
     ENGINE_DIED = "EngineDied"
     CONFIG_ERROR = "ConfigError"
     CONTRACT_REFUSED = "ContractRefused"
     LAUNCHER_DIED = "LauncherDied"
     PEER_LOST = "PeerLost"
     PEERS_MISSING = "PeersMissing"
+
+    # Given by rank 0, in the warnings of its progress; so is NotFinite.
+    CONSTANT_REWARD = "ConstantReward"
+    NO_REWARD_DIFFERENCE = "NoRewardDifference"
+    COMPLETIONS_CUT = "CompletionsCut"
+    ZERO_GRADIENT = "ZeroGradient"
 
     # Given by the operator, for a pod that left no outcome or was taken away.
     OUTCOME_MISSING = "OutcomeMissing"
@@ -66,4 +73,5 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     STEPPING = "Stepping"
+    STEPS_IN_ORDER = "StepsInOrder"
     RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"

@@ -53,6 +53,13 @@ class TrainingConfig(TrackingConfig):
     )
     weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of AdamW.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    max_skipped_steps: int = Field(
+        10,
+        ge=0,
+        le=10_000_000,
+        description="Steps in a row that may be skipped because numbers are not finite; one more ends the job as "
+        "NotFinite. 0: the first one does.",
+    )
     max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
     temperature: float = Field(
         1.0, ge=0, le=10, description="Sampling temperature; training computes log-probabilities at it too."

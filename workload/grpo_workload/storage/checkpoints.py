@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from grpo_workload.policy.finite import check_weights
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.storage.base_model import Origin
@@ -109,8 +110,10 @@ class Checkpoints:
 
         Raises:
             SupersededError: a newer attempt has taken over the run.
+            NotFiniteError: weights are not finite; earlier checkpoints are unchanged.
             StorageError: the checkpoint could not be written; earlier checkpoints are unchanged.
         """
+        check_weights(policy.module, state.step)
         scratch = on_main(lambda: self._folder.begin(f"step-{state.step}"))
         writer = CheckpointWriter(scratch)
         writer.save_deepspeed(policy.deepspeed_engine, _DEEPSPEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.rewards.scoring import RewardTable, score, tabulate
+from grpo_workload.rewards.scoring import score, weights_of
+from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.storage.group_record import Group
 from grpo_workload.training.run import Run
 
@@ -139,20 +141,21 @@ def _gather(
         (prompt, completion) for prompt, group in zip(prompts, groups, strict=True) for completion in group.completions
     ]
     own_values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
-    own_table = tabulate(run.rewards, own_values)
+    own_table = tabulate(weights_of(run.rewards), own_values)
     own_lengths = [
         (len(prompt.token_ids), len(completion.token_ids), completion.finish_reason == "length")
         for prompt, completion in flat
     ]
-    gathered = gather((own_table, own_lengths))
-    table = RewardTable.concat([rank_table for rank_table, _ in gathered])
+    own_finite = [all(map(math.isfinite, completion.logprobs)) for _, completion in flat]
+    gathered = gather((own_table, own_lengths, own_finite))
+    table = RewardTable.concat([rank_table for rank_table, _, _ in gathered])
     advantages = iter(group_advantages(table.totals, training.num_generations, training.scale_rewards).tolist())
     facts = [
         [
-            Fact(*lengths, reward, next(advantages))
-            for lengths, reward in zip(rank_lengths, rank_table.totals, strict=True)
+            Fact(*lengths, reward, next(advantages), is_finite)
+            for lengths, reward, is_finite in zip(rank_lengths, rank_table.totals, rank_finite, strict=True)
         ]
-        for rank_table, rank_lengths in gathered
+        for rank_table, rank_lengths, rank_finite in gathered
     ]
     samples = [
         Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from grpo_workload.algorithm.advantage import ScaleRewards, as_groups, nanstd, reward_std
-from grpo_workload.rewards.scoring import RewardTable
+from grpo_workload.rewards.table import RewardTable
 
 
 def summarise(
@@ -19,6 +19,7 @@ def summarise(
     prompt_lengths: Sequence[int],
     completion_lengths: Sequence[int],
     truncated: Sequence[bool],
+    has_logprobs: Sequence[bool],
     step_time: float,
     num_tokens_before: int = 0,
 ) -> dict[str, float]:
@@ -32,6 +33,7 @@ def summarise(
     return {
         **_reward_metrics(table, num_generations, scale_rewards),
         **_length_metrics(completion_lengths, truncated),
+        "completions/not_finite_ratio": has_logprobs.count(False) / len(has_logprobs),
         "num_tokens": num_tokens_before + num_tokens + sum(prompt_lengths),
         "step_time": step_time,
         "tokens_per_second": num_tokens / step_time,
@@ -46,11 +48,13 @@ def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: Sca
     for name, values in zip(table.names, table.values, strict=True):
         known = [math.nan if value is None else value for value in values]
         metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+        if overflows := table.overflows.count(name):
+            metrics[f"rewards/{name}/not_finite_ratio"] = overflows / len(table.overflows)
     return metrics
 
 
 def _mean_std(values: Sequence[float], mean_name: str, std_name: str) -> dict[str, float]:
-    values_1N = torch.tensor([values], dtype=torch.float32)
+    values_1N = torch.tensor([values], dtype=torch.float64)
     return {mean_name: values_1N.nanmean().item(), std_name: nanstd(values_1N).item()}
 
 

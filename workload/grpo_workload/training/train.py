@@ -24,6 +24,7 @@ from transformers import set_seed
 
 from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
 from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
@@ -32,6 +33,7 @@ from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.spec.contract import Contract, ExitCode
 from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
+from grpo_workload.training.health import Health
 from grpo_workload.training.rollout import Rollout, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.step_metrics import summarise
@@ -44,10 +46,14 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
 
     Returns:
         DONE after maxSteps; STOPPED, with a checkpoint saved, if a rank was asked to stop earlier.
+
+    Raises:
+        NotFiniteError: too many steps in a row were skipped, or the weights to save are not finite.
     """
     training, storage = run.config.training, run.config.storage
     num_tokens = run.start.num_tokens
     stopping = False
+    health = Health(training.max_skipped_steps)
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
         run.monitor.begin()
@@ -75,9 +81,16 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         metrics = summarise_step(run, rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
-        run.report.step(step, metrics, rollout.samples, ranks)
+        warnings = health.add(metrics)
+        metrics["skipped_steps"] = health.skipped_steps
+        run.report.step(step, metrics, rollout.samples, ranks, warnings)
 
-        if stopping or step + 1 == training.max_steps or (step + 1) % storage.checkpoint_every_steps == 0:
+        if (
+            stopping
+            or health.gives_up
+            or step + 1 == training.max_steps
+            or (step + 1) % storage.checkpoint_every_steps == 0
+        ):
             run.report.phase("Saving")
             state = TrainerState(
                 step=step + 1,
@@ -90,6 +103,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
             )
             run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
             run.journal.begin_part()
+        if health.gives_up:
+            raise health.error()
         if stopping:
             break
     done = not stopping or step + 1 == training.max_steps
@@ -107,6 +122,7 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
         prompt_lengths=[fact.prompt_tokens for fact in facts],
         completion_lengths=[fact.tokens for fact in facts],
         truncated=[fact.is_truncated for fact in facts],
+        has_logprobs=[fact.has_logprobs for fact in facts],
         step_time=clock.seconds,
         num_tokens_before=num_tokens,
     )
@@ -166,6 +182,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 exit_code = train(run, stop)
             except PromptError as error:  # rows are first read at their step
                 return refuse(error, errors)
+            except NotFiniteError as error:
+                return refuse(error, errors, ExitCode.NOT_FINITE)
             except RuntimeError as error:  # perhaps a collective failed because another rank has lost its engine
                 raise run.generator.blame(error) from error
             finally:
@@ -182,8 +200,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
         raise
 
 
-def refuse(error: ValueError, errors: ErrorHandler) -> ExitCode:
-    """Report a mistake that the user has to fix to the launcher; returns CONFIG_ERROR."""
+def refuse(error: Exception, errors: ErrorHandler, exit_code: ExitCode = ExitCode.CONFIG_ERROR) -> ExitCode:
+    """Report to the launcher what the user has to look at; returns the exit code, which stands for the reason."""
     logger.error("%s", error)
     errors.record_exception(error)
-    return ExitCode.CONFIG_ERROR
+    return exit_code

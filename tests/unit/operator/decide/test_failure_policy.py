@@ -41,6 +41,15 @@ def test_a_wrong_setting_is_not_tried_again() -> None:
     assert "a restart would fail on the same settings" in case.message(Condition.FAILED)
 
 
+def test_numbers_that_are_not_finite_end_the_job_unless_a_rule_restarts_it() -> None:
+    for rules, terminal in (([], True), ([{"name": "mine", "reasons": ["NotFinite"], "action": "Restart"}], False)):
+        case = Case(failurePolicy={"rules": rules})
+        case.see_all_ready()
+        case.see(failed(A, reason="NotFinite"), pod(B))
+        assert is_terminal(case.status) == terminal
+        assert case.status.last_failure.reason == "NotFinite"
+
+
 @pytest.mark.parametrize(
     ("rule", "terminal", "counted"),
     [

@@ -3,7 +3,7 @@
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.plan import Mode
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.contract import Progress, RunWarning
 from support.control_plane.jobs import ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
 
@@ -27,6 +27,24 @@ def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
     later = case.see(*pods, progress=at(2), at=10).status
     assert (later.progress.step, later.progress.reward) == (2, 0.1235)
     assert case.see(*pods, at=3600).status.progress == later.progress
+
+
+def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_job() -> None:
+    def at(step: int, *reasons: str) -> Progress:
+        warnings = tuple(RunWarning(reason=reason, message=f"{reason} at {step}") for reason in reasons)
+        return Progress(step=step, total_steps=40, warnings=warnings)
+
+    case = Case()
+    pods = case.see_all_ready()
+    said = []
+    for number, reasons in enumerate([(), ("CompletionsCut",), ("CompletionsCut", "ZeroGradient"), (), ("NotFinite",)]):
+        events = case.see(*pods, progress=at(number, *reasons), at=20 * number).events
+        said.append([(event.type, event.reason) for event in events])
+        assert holds(case.status, Condition.DEGRADED) == bool(reasons)
+    assert said == [[], [("Warning", "CompletionsCut")], [], [], [("Warning", "NotFinite")]]
+    case.see(*(pod(name, uid=f"{name}-0", outcome=ended(0)) for name in (A, B)), at=100)
+    assert holds(case.status, Condition.COMPLETE)
+    assert case.message(Condition.DEGRADED) == "NotFinite at 4"
 
 
 def test_a_second_pass_over_the_same_facts_changes_nothing() -> None:

@@ -33,10 +33,14 @@ def test_none_and_bypass_give_no_weights(correction):
     assert mismatch.weights(LOGS, correction, None, 3.0) is None
 
 
-def test_tokens_that_are_masked_or_have_no_sampling_logprob_get_ratio_1():
-    sampling = torch.tensor([[-1.0, math.nan, -9.0]])
-    logs = mismatch.log_ratios(torch.tensor([[-0.5, -1.0, -1.0]]), sampling, torch.tensor([[1.0, 1.0, 0.0]]))
-    assert logs.tolist() == [[0.5, 0.0, 0.0]]
+def test_masked_tokens_get_ratio_1_and_a_logprob_that_is_not_finite_stays_visible():
+    sampling = torch.tensor([[-1.0, math.nan, math.nan]])
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    logs = mismatch.log_ratios(torch.tensor([[-0.5, -1.0, -1.0]]), sampling, mask)
+    assert logs[0, [0, 2]].tolist() == [0.5, 0.0]
+    metrics = described(logs, mismatch.weights(logs, "sequence_mask", None, 3.0), mask)
+    assert math.isnan(metrics["sampling/kl"])
+    assert math.isnan(metrics["sampling/sampling_logp_difference/mean"])
 
 
 def described(logs, weights, mask):

@@ -12,8 +12,8 @@ from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, micro_batc
 from grpo_workload.spec.trainer import TrainingConfig
 
 
-def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5):
-    return Fact(prompt_tokens, tokens, is_truncated, reward, advantage)
+def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):
+    return Fact(prompt_tokens, tokens, is_truncated, reward, advantage, has_logprobs)
 
 
 def make_sample(fact):
@@ -66,6 +66,7 @@ def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
     [
         (fact(advantage=0.0), {}, 8),  # its tokens still count in the denominator
         (fact(reward=math.nan), {}, 4),
+        (fact(has_logprobs=False), {"beta": 0.1}, 4),
         (fact(is_truncated=True), {"mask_truncated_completions": True}, 4),
     ],
 )

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from grpo_workload.launcher.rank_processes import describe_error
-from grpo_workload.rewards.scoring import Reward, RewardError, RewardTable, build_rewards, score
+from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score
+from grpo_workload.rewards.table import RewardTable
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 LOCKED = """
@@ -49,7 +50,7 @@ async def test_the_weighted_sum_skips_none_and_is_nan_if_all_are_none():
 async def test_the_reward_stopped():
     (reward,) = build_rewards([make_config("stopped", stopped={}, weight=0.1)], make_source())
     table = await score([reward], [make_prompt()] * 2, [make_completion(), make_completion(finish_reason="length")])
-    assert table == RewardTable(names=["stopped"], values=[[1.0, 0.0]], totals=[0.1, 0.0])
+    assert table == RewardTable(names=["stopped"], values=[[1.0, 0.0]], totals=[0.1, 0.0], overflows=[None] * 2)
 
 
 async def test_reasoning_gym_gets_the_stripped_text_and_the_entry():
@@ -125,4 +126,6 @@ def test_a_process_that_ends_during_the_import_is_reported():
 async def test_tables_of_all_ranks_are_joined_also_of_one_without_completions():
     rewards = [Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0 for _ in prompts])]
     tables = [await score(rewards, [make_prompt()] * n, [make_completion()] * n) for n in (2, 0, 1)]
-    assert RewardTable.concat(tables) == RewardTable(names=["a"], values=[[1.0] * 3], totals=[1.0] * 3)
+    assert RewardTable.concat(tables) == RewardTable(
+        names=["a"], values=[[1.0] * 3], totals=[1.0] * 3, overflows=[None] * 3
+    )

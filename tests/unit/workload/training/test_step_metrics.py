@@ -4,20 +4,24 @@ import math
 
 import pytest
 
-from grpo_workload.rewards.scoring import RewardTable
+from grpo_workload.rewards.table import RewardTable
 from grpo_workload.training.step_metrics import summarise
 
 
 def test_each_metric_of_a_small_step():
     metrics = summarise(
         RewardTable(
-            names=["a", "b"], values=[[1.0, 0.0, 1.0, 1.0], [None, None, 2.0, None]], totals=[1.0, 0.0, 2.0, 2.0]
+            names=["a", "b"],
+            values=[[1.0, 0.0, 1.0, 1.0], [None, None, 2.0, None]],
+            totals=[1.0, 0.0, 2.0, 2.0],
+            overflows=[None, None, None, "b"],
         ),
         num_generations=2,
         scale_rewards="group",
         prompt_lengths=[3, 3, 4, 4],
         completion_lengths=[5, 9, 6, 4],
         truncated=[False, True, False, False],
+        has_logprobs=[True, True, True, False],
         step_time=2.0,
         num_tokens_before=100,
     )
@@ -29,6 +33,8 @@ def test_each_metric_of_a_small_step():
         "rewards/a/std": 0.5,
         "rewards/b/mean": 2.0,
         "rewards/b/std": pytest.approx(math.nan, nan_ok=True),
+        "rewards/b/not_finite_ratio": 0.25,
+        "completions/not_finite_ratio": 0.25,
         "completions/mean_length": 6.0,
         "completions/min_length": 4,
         "completions/max_length": 9,

@@ -1,0 +1,131 @@
+"""What is wrong with the last steps of a run, from their metrics alone: numbers not finite, and nothing learned."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from grpo_workload.policy.finite import NotFiniteError
+from grpo_workload.spec.contract import RunWarning
+from grpo_workload.spec.reasons import Reason
+
+WINDOW = 20
+"""Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""
+LOWEST_LOSS_SCALE = 1.0
+
+Metrics = Mapping[str, float]
+
+
+class Health:
+    """The last steps of an attempt. All ranks see the same metrics here, and so come to the same answer."""
+
+    def __init__(self, max_skipped_steps: int) -> None:
+        """`max_skipped_steps` is training.maxSkippedSteps. What happened before a restart is not counted."""
+        self._limit = max_skipped_steps
+        self._window: deque[Metrics] = deque(maxlen=WINDOW)
+        self._in_a_row = 0
+        self.skipped_steps = 0  # in this attempt
+
+    def add(self, metrics: Metrics) -> tuple[RunWarning, ...]:
+        """Add the metrics of a step that has ended, and return what is wrong with the last steps."""
+        self._window.append(metrics)
+        self.skipped_steps += bool(metrics["skipped"])
+        self._in_a_row = self._in_a_row + 1 if is_lost(metrics) else 0
+        return find_warnings(self._window)
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether more than maxSkippedSteps steps in a row were lost."""
+        return self._in_a_row > self._limit
+
+    def error(self) -> NotFiniteError:
+        """Return the error that ends the job."""
+        last = self._window[-1]
+        return NotFiniteError(
+            f"{self._in_a_row} steps in a row had no effect since numbers are not finite (the last step: loss "
+            f"{last['loss']:g}, grad_norm {last['grad_norm']:g}); training.maxSkippedSteps is {self._limit}. The last "
+            "checkpoint holds the weights, which these steps did not change. Look at the steps before them in "
+            "metrics.jsonl: a lower learningRate, beta or reward weight, or model.dtype bfloat16 may help"
+        )
+
+
+def is_lost(metrics: Metrics) -> bool:
+    """Whether the step taught nothing because of numbers that are not finite.
+
+    In float16, DeepSpeed finds its loss scale by steps that overflow: those are not lost until the scale is at its
+    lowest.
+    """
+    if metrics["skipped"]:
+        return not math.isfinite(metrics["loss"]) or metrics.get("loss_scale", 0.0) <= LOWEST_LOSS_SCALE
+    return metrics["completions/not_finite_ratio"] + sum(_overflows(metrics).values()) >= 1
+
+
+def _overflows(metrics: Metrics) -> dict[str, float]:
+    """Return by reward the share of completions whose sum of rewards it makes too large."""
+    prefix, suffix = "rewards/", "/not_finite_ratio"
+    return {
+        name.removeprefix(prefix).removesuffix(suffix): share
+        for name, share in metrics.items()
+        if name.startswith(prefix) and name.endswith(suffix)
+    }
+
+
+def find_warnings(steps: Sequence[Metrics]) -> tuple[RunWarning, ...]:
+    """Return what is wrong with the last steps, the cause before its effects.
+
+    Args:
+        steps: metrics of at most WINDOW steps, oldest first.
+    """
+    found = [_not_finite(steps)]
+    if len(steps) == WINDOW:
+        alike = _no_difference(steps)  # then all gradients are 0, too
+        found += [alike, _cut(steps), None if alike else _zero_gradient(steps)]
+    return tuple(warning for warning in found if warning is not None)
+
+
+def _not_finite(steps: Sequence[Metrics]) -> RunWarning | None:
+    parts = []
+    if lost := sum(map(is_lost, steps)):
+        parts.append(f"{lost} had no effect since their loss, gradients or samples are not finite")
+    if without := sum(step["completions/not_finite_ratio"] > 0 for step in steps):
+        parts.append(f"{without} left completions out whose log-probabilities from the generator are not finite")
+    for name in sorted({name for step in steps for name in _overflows(step)}):
+        count = sum(name in _overflows(step) for step in steps)
+        parts.append(f"{count} left completions out because rewards[{name}] is too large for float32")
+    if not parts:
+        return None
+    return RunWarning(reason=Reason.NOT_FINITE, message=f"of the last {len(steps)} steps, {'; '.join(parts)}")
+
+
+def _no_difference(steps: Sequence[Metrics]) -> RunWarning | None:
+    if any(step["frac_reward_zero_std"] < 1 and not math.isnan(step["reward"]) for step in steps):
+        return None
+    rewards = [step["reward"] for step in steps if not math.isnan(step["reward"])]
+    if not rewards:
+        message = f"no completion of the last {WINDOW} steps got a reward: every function returned None"
+        return RunWarning(reason=Reason.CONSTANT_REWARD, message=message)
+    if all(math.isclose(reward, rewards[0], rel_tol=1e-6, abs_tol=1e-9) for reward in rewards):
+        message = (
+            f"every completion of the last {WINDOW} steps got the reward {rewards[0]:g}: do the rewards read what "
+        )
+        return RunWarning(reason=Reason.CONSTANT_REWARD, message=f"{message}the model writes?")
+    message = f"in the last {WINDOW} steps, all completions of a prompt got the same reward, so their advantage is 0"
+    return RunWarning(reason=Reason.NO_REWARD_DIFFERENCE, message=message)
+
+
+def _cut(steps: Sequence[Metrics]) -> RunWarning | None:
+    if any(step["completions/clipped_ratio"] < 1 for step in steps):
+        return None
+    length = max(step["completions/max_length"] for step in steps)
+    message = f"every completion of the last {WINDOW} steps was cut; the longest has {length:.0f} tokens"
+    return RunWarning(reason=Reason.COMPLETIONS_CUT, message=message)
+
+
+def _zero_gradient(steps: Sequence[Metrics]) -> RunWarning | None:
+    if any(step["grad_norm"] != 0 for step in steps):
+        return None
+    masked = steps[-1].get("sampling/importance_sampling_ratio/masked_fraction", 0.0)
+    why = f"; importanceSamplingCorrection masks {masked:.0%} of it" if masked else ""
+    message = f"all gradients of the last {WINDOW} steps are 0 although rewards differ{why}"
+    return RunWarning(reason=Reason.ZERO_GRADIENT, message=message)
