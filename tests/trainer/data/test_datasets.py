@@ -194,6 +194,7 @@ def test_a_dataset_or_function_that_cannot_be_found_is_refused(tiny_tokenizer, f
             r"dataset\.path: cannot load .*no split 'dev' .* there are train, test",
         ),
         ("folder", ROWS, {"split": "dev"}, r"dataset\.path: cannot load .*dev"),
+        ("saved", [], {}, r"dataset\.path: .* has no rows in split 'train'"),
         ("jsonl", [], {}, r"dataset\.path: .* has no rows in split 'train'"),
     ],
 )

@@ -1,12 +1,9 @@
-"""A reward that random weights can earn, since their tokens vary, and a reward that crashes."""
-
-import os
-import signal
+"""A reward that random weights can earn, since their tokens vary, and the same close to float32's largest number."""
 
 
 def even_tokens(prompts, completions, completion_ids, **columns):
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def crashes(**columns):
-    os.kill(os.getpid(), signal.SIGSEGV)
+def huge(**columns):
+    return [3e38 * share for share in even_tokens(**columns)]

@@ -126,13 +126,23 @@ def test_a_missing_variable_of_a_reward_is_a_config_error(start_training, tiny_m
     )
 
 
-def test_a_reward_whose_process_crashes_fails_its_rank(start_training, tiny_model, tmp_path):
-    config = make_config(tiny_model, max_steps=1)
-    config["rewards"][0] |= {"function": "token_reward:crashes"}
-    assert start_training(config, 1).exit_codes() == [1]
-    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert "RewardError: rewards[even]: its process was killed by SIGSEGV" in message
-    assert "in crashes" in message
+def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights_saved(
+    start_training, tiny_model, tmp_path
+):
+    config = make_config(tiny_model, max_steps=9)
+    config["rewards"][0] |= {"function": "token_reward:huge"}
+    config["training"] |= {"scaleRewards": "none", "maxSkippedSteps": 1}
+    ranks = start_training(config, 1)
+    assert ranks.exit_codes() == [ExitCode.NOT_FINITE], ranks.logs()
+    state_dir, run_dir = tmp_path / "train-uid" / "state-0", tmp_path / "data" / "ns" / "job" / "uid"
+    message = json.loads((state_dir / "error.json").read_text())["message"]["message"]
+    assert "NotFiniteError: 2 steps in a row had no effect" in message
+    assert "training.maxSkippedSteps is 1" in message
+    assert [(line["skipped"], line["skipped_steps"]) for line in curve(run_dir)] == [(1, 1), (1, 2)]
+    progress = Progress.model_validate_json((state_dir / "progress.json").read_text())
+    assert [warning.reason for warning in progress.warnings] == ["NotFinite"]
+    saved = load_file(run_dir / "checkpoints" / "step-2" / "model" / "model.safetensors")
+    assert all(weight.equal(saved[name]) for name, weight in load_file(tiny_model / "model.safetensors").items())
 
 
 def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_step(

@@ -104,9 +104,6 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptS
         source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed)
     else:
         source = _hugging_face_source(config, tokenizer, seed)
-    if not len(source):
-        field, where = ("name", config.name) if config.name is not None else ("path", config.path)
-        raise ValueError(f"dataset.{field}: {where} has no rows in split {config.split!r}")
     source.batch(0, 1)
     return source
 
@@ -118,6 +115,8 @@ def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> PromptSource:
     rows, preprocess = _open(config), _preprocess(config)
+    if not len(rows):
+        raise _no_rows(config)
     if preprocess is None and "prompt" not in rows.column_names:
         raise ValueError(
             f"dataset: {config.name or config.path} has no column `prompt` (text, or a list of messages); "
@@ -152,10 +151,15 @@ def _open(config: DatasetConfig) -> Any:
             raise ValueError(f"a file must end in one of {', '.join(_FORMATS)}")
         return datasets.load_dataset(_FORMATS[path.suffix], data_files={config.split: str(path)}, split=config.split)
     except StopIteration as error:  # of datasets, where no file has a row
-        raise ValueError(f"{field}: {config.name or config.path} has no rows in split {config.split!r}") from error
+        raise _no_rows(config) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ValueError(f"{field}: cannot load {config.name or config.path}: {cause}") from error
+
+
+def _no_rows(config: DatasetConfig) -> ValueError:
+    field = "name" if config.name is not None else "path"
+    return ValueError(f"dataset.{field}: {config.name or config.path} has no rows in split {config.split!r}")
 
 
 def _split(dataset: Any, split: str) -> Any:

@@ -103,10 +103,9 @@ class Checkpoints:
         on_main(self._folder.check)
 
     def save(self, policy: Policy, tokenizer: Any, state: TrainerState) -> Path:
-        """Write the checkpoint of `state.step`. It gets its name only when all of it is on the disk.
+        """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
-        Returns:
-            The checkpoint's folder, relative to the data folder.
+        Returns its folder, relative to the data folder.
 
         Raises:
             SupersededError: a newer attempt has taken over the run.

@@ -19,7 +19,6 @@ def summarise(
     prompt_lengths: Sequence[int],
     completion_lengths: Sequence[int],
     truncated: Sequence[bool],
-    has_logprobs: Sequence[bool],
     step_time: float,
     num_tokens_before: int = 0,
 ) -> dict[str, float]:
@@ -33,7 +32,6 @@ def summarise(
     return {
         **_reward_metrics(table, num_generations, scale_rewards),
         **_length_metrics(completion_lengths, truncated),
-        "completions/not_finite_ratio": has_logprobs.count(False) / len(has_logprobs),
         "num_tokens": num_tokens_before + num_tokens + sum(prompt_lengths),
         "step_time": step_time,
         "tokens_per_second": num_tokens / step_time,

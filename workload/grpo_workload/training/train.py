@@ -122,10 +122,10 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
         prompt_lengths=[fact.prompt_tokens for fact in facts],
         completion_lengths=[fact.tokens for fact in facts],
         truncated=[fact.is_truncated for fact in facts],
-        has_logprobs=[fact.has_logprobs for fact in facts],
         step_time=clock.seconds,
         num_tokens_before=num_tokens,
     )
+    metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / len(facts)
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 

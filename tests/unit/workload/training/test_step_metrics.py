@@ -21,7 +21,6 @@ def test_each_metric_of_a_small_step():
         prompt_lengths=[3, 3, 4, 4],
         completion_lengths=[5, 9, 6, 4],
         truncated=[False, True, False, False],
-        has_logprobs=[True, True, True, False],
         step_time=2.0,
         num_tokens_before=100,
     )
@@ -34,7 +33,6 @@ def test_each_metric_of_a_small_step():
         "rewards/b/mean": 2.0,
         "rewards/b/std": pytest.approx(math.nan, nan_ok=True),
         "rewards/b/not_finite_ratio": 0.25,
-        "completions/not_finite_ratio": 0.25,
         "completions/mean_length": 6.0,
         "completions/min_length": 4,
         "completions/max_length": 9,
