@@ -45,12 +45,14 @@ _NODES = {
     "helm": "helm.sh/helm/v4/cmd/helm",
 }
 _FAKE_NODES = {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}
+_TESTS = {"verdicts": "./verdicts"}
 PROGRAMS: dict[Scope, dict[str, str]] = {
     "cluster": _CONTROL_PLANE | _NODES,
-    "controlplane": _CONTROL_PLANE | _FAKE_NODES,
-    "all": _CONTROL_PLANE | _NODES | _FAKE_NODES,
+    "controlplane": _CONTROL_PLANE | _FAKE_NODES | _TESTS,
+    "all": _CONTROL_PLANE | _NODES | _FAKE_NODES | _TESTS,
 }
-"""Packages by program, most needed first: for real nodes (cluster), for fake nodes (controlplane), for both (all)."""
+"""Packages by program, most needed first: for real nodes (cluster), for tests on fake ones (controlplane), for both
+(all)."""
 
 _VERSION = "k8s.io/component-base/version"
 _SYMBOLS = {

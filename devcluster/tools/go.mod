@@ -7,6 +7,9 @@ require (
 	// The newest that compiles with the k8s.io/cri-api of Kubernetes 1.36.
 	github.com/containerd/containerd/v2 v2.3.7 // indirect
 	github.com/coredns/coredns v1.15.0
+	github.com/fluxcd/cli-utils v1.2.2
+	// What Argo CD runs health scripts with.
+	github.com/yuin/gopher-lua v1.1.1
 	// The etcd that Kubernetes itself was tested with.
 	go.etcd.io/etcd/server/v3 v3.6.8 // indirect
 	helm.sh/helm/v4 v4.3.1 // indirect
@@ -95,7 +98,6 @@ require (
 	github.com/fatih/camelcase v1.0.0 // indirect
 	github.com/fatih/color v1.19.0 // indirect
 	github.com/felixge/httpsnoop v1.1.0 // indirect
-	github.com/fluxcd/cli-utils v1.2.2 // indirect
 	github.com/flynn/go-shlex v0.0.0-20150515145356-3f9db97f8568 // indirect
 	github.com/fsnotify/fsnotify v1.10.1 // indirect
 	github.com/fxamacker/cbor/v2 v2.9.4 // indirect

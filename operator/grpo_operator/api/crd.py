@@ -120,7 +120,8 @@ def crd() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": _without_defaults(status),
+            # Until the operator has seen a job, its status says so: without it, kstatus takes a new job for done.
+            "status": _without_defaults(status) | {"default": {"observedGeneration": 0}},
         },
         "x-kubernetes-validations": list(ROOT_RULES),
     }

@@ -72,6 +72,8 @@ class Condition(StrEnum):
     DEGRADED = "Degraded"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 def child_name(job: str, group: str) -> str:

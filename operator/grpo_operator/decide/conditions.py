@@ -7,6 +7,7 @@ from typing import Literal
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
 from grpo_operator.layout.topology import Job
+from grpo_workload.spec.reasons import Reason
 
 _PHASES = {
     Condition.COMPLETE: "Succeeded",
@@ -15,6 +16,12 @@ _PHASES = {
     Condition.RESTARTING: "Restarting",
 }
 """Phase for each condition that is True; the first that matches wins."""
+
+FOR_KSTATUS = (Condition.RECONCILING, Condition.STALLED)
+"""Conditions that kstatus (Flux, Helm) reads. They follow from the phase and are absent unless they are True."""
+
+_SPEC_IS_WRONG = (Reason.INVALID_SPEC, Reason.INVALID_POD_TEMPLATE)
+"""Reasons of a refusal that ends only when the spec is changed."""
 
 
 class Draft:
@@ -40,8 +47,7 @@ class Draft:
 
     def finish(self) -> GRPOJobStatus:
         """Return the status with its derived fields filled in."""
-        self.update(observed_generation=self.job.generation)
-        return summarise(self.status, self.job.spec.generation.topology)
+        return conclude(self.status, self.job.spec.generation.topology, generation=self.job.generation, now=self.now)
 
 
 def find(status: GRPOJobStatus, kind: Condition) -> ConditionStatus | None:
@@ -81,8 +87,34 @@ def set_condition(
     return status.model_copy(update={"conditions": tuple(conditions)})
 
 
-def summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
-    """Return the status with its phase and the strings for `kubectl get`, which follow from its other fields."""
+def conclude(status: GRPOJobStatus, topology: str, *, generation: int, now: str) -> GRPOJobStatus:
+    """Return the status with what follows from its other fields, at the end of a pass over this generation of the job.
+
+    That is the phase, the strings for `kubectl get` and the conditions for kstatus. A pass decides all conditions anew,
+    so all of them are of this generation.
+    """
+    status = _summarise(status, topology)
+    kind = _for_kstatus(status)
+    rest = [condition for condition in status.conditions if condition.type not in FOR_KSTATUS or condition.type == kind]
+    status = status.model_copy(update={"conditions": tuple(rest), "observed_generation": generation})
+    if kind is not None:
+        reason, message = status.summary.reason or status.phase, status.summary.message[:1024]
+        status = set_condition(status, kind, True, reason, message, generation=generation, now=now)
+    seen = {"observed_generation": generation}
+    return status.model_copy(update={"conditions": tuple(c.model_copy(update=seen) for c in status.conditions)})
+
+
+def _for_kstatus(status: GRPOJobStatus) -> Condition | None:
+    """Return the condition that kstatus is to find: as for a Job, none means that the job runs, rests or is done."""
+    reason = status.summary.reason
+    if status.phase == "Failed" or (status.phase == "Invalid" and reason in _SPEC_IS_WRONG):
+        return Condition.STALLED
+    if status.phase in ("Running", "Succeeded") or (status.phase == "Suspended" and reason == Reason.SUSPENDED):
+        return None
+    return Condition.RECONCILING
+
+
+def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     phase, explaining = _phase(status)
     reason = explaining.reason if explaining else ""
     if phase == "Restarting" and status.last_failure is not None:
@@ -112,8 +144,6 @@ def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
     for kind, phase in _PHASES.items():
         if holds(status, kind):
             return phase, find(status, kind)
-    if accepted is None:
-        return "Pending", None
     scheduled = find(status, Condition.SCHEDULED)
     if scheduled is None or scheduled.status != "True":
         return "Pending", scheduled or accepted

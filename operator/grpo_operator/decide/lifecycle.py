@@ -35,17 +35,21 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
 
 
 def suspend(draft: Draft, observed: Observed) -> None:
-    """Stop the deadline's clock and set `Suspended`, with the reason Suspending while pods still save."""
-    left = sorted(observed.pods)
-    if left:
-        message = f"spec.suspend is true; {len(left)} pods are saving and ending: {', '.join(left[:8])}"
-    else:
-        message = "spec.suspend is true; all pods are gone" + _from_where(draft)
+    """Stop the deadline's clock and set `Suspended`."""
     if not holds(draft.status, Condition.SUSPENDED):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
         draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
-    draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING if left else Reason.SUSPENDED, message)
-    draft.set(Condition.RUNNING, False, Reason.SUSPENDED, "the job is suspended")
+    stay_suspended(draft, observed)
+
+
+def stay_suspended(draft: Draft, observed: Observed) -> None:
+    """Set `Suspended`, with the reason Suspending while pods still save: also when the job is to be resumed after."""
+    left = sorted(observed.pods)
+    if left:
+        message = f"{len(left)} pods are saving and ending: {', '.join(left[:8])}"
+        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, message)
+    else:
+        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + _from_where(draft))
 
 
 def handle_failure(draft: Draft, failure: Failure) -> Decision:
@@ -67,7 +71,6 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
     draft.update(next_restart_time=at)
     _announce_restart(draft, failure, count, at)
-    draft.set(Condition.RUNNING, False, Reason.RESTARTING, "all pods are being recreated")
     return decision
 
 
@@ -133,7 +136,6 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
     else:
         draft.set(Condition.FAILED, True, failure.reason, describe(failure) + (f"; {why}" if why else ""))
         draft.update(last_failure=failure)
-    draft.set(Condition.RUNNING, False, Reason.FINISHED, "the job has ended")
     for kind in (Condition.RESTARTING, Condition.SUSPENDED, Condition.HUNG):
         draft.clear(kind, Reason.FINISHED, "the job has ended")
     active = active_seconds(draft.status, draft.now)

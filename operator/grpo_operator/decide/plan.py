@@ -22,7 +22,7 @@ from grpo_operator.decide.blame import (
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import Draft, holds, is_terminal, set_condition, summarise
+from grpo_operator.decide.conditions import FOR_KSTATUS, Draft, conclude, holds, is_terminal, set_condition
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.record import is_finished, observe_pods, record
@@ -86,7 +86,7 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
     causes no action.
     """
     if is_terminal(status):
-        return _after_the_end(job, status, observed, now)
+        return _after_the_end(job, topology, status, observed, now)
     draft = Draft(status, job, now)
     if status.attempt is not None:
         record(draft, topology, observed, reports)
@@ -102,8 +102,7 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
         _wait_for_next_attempt(draft, observed)
     else:
         _check_attempt(draft, topology, observed, reports)
-    if held := describe_held(observed, job.spec.failure_policy, now):
-        draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
+    _observe(draft, topology, observed, reports)
     new = draft.finish()
     return Plan(
         status=new,
@@ -117,23 +116,39 @@ def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed
 def refuse(job_status: GRPOJobStatus, generation: int, reason: str, message: str, now: str) -> Plan:
     """Plan for a spec that cannot run: say why in the condition Accepted, create nothing."""
     status = set_condition(job_status, Condition.ACCEPTED, False, reason, message, generation=generation, now=now)
-    status = summarise(status.model_copy(update={"observed_generation": generation}), "")
+    status = conclude(status, "", generation=generation, now=now)
     known = [c.message for c in job_status.conditions if c.type == Condition.ACCEPTED]
     events = () if known == [message] else (Event(type="Warning", reason=reason, message=message),)
     return Plan(status=status, events=events, requeue_after=None if reason == Reason.INVALID_SPEC else RETRY_SECONDS)
 
 
-def _after_the_end(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
-    deletions = find_deletions(job, status, observed, now)
-    left = POLL_SECONDS if observed.pods else None
-    ttl = job.spec.ttl_seconds_after_finished
-    if ttl is None or status.completion_time is None:
-        return Plan(status=status, mode=Mode.STOPPED, deletions=deletions, requeue_after=left)
-    remaining = ttl - seconds_between(status.completion_time, now)
-    if remaining <= 0:
-        return Plan(status=status, delete_job=True)
-    due = min(remaining, left or remaining)
-    return Plan(status=status, mode=Mode.STOPPED, deletions=deletions, requeue_after=due)
+def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
+    """Plan a pass over an ended job: record how its last pods end, and delete the job after its time to live."""
+    draft = Draft(status, job, now)
+    if observed.pods or observed.gone or any(group.ready for group in status.groups):
+        record(draft, topology, observed, {})
+    _observe(draft, topology, observed, {})
+    new = draft.finish()
+    due = POLL_SECONDS if observed.pods else None
+    if job.spec.ttl_seconds_after_finished is not None and status.completion_time is not None:
+        remaining = job.spec.ttl_seconds_after_finished - seconds_between(status.completion_time, now)
+        if remaining <= 0:
+            return Plan(status=status, delete_job=True)
+        due = min(remaining, due or remaining)
+    return Plan(
+        status=new,
+        mode=Mode.STOPPED,
+        deletions=find_deletions(job, new, observed, now),
+        requeue_after=due,
+        events=_events(status, new, job),
+    )
+
+
+def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    """Set what the pods do, or which of them does not end."""
+    observe_pods(draft, topology, observed, reports)
+    if held := describe_held(observed, draft.job.spec.failure_policy, draft.now):
+        draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
 
 
 def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
@@ -142,20 +157,21 @@ def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
         shown = ", ".join(observed.foreign[:5])
         message = f"waiting until objects of an earlier job of the same name are deleted: {shown}"
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_OLD_CHILDREN, message)
+        draft.clear(Condition.SUSPENDED, Reason.RESUMED, message)
+    elif holds(status, Condition.SUSPENDED):
+        lifecycle.stay_suspended(draft, observed)
     elif holds(status, Condition.RESTARTING):
         lifecycle.correct_cause(draft, find_failure(status, observed, draft.job.spec.failure_policy, draft.now))
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Act on the failure or hang of the attempt that runs, or report how its pods are."""
+    """Act on the failure or hang of the attempt that runs."""
     policy = draft.job.spec.failure_policy
     failure = find_failure(draft.status, observed, policy, draft.now)
     if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
         failure = None
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
-    if failure is None:
-        observe_pods(draft, topology, observed, reports)
-    else:
+    if failure is not None:
         lifecycle.handle_failure(draft, failure)
 
 
@@ -194,7 +210,7 @@ def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ..
     bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG, Condition.DEGRADED)
     events = []
     for condition in new.conditions:
-        if before.get(condition.type) == (condition.status, condition.reason):
+        if condition.type in FOR_KSTATUS or before.get(condition.type) == (condition.status, condition.reason):
             continue
         obstacle = condition.reason in OBSTACLES
         if condition.status == "True" or obstacle:

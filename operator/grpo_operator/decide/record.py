@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
-from grpo_operator.decide.attempts import is_running_undisturbed
+from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
-from grpo_operator.decide.conditions import Draft
+from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.layout.topology import Topology
@@ -87,12 +87,13 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
 
 def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
     incarnations = {group.name: group.incarnation for group in draft.status.groups}
+    pods = [pod for pod in observed.pods.values() if pod.attempt == draft.status.attempt]
     groups = tuple(
         GroupStatus(
             name=group.name,
             role=group.role,
             desired=group.spec.replicas,
-            ready=sum(pod.ready for pod in observed.pods.values() if pod.name in group.pods),
+            ready=sum(pod.ready for pod in pods if pod.name in group.pods),
             incarnation=incarnations.get(group.name, 0),
         )
         for group in topology.groups
@@ -101,13 +102,38 @@ def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> Non
 
 
 def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Set `Scheduled` and `Running`; if one is False, its message names what stands in the way."""
-    expected = topology.pods
-    pods = [observed.pods[name] for name in expected if name in observed.pods]
+    """Set the conditions that are about pods: `Scheduled`, `Running` and `Hung`.
+
+    While an attempt runs they say what its pods do, and name what stands in the way. Otherwise its pods end or are
+    gone: the conditions are False whatever the pods still do, except that a hang ends with the last pod.
+    """
+    if not (is_terminal(draft.status) or is_between_attempts(draft.status)):
+        _observe_running(draft, topology, observed, reports)
+    elif draft.status.attempt is not None or draft.job.spec.suspend:
+        reason, message = _why_none_runs(draft.status)
+        draft.set(Condition.SCHEDULED, False, reason, message)
+        draft.set(Condition.RUNNING, False, reason, message)
+        if not observed.pods:
+            draft.clear(Condition.HUNG, reason, message)
+
+
+def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
+    if is_terminal(status):
+        return Reason.FINISHED, "the job has ended"
+    if holds(status, Condition.SUSPENDED):
+        return Reason.SUSPENDED, "the job is suspended"
+    return Reason.RESTARTING, "all pods are being recreated"
+
+
+def _observe_running(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    expected, attempt = topology.pods, draft.status.attempt
+    pods = [
+        observed.pods[name] for name in expected if name in observed.pods and observed.pods[name].attempt == attempt
+    ]
     unschedulable = next((pod for pod in pods if pod.unschedulable), None)
     waiting = [pod.name for pod in pods if pod.node is None]
     if len(pods) < len(expected):
-        missing = next(name for name in expected if name not in observed.pods)
+        missing = next(name for name in expected if name not in {pod.name for pod in pods})
         hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
         why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing ({hint})"
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, why)

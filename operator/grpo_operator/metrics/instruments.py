@@ -22,14 +22,9 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from grpo_operator.metrics.jobs import WatchedJobs
-from grpo_workload.spec.reasons import Reason
+from grpo_operator.metrics.jobs import WatchedJobs, label_of
 
 Result = Literal["success", "requeue_after", "conflict", "error"]
-
-_OF_KUBELETS = {"OOMKilled", "ContainerCannotRun", "StartError", "UnexpectedAdmissionError"}
-REASONS = frozenset({str(reason) for reason in Reason} | _OF_KUBELETS)
-"""Reasons that become labels. A pod may report any word; all other words become Other."""
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SLOW = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -172,7 +167,7 @@ class Instruments:
 
     def restarted(self, namespace: str, reason: str) -> None:
         """Record a restart of a job, or of one of its engines."""
-        self._restarts.labels(namespace, reason if reason in REASONS else "Other").inc()
+        self._restarts.labels(namespace, label_of(reason)).inc()
 
     def requested(self, verb: str, kind: str, code: int | None) -> None:
         """Record a request to the API server and the status code of the answer; None: there was no answer."""

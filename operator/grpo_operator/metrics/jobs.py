@@ -11,7 +11,12 @@ from typing import Any, Generic, TypeVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from grpo_workload.spec.reasons import Reason
+
 K = TypeVar("K", bound=Hashable)
+
+_OF_KUBELETS = {"OOMKilled", "ContainerCannotRun", "StartError", "UnexpectedAdmissionError"}
+REASONS = frozenset({str(reason) for reason in Reason} | _OF_KUBELETS)
 
 PHASES = ("Pending", "Invalid", "Starting", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
 
@@ -26,19 +31,30 @@ class WatchedJob:
     conditions: tuple[str, ...]  # types of the conditions that are True
     restarts: int  # number of restarts, of engines too
     completion_time: float | None  # Unix time
+    last_failure: tuple[str, float] | None  # its reason, and the Unix time
 
     @classmethod
     def read(cls, namespace: str, name: str, status: Mapping[str, Any]) -> WatchedJob:
         """Read a job as the API server returns it; its status may still be empty."""
-        ended = status.get("completionTime")
+        ended, failure = status.get("completionTime"), status.get("lastFailure")
         return cls(
             namespace=namespace,
             name=name,
             phase=status.get("phase") or "Pending",
             conditions=tuple(c["type"] for c in status.get("conditions") or () if c["status"] == "True"),
             restarts=(status.get("restarts") or {}).get("total", 0),
-            completion_time=datetime.fromisoformat(ended).timestamp() if ended else None,
+            completion_time=_unix_time(ended) if ended else None,
+            last_failure=(label_of(failure["reason"]), _unix_time(failure["time"])) if failure else None,
         )
+
+
+def label_of(reason: str) -> str:
+    """Return a reason as a label. A pod may report any word; all that are not known become Other."""
+    return reason if reason in REASONS else "Other"
+
+
+def _unix_time(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
 
 
 class WatchedJobs(Collector, Generic[K]):
@@ -83,10 +99,18 @@ class WatchedJobs(Collector, Generic[K]):
             "Unix time when a job ended.",
             labels=[*of_job, "phase"],
         )
+        failure = GaugeMetricFamily(
+            "grpo_operator_job_last_failure_timestamp_seconds",
+            "Unix time of a job's last failure.",
+            labels=[*of_job, "reason"],
+        )
         for job in self._jobs.values():
             for condition in job.conditions:
                 holds.add_metric([job.namespace, job.name, condition], 1)
             restarts.add_metric([job.namespace, job.name], job.restarts)
             if job.completion_time is not None:
                 completion.add_metric([job.namespace, job.name, job.phase], job.completion_time)
-        yield from (holds, restarts, completion)
+            if job.last_failure is not None:
+                reason, time = job.last_failure
+                failure.add_metric([job.namespace, job.name, reason], time)
+        yield from (holds, restarts, completion, failure)

@@ -73,7 +73,14 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
     instruments.jobs.seen(
         "key",
         WatchedJob.read(
-            "ns", "job", {"phase": "Failed", "conditions": conditions, "completionTime": "2026-01-01T00:00:00Z"}
+            "ns",
+            "job",
+            {
+                "phase": "Failed",
+                "conditions": conditions,
+                "completionTime": "2026-01-01T00:00:00Z",
+                "lastFailure": {"reason": "Hung", "time": "2026-01-01T00:00:00Z"},
+            },
         ),
     )
     instruments.restarted("ns", "Hung")

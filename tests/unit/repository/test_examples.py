@@ -13,7 +13,7 @@ from grpo_operator.api.crd import crd
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import GroupStatus, GRPOJobStatus, ProgressStatus
-from grpo_operator.decide.conditions import set_condition, summarise
+from grpo_operator.decide.conditions import conclude, set_condition
 from grpo_operator.layout.topology import make_contract, plan_topology
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
@@ -136,7 +136,8 @@ def test_the_readme_shows_a_job_of_examples_and_what_kubectl_prints_for_it() -> 
     )
     for kind in (Condition.ACCEPTED, Condition.SCHEDULED, Condition.RUNNING):
         status = set_condition(status, kind, True, "Fine", "", generation=1, now=NOW)
-    values = {"status": dump(summarise(status, spec.generation.topology)), "metadata": job["metadata"]}
+    status = conclude(status, spec.generation.topology, generation=1, now=NOW)
+    values = {"status": dump(status), "metadata": job["metadata"]}
     columns = [one for one in crd()["spec"]["versions"][0]["additionalPrinterColumns"] if not one.get("priority")]
     assert header.split() == ["NAME", *(column["name"].upper() for column in columns)]
     printed = [reduce(dict.__getitem__, one["jsonPath"].split(".")[1:], values) for one in columns[:-1]]

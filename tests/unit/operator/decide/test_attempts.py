@@ -65,9 +65,21 @@ def test_suspension_ends_trainers_first_then_engines_and_resumes_in_a_new_attemp
     case.see(at=30)
     assert find(case.status, Condition.SUSPENDED).reason == "Suspended"
     assert case.status.attempt == 0
+    assert {c.type for c in case.status.conditions if c.status == "True"} == {"Accepted", "Suspended"}
     case.edit(**SERVER)
     resumed = case.see(at=40)
     assert (resumed.status.attempt, resumed.status.restarts.total, resumed.mode) == (1, 0, Mode.RUN)
+
+
+def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    case.edit(suspend=True)
+    case.see(*pods, at=10)
+    case.edit()
+    case.see(pods[0], at=20)
+    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {A}"
+    assert case.see(at=30).status.attempt == 1
 
 
 def test_a_job_suspended_from_the_start_begins_no_attempt_until_it_is_resumed() -> None:

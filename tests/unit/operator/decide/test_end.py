@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from grpo_operator.api.names import Condition
-from grpo_operator.decide.conditions import find, holds, is_terminal
-from grpo_workload.spec.contract import ExitCode
-from support.control_plane.jobs import ended, pod
+from grpo_operator.decide.conditions import find, holds, is_terminal, set_condition
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import A, B, Case, failed
 
 
@@ -45,6 +45,48 @@ def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
     case.see(failed(A, ExitCode.DONE, "Done"), failed(B, ExitCode.DONE, "Done"), at=10)
     assert holds(case.status, Condition.COMPLETE)
     assert not holds(case.status, Condition.SUSPENDED)
+
+
+def test_an_ended_job_follows_edits_and_says_nothing_of_pods_that_are_gone() -> None:
+    case = Case()
+    case.see_all_ready()
+    done = [failed(name, ExitCode.DONE, "Done") for name in (A, B)]
+    case.see(*done, at=10)
+    case.see(at=20)
+    ended = case.status
+    case.edit()
+    case.job = replace(case.job, generation=2)
+    case.see(at=30)
+    assert case.status.observed_generation == 2
+    assert {condition.observed_generation for condition in case.status.conditions} == {2}
+    assert {group.ready for group in case.status.groups} == {0}
+    kept = {"observed_generation", "conditions"}
+    assert case.status.model_dump(exclude=kept) == ended.model_dump(exclude=kept)
+
+
+def test_an_end_that_another_release_wrote_becomes_true() -> None:
+    case = Case(failurePolicy={"maxRestarts": 0})
+    pods = case.see_all_ready()
+    case.see(failed(A), pods[1], at=10)
+    for kind in (Condition.SCHEDULED, Condition.RUNNING, Condition.HUNG):
+        case.status = set_condition(case.status, kind, True, "Any", "", generation=1, now=NOW)
+    case.see(at=20)
+    assert [c.type for c in case.status.conditions if c.status == "True"] == ["Accepted", "Failed", "Stalled"]
+
+
+def test_the_checkpoint_that_ranks_save_after_a_deadline_is_recorded() -> None:
+    case = Case(activeDeadlineSeconds=100)
+    pods = case.see_all_ready()
+    case.see(*pods, at=100)
+    assert is_terminal(case.status)
+    saved = Progress(step=7, total_steps=9, checkpoint_step=7, checkpoint="checkpoints/step-7")
+    stopped = replace(failed(A, ExitCode.STOPPED, "Stopped", at=110), final_progress=saved)
+    case.see(stopped, pods[1], at=111)
+    assert (case.status.checkpoint, case.status.progress.step) == ("checkpoints/step-7", 7)
+    assert {member.pod: member.outcome and member.outcome.reason for member in case.status.members} == {
+        A: "Stopped",
+        B: None,
+    }
 
 
 def test_an_ended_job_is_deleted_after_its_time_to_live() -> None:

@@ -1,15 +1,15 @@
-"""What the conditions `Scheduled` and `Running` say while pods start, run, or are lost."""
+"""What the conditions `Scheduled` and `Running` say while pods start, run, or are lost, or a spec is refused."""
 
 from dataclasses import replace
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide.conditions import find
+from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import refuse
 from grpo_workload.spec.contract import Progress
 from support.control_plane.jobs import NOW, pod
-from support.control_plane.passes import A, B, Case
+from support.control_plane.passes import SERVER, A, B, Case, failed
 
 
 def test_the_job_is_running_once_every_pod_is_ready() -> None:
@@ -39,6 +39,23 @@ def test_the_message_names_pods_that_are_no_longer_ready() -> None:
     pods = case.see_all_ready()
     case.see(pods[0], replace(pods[1], ready=False), at=5)
     assert case.message(Condition.RUNNING) == f"1 of 2 pods are ready; no longer ready: {B}"
+
+
+def test_pods_of_another_attempt_do_not_count() -> None:
+    case = Case()
+    others = [replace(one, attempt=7) for one in case.see_all_ready()]
+    case.see(*others, at=5)
+    assert case.message(Condition.SCHEDULED).startswith(f"0 of 2 pods exist; {A} is missing")
+    assert {group.ready for group in case.status.groups} == {0}
+
+
+def test_an_engine_that_is_replaced_is_not_running_from_the_pass_that_sees_it() -> None:
+    case = Case(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
+    pods = case.see_all_ready()
+    engine = failed("job-gen-1", reason="EngineDied")
+    seen = case.see(*[engine if one.name == engine.name else one for one in pods], at=5).status
+    assert (seen.phase, seen.restarts.total) == ("Starting", 1)
+    assert not holds(seen, Condition.RUNNING)
 
 
 def test_a_node_that_no_longer_exists_is_reported_once() -> None:

@@ -1,7 +1,8 @@
 """A job survives random histories: failures, edits, jumps of the clock, stale reads, lost writes, two operators.
 
 Asserted: an end is permanent, attempts begin one after another and only when no pod exists, restarts stay within their
-budget, a failure counts once, pods that live belong to one attempt, and the job always ends or waits for its user.
+budget, a failure counts once, pods that live belong to one attempt, the job always ends or waits for its user, and
+every status is true: of the newest generation, with no condition about pods that do not exist.
 
 `World` models the parts of Kubernetes that matter: a status with compare-and-swap, StatefulSets that create and delete
 pods, kubelets that may be dead. An operator's pass is split into its reads, its write and its effects, so that two
@@ -149,6 +150,8 @@ class Survival(RuleBasedStateMachine):
         operator.read = None
         decided = plan(world.job, world.topology, status, observed, reports, world.time)
         self.check_it_settles(decided.status, observed, reports)
+        if not decided.delete_job:
+            self.check_it_is_true(decided.status, observed)
         if decided.status != status:
             if lose or version != world.version:
                 return  # the API server failed, or the other operator was faster: nothing may have been touched
@@ -182,8 +185,29 @@ class Survival(RuleBasedStateMachine):
             seen.append(plan(self.world.job, self.world.topology, seen[-1], observed, reports, self.world.time).status)
         assert seen[-1] == seen[-2]
 
+    def check_it_is_true(self, status: GRPOJobStatus, observed: Observed) -> None:
+        """Assert that a status says what the pass that wrote it has seen."""
+        generations = {status.observed_generation, *(one.observed_generation for one in status.conditions)}
+        assert generations == {self.world.job.generation}
+        seen = [observed.pods.get(name) for name in self.world.topology.pods]
+        own = [pod for pod in seen if pod is not None and pod.attempt == status.attempt]
+        assert not holds(status, Condition.SCHEDULED) or len(own) == len(seen)
+        assert not holds(status, Condition.RUNNING) or [pod.ready for pod in own] == [True] * len(seen)
+        assert not holds(status, Condition.HUNG) or own
+        assert status.attempt is None or sum(group.ready for group in status.groups) <= sum(pod.ready for pod in own)
+        if is_terminal(status) or is_between_attempts(status):
+            assert not holds(status, Condition.SCHEDULED)
+            assert not holds(status, Condition.RUNNING)
+        rests = status.phase == "Suspended" and not observed.pods and self.world.job.spec.suspend
+        assert holds(status, Condition.STALLED) == (status.phase == "Failed")
+        assert holds(status, Condition.RECONCILING) == (
+            status.phase not in ("Running", "Succeeded", "Failed") and not rests
+        )
+
     def check_transition(self, old: GRPOJobStatus, new: GRPOJobStatus, observed: Observed) -> None:
-        assert not is_terminal(old), "an end is permanent"
+        if is_terminal(old):
+            kept = ("attempt", "phase", "restarts", "last_failure", "completion_time", "active_seconds")
+            assert [getattr(new, name) for name in kept] == [getattr(old, name) for name in kept], "an end is permanent"
         before, now = old.attempt if old.attempt is not None else -1, new.attempt if new.attempt is not None else -1
         assert now - before in (0, 1)
         if now > before:

@@ -139,7 +139,10 @@ def test_gauges_of_jobs_follow_the_watch() -> None:
     assert value(instruments.registry, "job_restarts", **of_job) == 2.0
     assert value(instruments.registry, "job_condition", condition="Accepted", **of_job) == 1.0
     assert value(instruments.registry, "job_condition", condition="Running", **of_job) is None
-    instruments.jobs.seen("a", watched("Failed", completionTime="2026-01-01T00:00:10Z"))
+    failure = {"reason": "Invented", "time": "2026-01-01T00:00:05Z"}
+    instruments.jobs.seen("a", watched("Failed", completionTime="2026-01-01T00:00:10Z", lastFailure=failure))
+    failed = value(instruments.registry, "job_last_failure_timestamp_seconds", reason="Other", **of_job)
+    assert failed == pytest.approx(1767225605)
     assert value(instruments.registry, "jobs", namespace="ns", phase="Running") == 0.0
     ended = value(instruments.registry, "job_completion_timestamp_seconds", phase="Failed", **of_job)
     assert ended == pytest.approx(1767225610)
