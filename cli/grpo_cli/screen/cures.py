@@ -20,6 +20,7 @@ CURES = {
     "Error": "read the log's end in the message; usually spec.image is no workload image of the operator's release",
     "PodFailed": "kubectl describe pod, and the kubelet's log on node NODE",
     "LauncherDied": "usually memory: raise podTemplate.resources.limits.memory",
+    "InternalError": "a fault of grpo-operator or of node NODE: report the message and the pod's log",
     "OOMKilled": "raise podTemplate.resources.limits.memory",
     "Evicted": "nothing, if somebody drains the node; otherwise kubectl describe node NODE shows what it lacks",
     "Preempted": "kubectl get events --field-selector reason=Preempted names the pod that replaced it; "

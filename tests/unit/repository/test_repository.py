@@ -58,3 +58,25 @@ def test_images_are_pinned_locked_and_run_without_root(path: Path) -> None:
     assert {"pyproject.toml", "requirements", "workload/grpo_workload"} <= {
         line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()
     }
+
+
+# Calls of a function of ours with a wrong argument, damaged files, and what a reward returns: no field of the spec.
+PLAIN_ERRORS = {
+    "algorithm",
+    "weights",
+    "reporting/history.py",
+    "rewards/worker.py",
+    "storage/manifest.py",
+    "pod/contract_file.py",
+    "policy/attention.py",
+    "spec/schema.py",
+    "generation/servers/sampling.py",
+    "generation/vllm_worker/adapter_slot.py",
+}
+
+
+def test_users_mistakes_are_config_errors() -> None:
+    """A plain ValueError is a failure that is tried again: one that names a field must be a ConfigError."""
+    workload = ROOT / "workload/grpo_workload"
+    found = [path.relative_to(workload) for path in workload.rglob("*.py") if "raise ValueError(" in path.read_text()]
+    assert [str(path) for path in found if not {str(path), path.parts[0]} & PLAIN_ERRORS] == []

@@ -13,10 +13,11 @@ import numpy as np
 
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.user_code import import_function
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig
 
 
-class PromptError(ValueError):
+class PromptError(ConfigError):
     """A prompt of the dataset cannot be used, and trying again would not help; the message names the row."""
 
 
@@ -28,7 +29,7 @@ class Preprocess:
     """The user's function `dataset.preprocess`: row -> row."""
 
     def __init__(self, path: str) -> None:
-        """Import the function at `path` (module:function). ValueError if that fails."""
+        """Import the function at `path` (module:function). ConfigError if that fails."""
         self._path = path
         self._function = import_function("dataset.preprocess", path)
 

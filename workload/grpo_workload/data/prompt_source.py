@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from grpo_workload.algorithm.samples import Prompt, Text
 from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
 from grpo_workload.ranks.seeds import prompt_seed
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ReasoningGymDataset
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -96,7 +97,7 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptS
     tokenizer's chat template with a generation prompt, and so do problems of reasoning-gym if the tokenizer has one.
 
     Raises:
-        ValueError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not fit preprocess,
+        ConfigError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not fit preprocess,
             promptTemplate, systemPrompt or the tokenizer; the message names the field. Network errors are raised as
             they are: trying again may help.
     """
@@ -118,7 +119,7 @@ def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> Pr
     if not len(rows):
         raise _no_rows(config)
     if preprocess is None and "prompt" not in rows.column_names:
-        raise ValueError(
+        raise ConfigError(
             f"dataset: {config.name or config.path} has no column `prompt` (text, or a list of messages); "
             f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
             "or build the prompt in dataset.preprocess"
@@ -148,25 +149,25 @@ def _open(config: DatasetConfig) -> Any:
                 "there is no such file or folder in the container; is its volume mounted in every trainer pod?"
             )
         if path.suffix not in _FORMATS:
-            raise ValueError(f"a file must end in one of {', '.join(_FORMATS)}")
+            raise ConfigError(f"a file must end in one of {', '.join(_FORMATS)}")
         return datasets.load_dataset(_FORMATS[path.suffix], data_files={config.split: str(path)}, split=config.split)
     except StopIteration as error:  # of datasets, where no file has a row
         raise _no_rows(config) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-        raise ValueError(f"{field}: cannot load {config.name or config.path}: {cause}") from error
+        raise ConfigError(f"{field}: cannot load {config.name or config.path}: {cause}") from error
 
 
-def _no_rows(config: DatasetConfig) -> ValueError:
+def _no_rows(config: DatasetConfig) -> ConfigError:
     field = "name" if config.name is not None else "path"
-    return ValueError(f"dataset.{field}: {config.name or config.path} has no rows in split {config.split!r}")
+    return ConfigError(f"dataset.{field}: {config.name or config.path} has no rows in split {config.split!r}")
 
 
 def _split(dataset: Any, split: str) -> Any:
     if not isinstance(dataset, dict):
         return dataset
     if split not in dataset:
-        raise ValueError(f"no split {split!r} (dataset.split), there are {', '.join(dataset)}")
+        raise ConfigError(f"no split {split!r} (dataset.split), there are {', '.join(dataset)}")
     return dataset[split]
 
 
@@ -176,20 +177,20 @@ def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, token
 
     if gym.dataset not in DATASETS:
         close = difflib.get_close_matches(gym.dataset, DATASETS, n=5, cutoff=0.4) or sorted(DATASETS)
-        raise ValueError(
+        raise ConfigError(
             f"dataset.reasoningGym.dataset: reasoning-gym has no {gym.dataset!r}; "
             f"did you mean one of {', '.join(close)}?"
         )
     known = {field.name for field in dataclasses.fields(DATASETS[gym.dataset][1])} - {"size"}
     if unknown := gym.params.keys() - known:
-        raise ValueError(
+        raise ConfigError(
             f"dataset.reasoningGym.params: {gym.dataset} has no {', '.join(sorted(unknown))}; "
             f"it has {', '.join(sorted(known))} (the number of problems is dataset.reasoningGym.size)"
         )
     try:
         dataset = create_dataset(gym.dataset, **({"seed": seed} | gym.params), size=gym.size)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ValueError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
+        raise ConfigError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
 
     return PromptSource(
         _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),

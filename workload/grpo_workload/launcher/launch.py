@@ -6,7 +6,6 @@ The outcome goes to the state folder, the container's termination message and th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from grpo_workload.pod.run_once import AttemptRecord, make_outcome, read_or_refu
 from grpo_workload.reporting.progress_files import forget_progress, read_progress, write_phase
 from grpo_workload.spec.contract import ExitCode, Outcome
 from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
         await check_devices(place.contract, place.pod)
         async with running_engines(place.contract, place.engines) as engine_exit:
             return await _run_ranks(status, peers, command, stopped, engine_exit)
-    except ValueError as error:
+    except ConfigError as error:
         return _outcome(place, ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, str(error))
 
 
@@ -126,8 +126,7 @@ async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, exits: Sequen
 
 def write_configs(place: Place) -> None:
     """Write the configurations of DeepSpeed and accelerate into the state folder, for people to read."""
-    with contextlib.suppress(ValueError):  # the ranks refuse the same settings, naming the fields
-        (place.state_dir / "deepspeed.json").write_text(json.dumps(deepspeed_config(place.contract.config), indent=1))
+    (place.state_dir / "deepspeed.json").write_text(json.dumps(deepspeed_config(place.contract.config), indent=1))
     (place.state_dir / "accelerate.yaml").write_text(
         yaml.safe_dump(accelerate_config(place.contract, place.member), sort_keys=False)
     )

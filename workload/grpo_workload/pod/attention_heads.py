@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 
 
@@ -19,7 +20,7 @@ def check_heads(field: str, tensor_parallel: int, model: Mapping[str, Any]) -> N
         model: the model's config.json; accepted if it does not give the number of heads.
 
     Raises:
-        ValueError: names `field`, the heads, and the largest smaller number that would work. That number divides
+        ConfigError: names `field`, the heads, and the largest smaller number that would work. That number divides
             `tensor_parallel`, so it also divides every number of GPUs that `tensor_parallel` divides.
     """
     text = model.get("text_config") or model
@@ -37,7 +38,7 @@ def check_heads(field: str, tensor_parallel: int, model: Mapping[str, Any]) -> N
         return
     better = max(size for size in range(1, tensor_parallel) if tensor_parallel % size == 0 and works(size))
     shared = "" if key_values == heads else f" and {key_values} key and value heads"
-    raise ValueError(
+    raise ConfigError(
         f"{field}: the model's {heads} attention heads{shared} cannot be split evenly over {tensor_parallel} GPUs; "
         f"{better} would work"
     )

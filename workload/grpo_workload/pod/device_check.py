@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,13 @@ else:
 
 
 async def check_devices(contract: Contract, pod: str) -> None:
-    """Raise ValueError if the pod sees fewer CUDA devices than the contract gives to its ranks and engines."""
+    """Raise ConfigError if the pod sees fewer CUDA devices than the contract gives to its ranks and engines."""
     if contract.device is not Device.CUDA:
         return
     users = device_users(contract, pod)
     present = await count_devices(_environ(contract, pod, os.environ))
     if present is not None and (message := describe_missing(pod, users, present)):
-        raise ValueError(message)
+        raise ConfigError(message)
 
 
 def device_users(contract: Contract, pod: str) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import make_outcome, read_or_refuse, run_once
 from grpo_workload.spec.contract import ENV_POD_NAME, Engine, ExitCode, Outcome
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.reasons import Reason
 
 
@@ -47,7 +48,7 @@ async def run_engines(pod: EnginePod, stop: asyncio.Event) -> Outcome:
                 message = f"pod {pod.pod}: {first_exit.result()}"
                 return make_outcome(pod, ExitCode.RANK_FAILED, Reason.ENGINE_DIED, message)
             return make_outcome(pod, ExitCode.STOPPED, Reason.STOPPED, f"pod {pod.pod} and its engines were stopped")
-    except ValueError as error:
+    except ConfigError as error:
         return make_outcome(pod, ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, str(error))
     finally:
         stopped.cancel()

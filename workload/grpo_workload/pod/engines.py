@@ -101,7 +101,7 @@ class EngineProcess:
 async def running_engines(contract: Contract, engines: Sequence[Engine]) -> AsyncIterator[asyncio.Task[str]]:
     """Run engines as processes of this pod while the context is open.
 
-    Yields a task that ends when the first engine ends, and says what happened. Raises ValueError as `engine_command`
+    Yields a task that ends when the first engine ends, and says what happened. Raises ConfigError as `engine_command`
     does, before any engine is started.
     """
     if contract.config.pushes_adapters:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,11 @@ async def run_once(
         await stop.wait()
         return earlier
     record.begin()
-    outcome = await run(stop)
+    try:
+        outcome = await run(stop)
+    except Exception as error:  # whatever it is, people must be able to read it
+        logger.exception("the launcher failed")
+        outcome = _internal_error(pod, error)
     record.finish(outcome)
     on_outcome(outcome)
     logger.info("ended with %s: %s", outcome.reason, outcome.message)
@@ -122,6 +127,15 @@ def make_outcome(pod: ThisPod, exit_code: ExitCode, reason: Reason, message: str
     return Outcome(
         attempt=pod.contract.attempt, pod_uid=pod.pod_uid, exit_code=exit_code, reason=reason, message=message
     )
+
+
+def _internal_error(pod: ThisPod, error: Exception) -> Outcome:
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    message = (
+        f"pod {pod.pod}: its launcher failed with {type(error).__name__}: {error} "
+        f"({innermost.filename}:{innermost.lineno}); the pod's log has the traceback"
+    )
+    return make_outcome(pod, ExitCode.RANK_FAILED, Reason.INTERNAL_ERROR, message)
 
 
 def _killed_outcome(pod: ThisPod) -> Outcome:

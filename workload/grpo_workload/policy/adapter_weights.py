@@ -12,6 +12,7 @@ import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.weights.export import Weight, full, plain
 
 ADAPTER = "default"  # peft's name for an unnamed adapter
@@ -56,7 +57,7 @@ def factors(model: nn.Module) -> list[Weight]:
     weights = []
     for path, layer in model.named_modules():
         if isinstance(layer, ParamWrapper):
-            raise ValueError(
+            raise ConfigError(
                 f"lora.push: adapters cannot send those of parameters, such as {layer.parameter_name} of experts; use "
                 "push merged, or name other modules in lora.targetModules"
             )

@@ -15,16 +15,18 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from grpo_workload.spec.errors import ConfigError
+
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""
 
 # Values of `layer_types` in a model's configuration. Other layers (linear attention, convolutions) carry a state from
-# one sequence into the next.
-_PACKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+# one sequence into the next, or cut the micro-batch into chunks without regard to its sequences.
+_PACKABLE = {"full_attention", "sliding_attention"}
 _CHANGES_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of some models that this function does not support
 # Older versions of torch share keys among query heads without being asked to.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-_MAX_HEAD_SIZE = 256
+_MAX_HEAD_SIZE, _HEAD_SIZE_STEP = 256, 8  # of the kernel
 
 
 def register() -> None:
@@ -35,12 +37,12 @@ def register() -> None:
 
 
 def check_packable(model_config: Any) -> None:
-    """Refuse a model with layers that would mix neighbouring sequences. ValueError names the types of these layers."""
+    """Refuse a model with layers that would mix neighbouring sequences. ConfigError names the types of these layers."""
     text_config = model_config.get_text_config()
     if others := sorted(set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE):
-        raise ValueError(
+        raise ConfigError(
             f"model: {model_config.model_type} has layers of the types {', '.join(others)}, which would mix sequences "
-            "that are packed into one micro-batch; models that have attention in every layer work"
+            "that are packed into one micro-batch; models with full or sliding-window attention in every layer work"
         )
 
 
@@ -74,20 +76,25 @@ def attend(
         others: further arguments that the model passes to any attention function.
 
     Raises:
-        ValueError: the bounds of sequences are missing, or the model asks for something unsupported.
+        ConfigError: the model asks for something unsupported; the message says which attention supports it.
+        ValueError: the bounds of sequences are missing.
     """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "
             "sequences would be mixed"
         )
-    asked = [name for name in _CHANGES_SCORES if others.get(name) is not None]
-    if attention_mask is not None or dropout or asked:
-        what = "a mask" if attention_mask is not None else "attention dropout" if dropout else ", ".join(asked)
-        raise ValueError(
-            f"model.attention: varlen does not support {what}, for which {type(module).__name__} asks; "
-            "use sdpa or eager"
-        )
+    if attention_mask is not None:
+        raise _unsupported(module, "a mask", "use sdpa or eager")
+    if dropout:
+        cure = "use sdpa or eager, or a copy of the model whose config.json sets attention_dropout to 0"
+        raise _unsupported(module, "attention dropout", cure)
+    if asked := [name for name in _CHANGES_SCORES if others.get(name) is not None]:
+        # Not sdpa: transformers' function ignores most of these arguments. Models that have them may not mask packed
+        # sequences in eager.
+        raise _unsupported(module, ", ".join(asked), "use eager and training.perDeviceTrainBatchSize 1")
+    if sliding_window is None and _has_window(module):
+        raise _unsupported(module, "a sliding window that only the mask tells", "use sdpa or eager")
     # Not tensor[0]: its backward pass would fill a tensor with zeros and copy the gradient into it.
     query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
     attention = _varlen if _has_kernel(query_NHD) else _one_by_one
@@ -96,10 +103,27 @@ def attend(
     ), None
 
 
+def _unsupported(module: torch.nn.Module, what: str, cure: str) -> ConfigError:
+    return ConfigError(
+        f"model.attention: varlen does not support {what}, for which {type(module).__name__} asks; {cure}"
+    )
+
+
+def _has_window(module: torch.nn.Module) -> bool:
+    types = getattr(getattr(module, "config", None), "layer_types", None)
+    layer = getattr(module, "layer_idx", None)
+    return types is not None and layer is not None and types[layer] == "sliding_attention"
+
+
 def _has_kernel(query_NHD: Tensor) -> bool:
     if query_NHD.device.type != "cuda" or query_NHD.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return query_NHD.size(-1) <= _MAX_HEAD_SIZE and torch.cuda.get_device_capability(query_NHD.device) >= (8, 0)
+    size = query_NHD.size(-1)
+    return (
+        size % _HEAD_SIZE_STEP == 0
+        and size <= _MAX_HEAD_SIZE
+        and torch.cuda.get_device_capability(query_NHD.device) >= (8, 0)
+    )
 
 
 def _varlen(
@@ -107,10 +131,15 @@ def _varlen(
 ) -> Tensor:
     # (-1, 0) is causal; the kernel's window does not count the token itself.
     sides = (-1, 0) if window is None else (window - 1, 0)
-    return cast(
+    # The kernel takes one head size. Values of latent attention (MLA) have a smaller one than keys.
+    size = value.size(-1)
+    if size < query.size(-1):
+        value = torch.nn.functional.pad(value, (0, query.size(-1) - size))
+    output = cast(
         Tensor,
         varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, **_GROUPED),
     )
+    return output[..., :size]
 
 
 def _one_by_one(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.core_model_loading import revert_weight_conversion
 
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.weights.export import Group, Weight
 from grpo_workload.weights.wire import TensorSpec
 
@@ -35,7 +36,7 @@ class CheckpointNames:
         """Return `weights`, which have the model's names, as groups that give the checkpoint's.
 
         Raises:
-            ValueError: transformers cannot convert this model's weights back.
+            ConfigError: transformers cannot convert this model's weights back.
         """
         specs = [weight.spec for weight in weights]
         if self._planned is None or self._planned[0] != specs:
@@ -81,7 +82,7 @@ def _plan(model: Any, specs: Sequence[TensorSpec]) -> Plan:
     for name, tensor in revert_weight_conversion(model, dict(traced)).items():
         by_sources.setdefault(tensor.sources, []).append((name, tensor))
     if missing := sorted(traced.keys() - _union(by_sources)):
-        raise ValueError(f"model: transformers does not say what {', '.join(missing)} are called in checkpoints")
+        raise ConfigError(f"model: transformers does not say what {', '.join(missing)} are called in checkpoints")
     plan: Plan = []
     for sources, given in by_sources.items():
         names = tuple(name for name in traced if name in sources)  # in the model's order
@@ -96,7 +97,7 @@ def _plan(model: Any, specs: Sequence[TensorSpec]) -> Plan:
 def _check_separable(model: Any, sources: dict[str, _Traced], given: Sequence[tuple[str, _Traced]]) -> None:
     made = revert_weight_conversion(model, dict(sources))
     if {name: tensor.shape for name, tensor in made.items()} != {name: tensor.shape for name, tensor in given}:
-        raise ValueError(
+        raise ConfigError(
             f"model: {', '.join(sources)} cannot be converted to the checkpoint's {', '.join(dict(given))} without "
             "the rest of the model; use another"
         )

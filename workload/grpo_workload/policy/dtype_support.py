@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 
 from grpo_workload.spec.contract import Device
+from grpo_workload.spec.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
 """The values of model.dtype, in the order in which they are suggested."""
@@ -51,7 +52,7 @@ def own_support(rank: int, device: Device) -> Support:
 
 
 def check_precision(dtype: str, ranks: Sequence[Support]) -> None:
-    """Refuse a `model.dtype` that some devices lack. ValueError names their ranks, and a dtype that all support."""
+    """Refuse a `model.dtype` that some devices lack. ConfigError names their ranks, and a dtype that all support."""
     lacking: dict[str, list[int]] = defaultdict(list)
     for one in ranks:
         if dtype not in one.dtypes:
@@ -60,7 +61,7 @@ def check_precision(dtype: str, ranks: Sequence[Support]) -> None:
         return
     devices = "; ".join(f"{_numbers(numbers)} ({device})" for device, numbers in lacking.items())
     works = next(other for other in DTYPES if all(other in one.dtypes for one in ranks))
-    raise ValueError(f"model.dtype: the devices of some ranks do not support {dtype}: {devices}; {works} would work")
+    raise ConfigError(f"model.dtype: the devices of some ranks do not support {dtype}: {devices}; {works} would work")
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_workload.policy import attention
 from grpo_workload.spec.contract import Device
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def load_model(config: TrainerConfig, device: Device) -> Any:
-    """Load the model. ValueError, naming the field, if it cannot be found or read, or cannot be trained."""
-    field = "model.name" if config.model.name is not None else "model.path"
+    """Load the model. ConfigError, naming the field, if it cannot be found or read, or cannot be trained."""
+    field = config.model.field
     if config.model.path is not None and not Path(config.model.path).is_dir():
-        raise ValueError(
+        raise ConfigError(
             f"{field}: there is no folder {config.model.path} in the container; "
             "is its volume mounted in every trainer pod?"
         )
@@ -38,9 +39,9 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             attn_implementation=config.model.attention,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{field}: cannot load {config.model.source}: {error}") from error
+        raise ConfigError(f"{field}: cannot load {config.model.source}: {error}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(
+        raise ConfigError(
             f"{field}: {config.model.source} holds adapters, which engines cannot load as a model; "
             "give a folder with a whole model, made by "
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.spec.errors import ConfigError
 
 WORDS = 8192
 """Number of words in a slice of the vocabulary."""
@@ -33,11 +34,11 @@ class LogprobHead:
     """Makes a model's output layer (lm_head) return log-probabilities and entropies instead of logits, on request."""
 
     def __init__(self, model: Any, layers: Sequence[Any] | None = None) -> None:
-        """Wrap the model's output layer, or `layers` if it has several. ValueError if logits are changed after it."""
+        """Wrap the model's output layer, or `layers` if it has several. ConfigError if logits are changed after it."""
         config = model.config.get_text_config()
         for name, nothing in _AFTERWARDS.items():
             if getattr(config, name, nothing) not in (nothing, None):
-                raise ValueError(
+                raise ConfigError(
                     f"model: {config.model_type} changes its logits by {name}, which training does not support; "
                     "use another"
                 )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from grpo_workload.policy.adapter_weights import factors, merged
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
 from grpo_workload.weights.export import Weight, plain
 
@@ -39,7 +40,7 @@ class Adapters:
             seed: for the adapters' initial values.
 
         Raises:
-            ValueError: a module does not exist, or cannot have an adapter; the message names the field.
+            ConfigError: a module does not exist, or cannot have an adapter; the message names the field.
         """
         check_modules(model, config)
         names = list(config.target_modules)
@@ -59,7 +60,7 @@ class Adapters:
             try:
                 self._peft = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"lora: peft refuses these settings: {error}") from error
+                raise ConfigError(f"lora: peft refuses these settings: {error}") from error
         self._model, self._config = model, config
         self._check_complete()
 
@@ -76,7 +77,7 @@ class Adapters:
         pushed = {id(parameter) for weight in self.pushed() for parameter in weight.parameters}
         left = [name for name, one in self._model.named_parameters() if one.requires_grad and id(one) not in pushed]
         if left:
-            raise ValueError(
+            raise ConfigError(
                 f"lora.targetModules: {', '.join(left[:4])} would be trained, but cannot be sent to engines: "
                 "name modules without these"
             )
@@ -111,7 +112,7 @@ class Adapters:
 
 
 def check_modules(model: Any, config: LoraConfig) -> None:
-    """Check that the modules that `config` names exist and can be trained. ValueError names the field."""
+    """Check that the modules that `config` names exist and can be trained. ConfigError names the field."""
     modules = dict(model.named_modules())
     head = model.get_output_embeddings()
     ends = {model.get_input_embeddings(), head}
@@ -137,20 +138,20 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                 sorted({_last(path) for path, module in having.items() if not (is_tied and module in ends)})
             )
             if not found:
-                raise ValueError(f"lora.{field}: the model has no module {name}; it has {names}")
+                raise ConfigError(f"lora.{field}: the model has no module {name}; it has {names}")
             if is_tied and any(part in ends for module in found for part in module.modules()):
-                raise ValueError(
+                raise ConfigError(
                     f"lora.{field}: {name} has the weight that the model's input and output layers share "
                     "(tie_word_embeddings). Engines load it once, but trained in one layer it would differ in the "
                     f"other. Others would work: {names}"
                 )
             if having is linear and head in found:
-                raise ValueError(
+                raise ConfigError(
                     f"lora.targetModules: {name} computes logits and cannot have an adapter; "
                     f"modulesToSave: [{name}] would work"
                 )
             if having is linear and not all(isinstance(module, _KINDS) for module in found):
-                raise ValueError(
+                raise ConfigError(
                     f"lora.targetModules: {name} is not a linear layer; {names} would work, or {name} in modulesToSave"
                 )
 

@@ -19,6 +19,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker, filter_trackers
 
 from grpo_workload.spec.contract import JobRef
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.schema import dump
 from grpo_workload.spec.trainer import TrainerConfig
 
@@ -50,12 +51,12 @@ class Trackers:
     def __init__(self, config: TrainerConfig, job: JobRef, data_dir: Path) -> None:
         """Prepare the trackers of the run of `job`, whose folder is below `data_dir`.
 
-        Raises ValueError, on all ranks, if one is not installed.
+        Raises ConfigError, on all ranks, if one is not installed.
         """
         self._config, self._job, self._run_dir = config, job, data_dir / job.run
         wanted = list(dict.fromkeys(config.training.report_to))
         for name in sorted(set(wanted) - {str(found) for found in filter_trackers(wanted, self._run_dir)}):
-            raise ValueError(
+            raise ConfigError(
                 f"training.reportTo: {name} is not installed in the image; add the package {_PACKAGES[name]} to it, or "
                 f"leave {name} out"
             )
@@ -65,7 +66,7 @@ class Trackers:
     def start(self, step: int) -> None:
         """Start a run in each tracker, or continue the one that this job has already started, after `step` steps.
 
-        Raises ValueError, with the field and a remedy, if a tracker cannot.
+        Raises ConfigError, with the field and a remedy, if a tracker cannot.
         """
         self._run_dir.mkdir(parents=True, exist_ok=True)
         for name, value in QUIET.items():
@@ -80,7 +81,7 @@ class Trackers:
             if (error := worker.started(START_SECONDS)) is not None:
                 self._workers.remove(worker)
                 self.close()
-                raise ValueError(
+                raise ConfigError(
                     f"training.reportTo: {worker.name} cannot start: {error}; {_REMEDIES[worker.name]}, or leave it out"
                 )
 

@@ -24,6 +24,7 @@ from typing import Any
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
 from grpo_workload.rewards.worker import LENGTH, Orders, Values
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import RewardConfig
 from grpo_workload.spec.schema import in_bytes
 
@@ -58,12 +59,12 @@ class RewardProcess:
                 Otherwise it ends with the rank as soon as it is not in a call.
 
         Raises:
-            ValueError: a variable in the reward's `env` is not set.
+            ConfigError: a variable in the reward's `env` is not set.
         """
         assert config.function is not None
         self._name, self._memory_limit, self._function = config.name, config.memory_limit, config.function
         if missing := [name for name in config.env if name not in environ]:
-            raise ValueError(
+            raise ConfigError(
                 f"rewards[{config.name}].env: {missing[0]} is not set in the trainer's pods; set it in "
                 "podTemplate.env, or envFrom"
             )
@@ -92,13 +93,13 @@ class RewardProcess:
         """Wait until the function is imported.
 
         Raises:
-            ValueError: the function cannot be imported; names the field.
+            ConfigError: the function cannot be imported; names the field.
             RewardError: the process ended, or did not import the function within IMPORT_SECONDS.
         """
         reply = self._ask(self._orders, IMPORT_SECONDS, f"while it imported {self._function}")
         if "error" in reply:
             self.close()
-            raise ValueError(f"{reply['error']}{self._about_memory(reply)}")
+            raise ConfigError(f"{reply['error']}{self._about_memory(reply)}")
         if not reply.get("isolated"):
             logger.warning(
                 "rewards[%s]: this kernel has no Landlock, so the function can read the rank's variables and memory in "

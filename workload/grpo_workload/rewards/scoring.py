@@ -27,6 +27,7 @@ from grpo_workload.rewards.math_answers import Verifier
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.rewards.worker import Values, as_values
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import REWARD_SECONDS, RewardConfig
 
 STDERR = 2
@@ -50,7 +51,7 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
     """Find the functions, and start the processes of users' functions.
 
     Raises:
-        ValueError: a module or attribute is missing, or a function does not fit the dataset; names the reward.
+        ConfigError: a module or attribute is missing, or a function does not fit the dataset; names the reward.
         RewardError: the process of a function ended, or did not import the function in time.
     """
     rewards = [
@@ -65,7 +66,7 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
     try:
         for process in _processes(rewards):
             process.ready()
-    except (ValueError, RewardError):
+    except (ConfigError, RewardError):
         close_rewards(rewards)
         raise
     return rewards
@@ -181,7 +182,7 @@ def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
     gold = next((column for column in ("solution", "answer") if column in columns), None)
     if gold is None:
         found = ", ".join(columns) or "nothing but prompts"
-        raise ValueError(
+        raise ConfigError(
             f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}"
         )
     verifier = Verifier(config)
@@ -196,7 +197,7 @@ def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
 def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
     scorer = source.scorer
     if scorer is None:
-        raise ValueError(
+        raise ConfigError(
             f"rewards[{name}].reasoningGym: the dataset is not a reasoning-gym dataset (dataset.reasoningGym); use "
             "accuracy"
         )

@@ -42,6 +42,11 @@ class ModelConfig(Section):
     )
 
     @property
+    def field(self) -> str:
+        """The field that names the model, for messages."""
+        return "model.path" if self.name is None else "model.name"
+
+    @property
     def source(self) -> str:
         """Hub name or folder, whichever is set."""
         source = self.name or self.path

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     CONFIG_ERROR = "ConfigError"
     CONTRACT_REFUSED = "ContractRefused"
     LAUNCHER_DIED = "LauncherDied"
+    INTERNAL_ERROR = "InternalError"
     PEER_LOST = "PeerLost"
     PEERS_MISSING = "PeersMissing"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.spec.trainer import TrainerConfig
 
@@ -52,7 +53,7 @@ def settle_origin(config: TrainerConfig, saved: Origin | None) -> Origin:
     """Return the base model to train with; `saved` is the one that the run began with, None for a new run.
 
     Raises:
-        ValueError: the model does not exist, or adapters would be trained further on a base model other than theirs;
+        ConfigError: the model does not exist, or adapters would be trained further on a base model other than theirs;
             names the field.
     """
     origin = find_origin(config.model, saved)
@@ -65,7 +66,7 @@ def find_origin(model: ModelConfig, saved: Origin | None) -> Origin:
     """Return what `model` is now; if it names the same model and revision as `saved`, return `saved` with its commit.
 
     Raises:
-        ValueError: neither the hub nor its cache has the model; names the field.
+        ConfigError: neither the hub nor its cache has the model; names the field.
     """
     if model.path is not None:
         return Origin(source=model.path, revision=model.revision, fingerprint=fingerprint(Path(model.path)))
@@ -79,12 +80,12 @@ def find_origin(model: ModelConfig, saved: Origin | None) -> Origin:
     try:
         file = cached_file(model.name, "config.json", revision=model.revision or "main")
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.name: cannot load {model.name}: {error}") from error
+        raise ConfigError(f"model.name: cannot load {model.name}: {error}") from error
     return Origin(source=model.name, revision=model.revision, commit=extract_commit_hash(file, None))
 
 
 def check_origin(origin: Origin, saved: Origin, config: TrainerConfig) -> None:
-    """Raise ValueError if adapters would be trained further on a base model other than theirs; says what to do.
+    """Raise ConfigError if adapters would be trained further on a base model other than theirs; says what to do.
 
     A run that trains all weights has them in its checkpoint. If only its reference for the KL divergence has changed,
     this logs a warning.
@@ -95,7 +96,7 @@ def check_origin(origin: Origin, saved: Origin, config: TrainerConfig) -> None:
         old = (
             f"model.name: {saved.source} and model.revision: {saved.commit}" if saved.commit else "the folder as it was"
         )
-        raise ValueError(
+        raise ConfigError(
             f"model: the adapters of the checkpoint were trained on {saved}, and this is {origin}; use {old}, or start "
             "a new run without storage.resumeFrom"
         )
@@ -109,7 +110,7 @@ def fingerprint(folder: Path) -> str:
     """Hash the weights that transformers would load from `folder`: their files' names, sizes, and samples of each.
 
     Raises:
-        ValueError: a file that an index names is missing, or a file cannot be read.
+        ConfigError: a file that an index names is missing, or a file cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -121,7 +122,7 @@ def fingerprint(folder: Path) -> str:
                     file.seek(max(0, size - SAMPLE_BYTES) * index // (SAMPLES - 1))
                     digest.update(file.read(SAMPLE_BYTES))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model.path: the weights in {folder} cannot be read: {error}") from error
+        raise ConfigError(f"model.path: the weights in {folder} cannot be read: {error}") from error
     return digest.hexdigest()[:16]
 
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from grpo_workload.policy.finite import check_weights
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather, on_main
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.base_model import Origin
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
 from grpo_workload.storage.fence import Fence
@@ -150,7 +151,7 @@ class Checkpoints:
         stage has changed. `resume_from` is storage.resumeFrom.
 
         Raises:
-            ValueError: all checkpoints are damaged; `resume_from` has none or is not a run on this storage; the
+            ConfigError: all checkpoints are damaged; `resume_from` has none or is not a run on this storage; the
                 checkpoint's ZeRO stage cannot be converted, or it was saved with another `lora`.
         """
         own = on_main(lambda: checkpoints(self._path))
@@ -163,7 +164,7 @@ class Checkpoints:
             damaged[checkpoint] = "; ".join(found[:3])
         if damaged:
             listed = ", ".join(f"{checkpoint} ({fault})" for checkpoint, fault in damaged.items())
-            raise ValueError(
+            raise ConfigError(
                 f"storage: none of the run's checkpoints is whole: {listed}. Restore the files, or start a new run, "
                 "for example from a model folder that is still good, with model.path"
             )
@@ -178,16 +179,16 @@ class Checkpoints:
     def _of_other(self, run: str) -> list[Path]:
         folder = self._data_dir / run / "checkpoints"
         if not folder.resolve().is_relative_to(self._data_dir.resolve()):
-            raise ValueError(f"storage.resumeFrom: {run} is not a run on the storage; use <namespace>/<name>/<uid>")
+            raise ConfigError(f"storage.resumeFrom: {run} is not a run on the storage; use <namespace>/<name>/<uid>")
         if not (found := checkpoints(folder)):
-            raise ValueError(f"storage.resumeFrom: the storage holds no checkpoint of the run {run}")
+            raise ConfigError(f"storage.resumeFrom: the storage holds no checkpoint of the run {run}")
         return found
 
     def _source(self, checkpoint: Path, world_size: int, zero_stage: int, lora: dict[str, Any] | None) -> Source:
         state = on_main(lambda: TrainerState.read(checkpoint / _STATE))
         if state.lora != lora:
             there = "without lora" if state.lora is None else f"with lora: {dumps(state.lora)}"
-            raise ValueError(
+            raise ConfigError(
                 f"lora: {checkpoint} was saved {there}, and its weights and optimizer state fit nothing else; use the "
                 "same lora, or start a new run without storage.resumeFrom"
             )
@@ -196,7 +197,7 @@ class Checkpoints:
         if state.zero_stage != zero_stage or (state.world_size != world_size and zero_stage > 0):
             if 0 in (state.zero_stage, zero_stage):
                 model = checkpoint / _MODEL if lora is None else f"{checkpoint / _MODEL}, merged"
-                raise ValueError(
+                raise ConfigError(
                     f"parallelism.zeroStage: {checkpoint} was saved under ZeRO stage {state.zero_stage} and cannot be "
                     f"loaded under {zero_stage}: optimizer states are converted between the stages 1, 2 and 3 only; "
                     f"use stage {state.zero_stage}, or start a new run from its weights with model.path: {model}"

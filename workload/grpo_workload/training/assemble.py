@@ -18,12 +18,14 @@ from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
 from grpo_workload.policy.dtype_support import check_precision, own_support
 from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.trial import try_policy
 from grpo_workload.ranks.collectives import gather, join, on_main
 from grpo_workload.reporting.gpu_monitor import open_monitor
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import Reward, build_rewards
 from grpo_workload.spec.contract import ENV_POD_UID, Contract
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
@@ -45,7 +47,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         state_dir: the pod's own folder, which the launcher reads.
 
     Raises:
-        ValueError: a mistake that the user can fix; names the field.
+        ConfigError: a mistake that the user can fix; names the field.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     share = micro_batch.shard(contract.config.training.prompts_per_step, world_size, rank)
@@ -152,7 +154,7 @@ def start_prompts(contract: Contract, source: PromptSource, share: range, step: 
 
 
 def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_token_id: int) -> Policy:
-    """Build the policy, and load the checkpoint into it; collective."""
+    """Build the policy, load the checkpoint into it, and try it; collective."""
     policy = Policy(
         contract.config,
         contract.device,
@@ -165,6 +167,7 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
     if resumed is not None:
         resumed.load(policy)
         logger.info("resuming from %s", resumed.checkpoint)
+    try_policy(policy, contract.config)
     return policy
 
 
@@ -195,13 +198,11 @@ def open_records(
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
-    """Return the model's tokenizer, with a pad token. Raises ValueError if it cannot be loaded."""
+    """Return the model's tokenizer, with a pad token. Raises ConfigError if it cannot be loaded."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.source, revision=model.revision or "main")
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"model.{'name' if model.name else 'path'}: cannot load the tokenizer of {model.source}: {error}"
-        ) from error
+        raise ConfigError(f"{model.field}: cannot load the tokenizer of {model.source}: {error}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -10,6 +10,7 @@ from grpo_workload.generation.memory_check import num_parameters
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import Reward
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.base_model import Origin, fingerprint
@@ -21,20 +22,20 @@ SMALL_MODEL = 3e9
 
 
 def check_folders(model: ModelConfig, origin: Origin, rank: int) -> None:
-    """Raise ValueError unless every rank finds in model.path the weights that rank 0 found there; collective."""
+    """Raise ConfigError unless every rank finds in model.path the weights that rank 0 found there; collective."""
     found = gather(origin.fingerprint if model.path is None or rank == 0 else fingerprint(Path(model.path)))
     if others := [rank for rank, one in enumerate(found) if one != origin.fingerprint]:
-        raise ValueError(
+        raise ConfigError(
             f"model.path: ranks {', '.join(map(str, others))} find other weights in {model.path} than rank 0; every "
             "trainer pod must mount the same volume there, and nothing may write to it while the job starts"
         )
 
 
 def check_patience(rewards: Sequence[Reward], timeout_seconds: int) -> None:
-    """Raise ValueError for a reward whose time limit is longer than ranks wait for each other."""
+    """Raise ConfigError for a reward whose time limit is longer than ranks wait for each other."""
     for reward in rewards:
         if reward.timeout_seconds > timeout_seconds:
-            raise ValueError(
+            raise ConfigError(
                 f"rewards[{reward.name}].timeoutSeconds: {reward.timeout_seconds:g} is more than the {timeout_seconds} "
                 f"s that ranks wait for each other; use at most {timeout_seconds}, or raise rendezvous.timeoutSeconds"
             )

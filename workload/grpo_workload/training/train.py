@@ -31,6 +31,7 @@ from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.reporting.rank_metrics import RankStep, summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.spec.contract import Contract, ExitCode
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
 from grpo_workload.training.health import Health
@@ -173,7 +174,7 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
         with asyncio.Runner() as event_loop:
             try:
                 run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
-            except ValueError as error:
+            except ConfigError as error:
                 return refuse(error, errors)
             # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
             # handlers of their own while they load, which this one replaces.

@@ -4,12 +4,20 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
 from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.spec.errors import ConfigError
 
 attention.register()
 SHAPE = {
@@ -20,6 +28,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+BOUNDS = {"cu_seq_lens_q": torch.tensor([0, 3], dtype=torch.int32), "max_length_q": 3}
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE),
@@ -90,17 +99,41 @@ def test_missing_bounds_raise_instead_of_mixing_sequences():
         make_model("llama", "varlen")(input_ids=torch.tensor([[1, 2, 3]]))
 
 
-@pytest.mark.parametrize("asked", [{"softcap": 30.0}, {"dropout": 0.1}, {"s_aux": torch.zeros(2)}])
-def test_unsupported_arguments_raise(asked):
+@pytest.mark.parametrize(
+    ("asked", "cure"),
+    [
+        ({"softcap": 30.0}, "use eager and training.perDeviceTrainBatchSize 1"),
+        ({"s_aux": torch.zeros(2)}, "use eager and training.perDeviceTrainBatchSize 1"),
+        ({"dropout": 0.1}, "use sdpa or eager, or a copy of the model whose config.json sets attention_dropout to 0"),
+    ],
+)
+def test_unsupported_arguments_raise(asked, cure):
     query = torch.zeros(1, 2, 3, 8)
-    bounds = {"cu_seq_lens_q": torch.tensor([0, 3], dtype=torch.int32), "max_length_q": 3}
-    with pytest.raises(ValueError, match=r"model.attention: varlen does not support .* use sdpa or eager"):
-        attention.attend(torch.nn.Identity(), query, query, query, None, **bounds, **asked)
+    with pytest.raises(ConfigError, match=rf"model.attention: varlen does not support .* asks; {cure}$"):
+        attention.attend(torch.nn.Identity(), query, query, query, None, **BOUNDS, **asked)
 
 
-def test_models_with_recurrent_layers_are_refused():
+def test_a_window_that_a_layer_does_not_pass_on_is_not_ignored():
+    layer, query = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
+    layer.config, layer.layer_idx = MistralConfig(**SHAPE, layer_types=["full_attention", "sliding_attention"]), 1
+    attention.attend(layer, query, query, query, None, **BOUNDS, sliding_window=2)
+    with pytest.raises(ConfigError, match="varlen does not support a sliding window that only the mask tells"):
+        attention.attend(layer, query, query, query, None, **BOUNDS)
+
+
+def test_values_may_have_a_smaller_head_size_than_keys():
+    """As in latent attention (MLA). The kernel for GPUs: tests/gpu/test_kernels.py."""
+    query, value = torch.rand(1, 2, 3, 24), torch.rand(1, 2, 3, 16)
+    output, _ = attention.attend(torch.nn.Identity(), query, query, value, None, **BOUNDS)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+    torch.testing.assert_close(output, expected.transpose(1, 2))
+
+
+def test_models_whose_layers_mix_or_cut_packed_sequences_are_refused():
     attention.check_packable(CONFIGS["sliding window"])
     with pytest.raises(
-        ValueError, match="model: qwen3_next has layers of the types linear_attention, which would mix sequences"
+        ConfigError, match="model: qwen3_next has layers of the types linear_attention, which would mix sequences"
     ):
         attention.check_packable(Qwen3NextConfig())
+    with pytest.raises(ConfigError, match="llama4_text has layers of the types chunked_attention"):
+        attention.check_packable(Llama4TextConfig())

@@ -23,6 +23,7 @@ from yarl import URL
 
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.spec.contract import Engine
+from grpo_workload.spec.errors import ConfigError
 
 ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
@@ -50,7 +51,7 @@ class _BusyError(EngineError):
     """The engine answered 503: it is paused or starting."""
 
 
-class RefusedError(EngineError, ValueError):
+class RefusedError(EngineError, ConfigError):
     """The engine answered 400: it refuses the content of the request."""
 
 

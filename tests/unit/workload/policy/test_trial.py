@@ -1,0 +1,155 @@
+"""Asserts which models a trial of a few tokens refuses, with which words, and that it leaves nothing behind.
+
+Under DeepSpeed, with every ZeRO stage: tests/trainer/policy/test_step.py.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3MoeConfig,
+    SeedOssConfig,
+)
+
+from grpo_workload.policy import attention
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.policy.trial import try_policy
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.trainer import TrainerConfig
+
+attention.register()
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+DEEPSEEK = SHAPE | LATENT | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4}
+GOOD = {
+    "llama": LlamaConfig(**SHAPE),
+    "a sliding window": MistralConfig(**SHAPE, sliding_window=4),
+    "experts": Qwen3MoeConfig(**SHAPE, **EXPERTS),
+    "latent attention": DeepseekV3Config(**DEEPSEEK, num_experts_per_tok=2, moe_intermediate_size=16),
+}
+
+
+def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float32):
+    """The parts of a policy that the trial uses, without DeepSpeed."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)
+    layers = None
+    if lora is not None:
+        Adapters(model, lora, seed=0)
+        layers = output_layers(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return SimpleNamespace(
+        module=model, head=LogprobHead(model, layers), device=torch.device("cpu"), is_partitioned=False
+    )
+
+
+def make_config(implementation="varlen", *, sequences=None):
+    return TrainerConfig.model_validate(
+        {
+            "model": {"name": "org/model", "attention": implementation},
+            "dataset": {"name": "d"},
+            "rewards": [{"name": "r", "accuracy": {}}],
+            "training": {"perDeviceTrainBatchSize": sequences},
+        }
+    )
+
+
+def try_model(config, implementation="varlen", *, sequences=None, **settings):
+    try_policy(make_policy(config, implementation, **settings), make_config(implementation, sequences=sequences))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype"), [("varlen", torch.float32), ("varlen", torch.bfloat16), ("eager", torch.float32)]
+)
+@pytest.mark.parametrize("name", GOOD)
+def test_models_that_train_pass(name, implementation, dtype):
+    try_model(GOOD[name], implementation, dtype=dtype)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(dropout=0.1)])
+def test_it_leaves_weights_gradients_random_numbers_and_modes_alone(lora):
+    policy = make_policy(GOOD["llama"], lora=lora)
+    hooks = dict(policy.module.get_input_embeddings()._forward_hooks)
+    before = {name: weight.clone() for name, weight in policy.module.state_dict().items()}
+    policy.module.eval()
+    state = torch.get_rng_state()
+    try_policy(policy, make_config())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not policy.module.training
+    assert all(parameter.grad is None for parameter in policy.module.parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.module.state_dict().items())
+    assert policy.module.get_input_embeddings()._forward_hooks == hooks
+
+
+@pytest.mark.parametrize(
+    ("config", "implementation", "message"),
+    [
+        (
+            GptOssConfig(**SHAPE, **EXPERTS),
+            "varlen",
+            "varlen does not support s_aux, for which GptOssAttention asks; use",
+        ),
+        (
+            GptOssConfig(**SHAPE, **EXPERTS),
+            "eager",
+            "mixes sequences .*; training.perDeviceTrainBatchSize 1 would work",
+        ),
+        (SeedOssConfig(**SHAPE), "varlen", "varlen does not support attention dropout, .* sets attention_dropout to 0"),
+        (MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2), "varlen", "mixes sequences that are packed"),
+    ],
+    ids=["gpt_oss", "gpt_oss without a mask", "seed_oss", "mamba"],
+)
+def test_models_that_do_not_are_refused_by_the_field_and_the_cause(config, implementation, message):
+    with pytest.raises(ConfigError, match=f"model.name: org/model .*{message}"):
+        try_model(config, implementation)
+
+
+def test_what_it_advises_works():
+    try_model(GptOssConfig(**SHAPE, **EXPERTS), "eager", sequences=1)
+    try_model(SeedOssConfig(**SHAPE), "sdpa")
+    try_model(SeedOssConfig(**SHAPE, attention_dropout=0.0), "varlen")
+
+
+def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
+    """As a model with an attention function of its own would, which this list of layer types does not show."""
+    monkeypatch.setattr(attention, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
+    with pytest.raises(ConfigError, match="varlen mixes sequences"):
+        try_model(GOOD["llama"])
+
+
+def test_log_probabilities_that_are_not_finite_are_refused():
+    policy = make_policy(GOOD["llama"])
+    with torch.no_grad():
+        policy.module.model.norm.weight.fill_(float("inf"))
+    with pytest.raises(ConfigError, match="computes log-probabilities that are not finite"):
+        try_policy(policy, make_config())
+
+
+def test_a_device_that_runs_out_of_memory_is_no_mistake_of_the_user():
+    policy = make_policy(GOOD["llama"])
+
+    def full(*_):
+        raise torch.OutOfMemoryError("full")
+
+    policy.module.model.layers[1].register_forward_pre_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        try_policy(policy, make_config())
