@@ -174,7 +174,7 @@ def _patch_engine(device: str) -> None:
     from trl.generation.vllm_generation import VLLMGeneration
     from vllm import LLM
 
-    from grpo_workload.generation.vllm_api import repack_output_layer
+    from grpo_workload.generation.vllm_api import repack_for_cpu
 
     build = LLM.__init__
 
@@ -188,7 +188,7 @@ def _patch_engine(device: str) -> None:
         generation.llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": weights, "is_checkpoint_format": True}
         )
-        generation.llm.collective_rpc(lambda worker: repack_output_layer(worker.get_model()))
+        generation.llm.collective_rpc(lambda worker: repack_for_cpu(worker.get_model()))
         generation.llm.reset_prefix_cache()
 
     LLM.__init__ = built

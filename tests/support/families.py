@@ -32,7 +32,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},  # other names, and experts stacked
     "qwen3_moe": {"num_experts": 4} | _EXPERTS,  # experts stacked
-    "deepseek_v3": _GROUPS | _RANKS,  # experts stacked in one layer of two, and a buffer
+    "deepseek_v3": _GROUPS
+    | _RANKS
+    | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # experts stacked in one layer of two, and a buffer
     "glm4_moe": _GROUPS,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},  # experts stacked, in checkpoints too
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}},

@@ -53,6 +53,8 @@ def _decide(policy: FailurePolicy, failure: Failure) -> Decision:
         return Decision(action=restart, counted=rule.action == "Restart", why=why)
     if failure.reason == Reason.NOT_FINITE:
         return Decision(action="Fail", counted=True, why="a restart would meet the same numbers")
+    if failure.reason == Reason.WEIGHTS_DIFFER:
+        return Decision(action="Fail", counted=True, why="a restart would push the same weights in the same way")
     if failure.exit_code == ExitCode.CONFIG_ERROR:
         return Decision(action="Fail", counted=True, why="a restart would fail on the same settings")
     return Decision(action=action, counted=counted, why=why)

@@ -3,16 +3,26 @@
 import pytest
 import torch
 
+from support.families import make_model
+from support.trainer.tiny_model import make_tiny_tokenizer
+
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("world_size", "zero_stage", "tensor_parallel", "trains"),
-    [(2, 2, 1, "all"), (2, 2, 1, "adapters"), (2, 3, 1, "all"), (4, 2, 2, "all")],
+    ("world_size", "zero_stage", "tensor_parallel", "trains", "family"),
+    [
+        (2, 2, 1, "all", "olmo2"),  # vLLM has no model for it: it changes transformers' class
+        (2, 2, 1, "adapters", "qwen3_moe"),  # adapters of stacked experts
+        (2, 3, 1, "all", "mixtral"),  # other names in checkpoints
+        (4, 2, 2, "all", "llama"),  # tied
+    ],
 )
 def test_vllm_samples_from_the_trained_weights(
-    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains
+    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family
 ):
-    run_program("colocate_sync.py", world_size, tiny_model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains)
+    """Also of families whose weights are renamed and split for checkpoints."""
+    model = tiny_model if family == "llama" else save_with_tokenizer(family, tmp_path / "model")
+    run_program("colocate_sync.py", world_size, model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains)
     results = torch.load(tmp_path / "out.pt")
     # Rank r has r + 1 prompts and gets its own completions back, also where ranks with uneven shares sample together.
     assert [len(result["versions"]) for result in results] == [4 * (rank + 1) for rank in range(world_size)]
@@ -26,3 +36,15 @@ def test_vllm_samples_from_the_trained_weights(
         assert result["trained"] < 1e-4
         if result["initial"] is not None:
             assert result["initial"] > 100 * max(result["trained"], 1e-6)
+        stale, changed, missing = result["complaints"]
+        assert "fixed tokens log-probabilities that differ by" in stale
+        assert "the same weights that it had loaded, and then had others in" in changed
+        assert "the push has no weights, or too few, for model.layers." in missing
+
+
+def save_with_tokenizer(family, folder):
+    tokenizer = make_tiny_tokenizer()
+    model = make_model(family, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

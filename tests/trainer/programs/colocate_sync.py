@@ -1,7 +1,7 @@
 """Two steps with a colocated vLLM, then more completions: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS.
 
 TRAINS is "all", or "adapters". OUT gets the ranks' results in rank order: among them the differences between
-log-probabilities of the engine and of the trained and the initial model.
+log-probabilities of the engine and of the trained and the initial model, and what is said of weights that differ.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -16,6 +16,7 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from fixed_samples import train_on
+from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
@@ -25,7 +26,9 @@ from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
+from grpo_workload.weights.differ import WeightsDifferError
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
 # Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
@@ -38,6 +41,26 @@ def differences(model, head, samples):
     with torch.no_grad():
         logprobs_BT, _ = head.per_token(model, batch, TEMPERATURE)
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
+
+
+def complaints(policy, generator, check):
+    """Return what is said of an engine with other weights, of weights that change, and of missing ones."""
+    said = []
+    generator.sync_weights(policy.weights(), 3)  # it was asleep
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.data.mul_(1.5)
+    for attempt in (
+        lambda: check.run(policy, generator, 3),
+        lambda: generator.sync_weights(policy.weights(), 0),
+        lambda: generator.sync_weights([one for one in policy.weights() if ".1." not in one[0]], 4),
+    ):
+        try:
+            attempt()
+            said.append(None)
+        except WeightsDifferError as error:
+            said.append(str(error))
+    return said
 
 
 def main(model, out, zero_stage, tensor_parallel, trains):
@@ -65,8 +88,11 @@ def main(model, out, zero_stage, tensor_parallel, trains):
         }
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-    generator = ColocateGenerator(config, Device.CPU)
     initial = load_model(config, Device.CPU) if zero_stage < 3 else None
+    generator = ColocateGenerator(config, Device.CPU)
+    check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
+    generator.sync_weights(policy.weights(), 0)  # the weights that the engine has loaded
+    check.run(policy, generator, 0)
     prompts = [
         Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index)
         for index in range(1 + rank)
@@ -90,6 +116,7 @@ def main(model, out, zero_stage, tensor_parallel, trains):
         metrics = train_on(policy, gather(list(generate())), config.training)
         logged.append(metrics["sampling/sampling_logp_difference/max"])
         generator.sync_weights(policy.weights(), step + 1)
+        check.run(policy, generator, step + 1)
     # One prompt among different ones on every rank.
     common = Prompt(index=9, text="", token_ids=(5, 6, 7), seed=11)
     *_, answers = generator.generate([*reversed(prompts), common], NUM_GENERATIONS)
@@ -104,7 +131,7 @@ def main(model, out, zero_stage, tensor_parallel, trains):
         "initial": differences(initial, LogprobHead(initial), samples) if initial is not None else None,
         "logprobs": [logprob for sample in samples for logprob in sample.completion.logprobs],
     }
-    results = gather(result)
+    results = gather(result | {"complaints": complaints(policy, generator, check)})
     if rank == 0:
         torch.save(results, out)
     generator.close()

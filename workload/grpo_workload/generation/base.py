@@ -45,6 +45,13 @@ class Generator(Protocol):
         """Take over all of `weights`; completions carry `version` from then on."""
         ...
 
+    def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """Return log-probabilities of all tokens but the first at temperature 1, from each engine that this rank feeds.
+
+        Keys are the engines' names, for people. Empty where no engine holds weights of its own, or one is away.
+        """
+        ...
+
     def blame(self, error: Exception) -> Exception:
         """Return the cause of an error of the loop: the failure of an engine, or else the error itself."""
         ...

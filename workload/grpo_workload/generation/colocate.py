@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from vllm.distributed.parallel_state import get_tp_group
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
-from grpo_workload.generation.vllm_api import repack_output_layer
+from grpo_workload.generation.vllm_api import repack_for_cpu
+from grpo_workload.generation.vllm_worker.audit import audited
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
@@ -120,16 +122,22 @@ class ColocateGenerator:
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
         self._wake(self._cycle.begin_push())
-        # Without an iterator vLLM would load the original checkpoint again.
-        self._llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
-        )
-        if self._device == Device.CPU:
-            self._llm.collective_rpc(lambda worker: repack_output_layer(worker.get_model()))
+        self._llm.collective_rpc(partial(_load, weights=weights, device=self._device, is_initial=version == 0))
         self._wake(self._cycle.end_push())
         self._version = version
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM's prefix cache could not be reset: requests still hold blocks of the old weights")
+
+    def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """See `Generator.logprobs`. Ranks that share a copy of the model ask together."""
+        self._cycle.check_generate()
+        (output,) = self._llm.generate(
+            [TokensPrompt(prompt_token_ids=list(token_ids))],
+            [SamplingParams(max_tokens=1, prompt_logprobs=0)],
+            use_tqdm=False,
+        )
+        rows = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return {f"the engine of rank {self._rank}": [row[token].logprob for token, row in rows]}
 
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: the engine is part of the rank."""
@@ -179,6 +187,16 @@ class _Once(logging.Filter):
         is_new = (message := record.getMessage()) not in self._seen
         self._seen.add(message)
         return is_new
+
+
+def _load(worker: Any, weights: Weights, *, device: Device, is_initial: bool) -> None:
+    """Replace all weights of a worker's model."""
+    model, config = worker.get_model(), worker.vllm_config.model_config
+    with audited(model, is_initial=is_initial, is_quantized=config.quantization is not None):
+        # Without an iterator vLLM would load the original checkpoint again.
+        worker.reload_weights(weights_iterator=iter(weights), is_checkpoint_format=True)
+        if device == Device.CPU:
+            repack_for_cpu(model)
 
 
 def _build(arguments: dict[str, Any]) -> Any:

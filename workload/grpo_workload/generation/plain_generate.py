@@ -96,6 +96,10 @@ class TransformersGenerator:
         """Only set the version: the weights are the trainer's own, and `weights` is not iterated."""
         self._version = version
 
+    def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """Return nothing: there is no engine to compare with."""
+        return {}
+
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: there is no engine."""
         return error

@@ -96,14 +96,16 @@ def adapter_renames(model: Any) -> Any:
     return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()
 
 
-def repack_output_layer(model: Any) -> None:
-    """Repack vLLM's output layer on CPUs after new weights, so that it follows the embeddings that it is tied to.
+def repack_for_cpu(model: Any) -> None:
+    """Pack what vLLM multiplies by on CPUs again, after new weights.
 
-    On CPUs vLLM multiplies by a packed copy, and repacks only layers that were loaded under their own name. On GPUs
-    both layers share one storage.
+    vLLM repacks only output layers that were loaded under their own name, not those tied to the embeddings, and packs
+    experts only when they are loaded first. On GPUs there are no packed copies.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+        elif "w13_weight" in module._parameters and (kernel := getattr(module.quant_method, "moe_kernel", None)):
+            kernel.fused_experts.process_weights_after_loading(module)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_workload.policy import attention
 from grpo_workload.spec.contract import Device
@@ -46,10 +46,23 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             "give a folder with a whole model, made by "
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"
         )
+    keep_own_calls(model)
     attention.check_packable(model.config)
     if config.model.use_liger_kernel and device == Device.CUDA:
         fuse(model)
     return model
+
+
+def keep_own_calls(model: PreTrainedModel) -> None:
+    """Give the models inside `model` classes of their own, so that what is later done to transformers' has no effect.
+
+    vLLM runs families that it has no model for by transformers' classes, and then replaces the `__call__` of these.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module is not model:
+            kind = type(module)
+            own = {"__call__": nn.Module.__call__, "__module__": kind.__module__}
+            module.__class__ = type(kind.__name__, (kind,), own)
 
 
 def restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:

@@ -50,6 +50,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 69
     RANK_FAILED = 70
     NOT_FINITE = 71  # of a rank alone: its pod ends with RANK_FAILED
+    WEIGHTS_DIFFER = 72  # of a rank alone: its pod ends with RANK_FAILED
     STOPPED = 75
 
 

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     STOPPED_EARLY = "StoppedEarly"
     RANK_FAILED = "RankFailed"
     NOT_FINITE = "NotFinite"
+    WEIGHTS_DIFFER = "WeightsDiffer"
     ENGINE_DIED = "EngineDied"
     CONFIG_ERROR = "ConfigError"
     CONTRACT_REFUSED = "ContractRefused"

@@ -33,6 +33,7 @@ from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.checks import check_folders, check_patience, max_prompt_tokens, warn_of_small_slices
 from grpo_workload.training.run import Run
+from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     trackers = start_trackers(contract, data_dir, start.step)
     prompts = start_prompts(contract, source, share, start.step, state_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
-    generator = start_generator(contract, rank, policy, tokenizer, start.weight_version)
+    weight_check = WeightCheck(config, tokenizer)
+    generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
     journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir)
     return Run(
         config=config,
@@ -73,6 +75,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         rewards=rewards,
         policy=policy,
         generator=generator,
+        weight_check=weight_check,
         checkpoints=checkpoints,
         journal=journal,
         known=known,
@@ -171,13 +174,20 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
     return policy
 
 
-def start_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any, weight_version: int) -> Generator:
-    """Build the generator, and push the policy's weights if it has others; collective."""
+def start_generator(
+    contract: Contract, rank: int, policy: Policy, tokenizer: Any, weight_version: int, weight_check: WeightCheck
+) -> Generator:
+    """Build the generator and push the policy's weights; collective.
+
+    Engines have loaded the base model, which is version 0. It is pushed to them even so: what a push would do wrong
+    shows before anything is sampled, and vLLM refuses adapters that it does not support.
+
+    Raises:
+        WeightsDifferError: after the push an engine holds other weights than the policy.
+    """
     generator = build_generator(contract, rank, policy, tokenizer)
-    # Engines load the base model, which is version 0, but no adapters: these are pushed even then. vLLM refuses here
-    # the adapters that it does not support.
-    if weight_version > 0 or contract.config.pushes_adapters:
-        generator.sync_weights(policy.weights(), weight_version)
+    generator.sync_weights(policy.weights(), weight_version)
+    weight_check.run(policy, generator, weight_version)
     return generator
 
 

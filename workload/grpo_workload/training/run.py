@@ -16,6 +16,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal
+from grpo_workload.training.weight_check import WeightCheck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Run:
     rewards: list[Reward]
     policy: Policy
     generator: Generator
+    weight_check: WeightCheck
     checkpoints: Checkpoints
     journal: Journal
     known: dict[int, Group]  # groups of the first step that the journal already has under these weights, by position

@@ -38,6 +38,7 @@ from grpo_workload.training.health import Health
 from grpo_workload.training.rollout import Rollout, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.step_metrics import summarise
+from grpo_workload.weights.differ import WeightsDifferError
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
 
         run.report.phase("Syncing")
         run.generator.sync_weights(run.policy.weights(), step + 1)
+        if step == run.start.step:  # the first push of what was trained
+            run.weight_check.run(run.policy, run.generator, step + 1)
         clock.lap("sync")
 
         run.report.phase("Agreeing")
@@ -176,6 +179,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
             except ConfigError as error:
                 return refuse(error, errors)
+            except WeightsDifferError as error:
+                return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
             # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
             # handlers of their own while they load, which this one replaces.
             stop.install()
@@ -185,6 +190,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 return refuse(error, errors)
             except NotFiniteError as error:
                 return refuse(error, errors, ExitCode.NOT_FINITE)
+            except WeightsDifferError as error:
+                return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
             except RuntimeError as error:  # perhaps a collective failed because another rank has lost its engine
                 raise run.generator.blame(error) from error
             finally:

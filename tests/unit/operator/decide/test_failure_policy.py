@@ -50,6 +50,14 @@ def test_numbers_that_are_not_finite_end_the_job_unless_a_rule_restarts_it() -> 
         assert case.status.last_failure.reason == "NotFinite"
 
 
+def test_weights_that_differ_are_not_pushed_again() -> None:
+    case = Case()
+    case.see_all_ready()
+    case.see(failed(A, ExitCode.RANK_FAILED, "WeightsDiffer"), pod(B))
+    assert find(case.status, Condition.FAILED).reason == "WeightsDiffer"
+    assert "would push the same weights" in case.message(Condition.FAILED)
+
+
 @pytest.mark.parametrize(
     ("rule", "terminal", "counted"),
     [

@@ -63,10 +63,11 @@ class ServerGenerator:
         self._roster = Roster()
         backend: Backend = "nccl" if contract.device == Device.CUDA else "gloo"
         self._sender: WeightSender | None = None
+        self._transfer: int | None = None
         for index, group in enumerate(contract.transfers):
             if group.sender == rank:
                 clients = [client for client in self._link.clients if client.engine.transfer == index]
-                self._sender = WeightSender(group, clients, self._link, backend)
+                self._sender, self._transfer = WeightSender(group, clients, self._link, backend), index
         self._agree(self._link.wait_ready)
         self._with_engines(self._join)
         self._roster.pushed()  # the engines have loaded the initial weights, version 0
@@ -108,6 +109,25 @@ class ServerGenerator:
         else:
             self._agree(lambda: self._push(weights, version))
         self._version = version
+
+    def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """See `Generator.logprobs`. EngineError on every rank names an engine that failed, unless lost ones return."""
+        found: dict[str, list[float]] = {}
+
+        def ask() -> None:
+            for client in self._link.clients:
+                if client.engine.transfer == self._transfer:
+                    work = client.score(token_ids, model=self._roster.current[client.engine.name])
+                    found[f"engine {client.engine.name}"] = self._link.run(work)
+
+        if not self._restarts:
+            self._agree(ask)
+            return found
+        try:
+            ask()
+        except EngineError as error:  # it is noticed when the ranks generate, and gets all weights again
+            logger.warning("weights are not checked: %s", error)
+        return found
 
     def blame(self, error: Exception) -> Exception:
         """Return the EngineError of an unhealthy engine, else `error`, such as that of a collective with lost ranks.

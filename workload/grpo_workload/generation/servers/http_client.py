@@ -24,6 +24,7 @@ from yarl import URL
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.spec.contract import Engine
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.weights.differ import MARK, WeightsDifferError
 
 ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
@@ -49,6 +50,10 @@ class _NoAnswerError(EngineError):
 
 class _BusyError(EngineError):
     """The engine answered 503: it is paused or starting."""
+
+
+class EngineDiffersError(EngineError, WeightsDifferError):
+    """The engine's workers found that its weights differ from the trainer's."""
 
 
 class RefusedError(EngineError, ConfigError):
@@ -160,6 +165,13 @@ class EngineClient:
         assert len(choices) == num_samples, (len(choices), num_samples)
         return [self._completion(choice, version) for choice in choices]
 
+    async def score(self, token_ids: Sequence[int], *, model: str) -> list[float]:
+        """Return the engine's log-probabilities of all tokens but the first, at temperature 1. Raises as `complete`."""
+        request = {"model": model, "prompt": list(token_ids), "max_tokens": 1, "prompt_logprobs": 0}
+        answer = await self._repeat("POST", "/v1/completions", json=request)
+        rows = answer["choices"][0]["prompt_logprobs"]
+        return [row[str(token)]["logprob"] for token, row in zip(token_ids[1:], rows[1:], strict=True)]
+
     def _completion(self, choice: Mapping[str, Any], version: int) -> Completion:
         if choice["finish_reason"] not in ("stop", "length"):
             raise EngineError(self.engine, f"ended an unfinished completion with {choice['finish_reason']!r}")
@@ -206,6 +218,8 @@ class EngineClient:
                 self.engine,
                 "is another process than the one that got the weights: its container has restarted",
             )
+        if MARK in text:
+            return EngineDiffersError(self.engine, f"refused its weights: {text[text.index(MARK) :]}")
         kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: _BusyError}.get(
             HTTPStatus(status), EngineError
         )

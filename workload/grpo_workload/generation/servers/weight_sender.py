@@ -119,7 +119,7 @@ class WeightSender:
         """
         assert self._channel is not None, "join comes first"
         piece_bytes = PIECE_BYTES[self._backend]
-        info = describe(specs) | {"piece_bytes": piece_bytes}
+        info = describe(specs) | {"piece_bytes": piece_bytes, "is_initial": version == 0}
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
             (self._take_pausing() or self._pause()).result()
             self._each(lambda client: client.start_update())

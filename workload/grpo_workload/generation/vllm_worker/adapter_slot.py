@@ -69,10 +69,14 @@ class AdapterSlot:
 
     def _check(self, modules: Iterable[str]) -> None:
         """Refuse modules that vLLM has no adapters for: it would silently ignore them."""
-        packed = self._manager.packed_modules_mapping
-        supported = {part for name in self._manager.supported_lora_modules for part in packed.get(name, [name])}
-        if unsupported := sorted({name.rpartition(".")[2] for name in modules} - supported):
+        packed = self._manager.packed_modules
+        taken = {part for name in self._manager.modules for part in packed.get(name, [name])}
+        if lost := set(modules) - taken:
             raise ValueError(
-                f"lora: vLLM has no adapters for {', '.join(unsupported)} of this model, only for "
-                f"{', '.join(sorted(supported))}; push merged would work"
+                f"lora: vLLM has no adapters for {_kinds(lost)} of this model, only for {_kinds(taken)}; "
+                "push merged would work"
             )
+
+
+def _kinds(modules: Iterable[str]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in modules}))

@@ -17,8 +17,9 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from grpo_workload.generation.gloo_group import GlooGroup, open_store
-from grpo_workload.generation.vllm_api import nccl_abort, repack_output_layer
+from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
+from grpo_workload.generation.vllm_worker.audit import Rows, check_fed, check_same, rows_of
 from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
 from grpo_workload.pod.vllm_command import TRANSFER_BACKENDS
 from grpo_workload.spec.contract import Device
@@ -35,6 +36,7 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is unt
     dtype_names: list[str]
     shapes: list[list[int]]
     piece_bytes: int  # largest number of bytes sent at once, unless one tensor is larger
+    is_initial: bool  # whether the engine has loaded just these weights itself
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -49,6 +51,9 @@ class Receiver:
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self._slot = AdapterSlot(model, vllm_config.lora_config) if vllm_config.lora_config is not None else None
+        self._is_quantized = vllm_config.model_config.quantization is not None
+        self._before: Rows | None = None  # the model's parameters before its first update
+        self._is_initial = False
         super().__init__(config, vllm_config, device, self._slot or model)  # type: ignore[call-arg]  # of vLLM's engine
 
     def start_weight_update(self) -> None:
@@ -56,20 +61,28 @@ class Receiver:
         if self._slot is not None:
             self._slot.clear()
         else:
+            if self._before is None and not self._is_quantized:
+                self._before = rows_of(self.model)  # type: ignore[attr-defined]
             super().start_weight_update()  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
-        """Put the received weights or adapter into use."""
+        """Put the received weights or adapter into use. WeightsDifferError for weights that changed on the way."""
         if self._slot is not None:
             self._slot.fill()
-        else:
-            super().finish_weight_update()  # type: ignore[misc]
+            return
+        super().finish_weight_update()  # type: ignore[misc]
+        if self._is_initial:
+            check_same(self.model, self._before or {})  # type: ignore[attr-defined]
+        self._before, self._is_initial = {}, False
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
         """Receive all pieces by `broadcast` while vLLM loads them, in one call: each call walks the whole model.
 
         All of it runs on one stream, which orders the reuse of memory. vLLM keeps the tensors of a layer until all of
         them, perhaps from several pieces, have arrived.
+
+        Raises:
+            WeightsDifferError: names layers that lack weights.
         """
 
         def receive() -> Iterator[tuple[str, Tensor]]:
@@ -79,9 +92,12 @@ class Receiver:
                 yield from unpack(bytes_N, specs)
 
         weights = receive()
-        self.model.load_weights(weights)  # type: ignore[attr-defined]
+        loaded = self.model.load_weights(weights)  # type: ignore[attr-defined]
         for _ in weights:  # a model may ignore the last weights, but every broadcast needs this worker
             pass
+        if self._slot is None and not self._is_quantized:
+            check_fed(self.model, loaded)  # type: ignore[attr-defined]
+        self._is_initial = update_info.is_initial
 
 
 class WatchedNcclReceiver(Receiver, NCCLWeightTransferEngine):  # type: ignore[misc]
@@ -135,7 +151,7 @@ class LayerwiseGloo(WeightTransferEngine[GlooInitInfo, UpdateInfo]):  # type: ig
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        repack_output_layer(self.model)
+        repack_for_cpu(self.model)
 
     def shutdown(self) -> None:
         """Leave the group."""

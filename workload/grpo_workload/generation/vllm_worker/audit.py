@@ -1,0 +1,137 @@
+"""Checks inside a vLLM worker that a push has reached every parameter of its model.
+
+vLLM ignores weights whose names it does not know, and at most warns of parameters that get none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_workload.weights.differ import WeightsDifferError
+
+NAMED = 8  # number of layers that an error names
+TOLERANCE = 1e-2
+"""Largest relative difference of a parameter that was replaced by itself: more than rounding."""
+
+Rows = Mapping[str, Tensor]
+"""Norm of each row of each parameter, by name."""
+
+
+@torch.no_grad()
+def rows_of(model: nn.Module) -> Rows:
+    """Return the norms of all rows: a copy would take the model's memory once more, and sums miss a wrong order."""
+    return {
+        name: torch.linalg.vector_norm(parameter, dim=-1, dtype=torch.float32)
+        for name, parameter in model.named_parameters()
+        if parameter.layout == torch.strided and parameter.is_floating_point() and parameter.ndim > 0
+    }
+
+
+def check_same(model: nn.Module, before: Rows) -> None:
+    """Check that parameters have the values of `before`: those of the checkpoint were pushed.
+
+    Raises:
+        WeightsDifferError: names the parameters that differ most.
+    """
+    after = rows_of(model)
+    changes = {name: _change(after.get(name), rows) for name, rows in before.items()}
+    wrong = sorted((name for name in changes if not changes[name] <= TOLERANCE), key=lambda name: -changes[name])
+    if wrong:
+        raise WeightsDifferError(
+            "the engine got the same weights that it had loaded, and then had others in "
+            + _some([f"{name} (by {changes[name]:.0%})" for name in wrong])
+        )
+
+
+def _change(after: Tensor | None, before: Tensor) -> float:
+    if after is None or after.shape != before.shape:
+        return math.inf
+    change = float(torch.linalg.vector_norm(after - before)) / (float(torch.linalg.vector_norm(before)) or 1.0)
+    return math.inf if math.isnan(change) else change
+
+
+def check_fed(model: nn.Module, loaded: Collection[str] | None) -> None:
+    """Check that every parameter has got all of its values. Called when vLLM has loaded them, before it processes them.
+
+    Args:
+        model: vLLM's, between `initialize_layerwise_reload` and `finalize_layerwise_reload`.
+        loaded: names that its `load_weights` returned.
+
+    Raises:
+        WeightsDifferError: names the layers that lack weights.
+    """
+    if missing := sorted(_missing(model, loaded)):
+        raise WeightsDifferError(f"the push has no weights, or too few, for {_some(missing)}")
+
+
+def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
+
+    uncounted: dict[int, list[str]] = {}
+    is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    for path, layer in model.named_modules():
+        parameters = {name: one for name, one in layer._parameters.items() if one is not None}
+        for name in parameters.keys() & SKIP_LOAD_TENSORS:  # vLLM does not count what is loaded into these
+            uncounted.setdefault(id(parameters[name]), []).append(f"{path}.{name}")
+        info = get_layerwise_info(layer)
+        if not info.can_load() or hasattr(layer, "kv_cache_dtype"):  # complete; attention has only scales
+            continue
+        if is_tied and isinstance(layer, ParallelLMHead):
+            continue
+        expected = sum(_num_values(layer, one) for name, one in parameters.items() if name not in SKIP_LOAD_TENSORS)
+        if info.load_numel < expected:
+            yield f"{path} ({info.load_numel} of {expected} numbers)"
+    for names in uncounted.values():  # all modules that share a parameter name it
+        if loaded is not None and names[0].endswith("bias") and not any(name in loaded for name in names):
+            yield names[0]
+
+
+def _num_values(layer: Any, parameter: Tensor) -> int:
+    """Return how many numbers of a checkpoint a parameter takes: vLLM pads some, among them rows of the vocabulary."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    if isinstance(layer, VocabParallelEmbedding):
+        return int(layer.shard_indices.num_org_elements * math.prod(parameter.shape[1:]))
+    return int(getattr(parameter, "weight_loader_numel", parameter.numel()))
+
+
+@contextmanager
+def audited(model: Any, *, is_initial: bool, is_quantized: bool) -> Iterator[None]:
+    """Within it, vLLM replaces all weights of `model`. Checks that it got all of them.
+
+    Args:
+        model: vLLM's.
+        is_initial: the weights are those that it has loaded already, so that nothing may change.
+        is_quantized: vLLM quantizes the weights as it loads them; it has no parameters in the checkpoint's form.
+
+    Raises:
+        WeightsDifferError: names layers that lack weights, or have others than before.
+    """
+    before = rows_of(model) if is_initial and not is_quantized else {}
+    load = model.load_weights
+
+    def load_and_check(weights: Any) -> Any:
+        loaded = load(weights)
+        if not is_quantized:
+            check_fed(model, loaded)
+        return loaded
+
+    model.load_weights = load_and_check
+    try:
+        yield
+    finally:
+        del model.load_weights  # of the instance; the class keeps its own
+    check_same(model, before)
+
+
+def _some(names: list[str]) -> str:
+    left = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {left} more" if left > 0 else "")

@@ -1,0 +1,85 @@
+"""Compares engines with the trainer after a push: log-probabilities that both give the same fixed tokens.
+
+A push may be complete and still wrong: adapters merged in another way than training applies them, a layer that vLLM
+processes anew and differently. Sampling goes on without an error then, from another model than the one that is trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_workload.generation.base import Generator
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.weights.differ import WeightsDifferError
+
+logger = logging.getLogger(__name__)
+
+TEXT = """A train leaves the station at 9:40 and travels 150 km at 60 km/h. When does it arrive? First, we divide the \
+distance by the speed: 150 / 60 = 2.5 hours, which is 2 hours and 30 minutes. Then we add this to the time of departure:
+9:40 + 2:30 = 12:10. So the train arrives at 12:10.
+
+def arrival(hours: int, minutes: int, distance: float, speed: float) -> str:
+    total = 60 * hours + minutes + round(60 * distance / speed)
+    return f"{total // 60 % 24}:{total % 60:02}"
+"""
+MAX_TOKENS = 256
+
+BOUNDS = {"float32": 0.01, "bfloat16": 0.3, "float16": 0.3}
+"""Largest mean |difference| of log-probabilities in nats, by model.dtype. Where all is well it is 1e-5 in float32, 0.01
+to 0.03 in bfloat16, and up to 0.1 for experts, which rounding may choose differently."""
+QUANTIZED_BOUND = 1.0
+"""The bound where vLLM quantizes the weights (engineArgs.quantization)."""
+
+
+class WeightCheck:
+    """The fixed tokens, and what was measured at the last check."""
+
+    def __init__(self, config: TrainerConfig, tokenizer: Any) -> None:
+        limit = min(MAX_TOKENS, (config.generation.max_model_len or MAX_TOKENS + 1) - 1)
+        self._token_ids: list[int] = tokenizer(TEXT, add_special_tokens=False)["input_ids"][:limit]
+        is_quantized = config.generation.engine_args.get("quantization") is not None
+        self._bound = QUANTIZED_BOUND if is_quantized else BOUNDS[config.model.dtype]
+        self._last: tuple[int, float] | None = None
+
+    def run(self, policy: Policy, generator: Generator, version: int) -> None:
+        """Compare every engine with the policy, whose weights of `version` were just pushed; collective.
+
+        Raises:
+            WeightsDifferError: on every rank; names the engine that differs most, by how much, and the bound.
+        """
+        own = policy.logprobs(self._token_ids)
+        differences = {
+            name: _mean_difference(own, theirs) for name, theirs in generator.logprobs(self._token_ids).items()
+        }
+        found = [(difference, name) for one in gather(differences) for name, difference in one.items()]
+        if not found:
+            return
+        difference, name = max(found)
+        if difference > self._bound:
+            raise WeightsDifferError(self._describe(name, difference, version))
+        logger.info("after the push of version %d, log-probabilities differ by %.2g at most", version, difference)
+        self._last = version, difference
+
+    def _describe(self, name: str, difference: float, version: int) -> str:
+        if self._last is None:
+            before = "This is the first push: vLLM and transformers may compute this model differently"
+        else:
+            version_before, difference_before = self._last
+            before = (
+                f"After the push of version {version_before} it was {difference_before:.2g}, so what was trained since "
+                "does not arrive as it is"
+            )
+        return (
+            f"after the push of version {version}, {name} gives {len(self._token_ids)} fixed tokens log-probabilities "
+            f"that differ by {difference:.2g} nats on average from the trainer's; at most {self._bound:g} is rounding. "
+            f"{before}. All layers of the engine got weights, so none can be named"
+        )
+
+
+def _mean_difference(own: Sequence[float], theirs: Sequence[float]) -> float:
+    differences = [abs(one - other) for one, other in zip(own, theirs, strict=True)]
+    return sum(differences) / len(differences)
