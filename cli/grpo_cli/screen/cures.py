@@ -9,8 +9,8 @@ CURES = {
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
     "ZeroGradient": "read sampling/* in metrics.jsonl, and maskTruncatedCompletions",
-    "WeightsDiffer": "the message names layers or a difference: try push merged, Server in place of Colocate, or another "
-    "release of vLLM in spec.image; this job is not retried",
+    "WeightsDiffer": "the message names layers or a difference: try push merged, another topology, or another release "
+    "of vLLM in spec.image; this job is not retried",
     "EngineDied": "read the log lines; often generation.kvCacheMemory or gpuMemoryUtilization is too high",
     "ConfigError": "fix the field and submit under a new name; this job is not retried",
     "ContractRefused": "use a spec.image of the operator's release",

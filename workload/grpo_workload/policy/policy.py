@@ -5,7 +5,7 @@ Shapes: B sequences, T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from transformers import get_scheduler
 
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossScale, grpo_loss
-from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.checkpoint_names import CheckpointNames
@@ -210,17 +209,10 @@ class Policy:
         return self._states.on_device() if self._states else nullcontext()
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of all tokens but the first, at temperature 1; collective under ZeRO-3."""
-        first, *rest = token_ids
-        completion = Completion(
-            token_ids=tuple(rest), logprobs=(0.0,) * len(rest), text="", finish_reason="length", weight_version=0
-        )
-        prompt = Prompt(index=-1, text="", token_ids=(first,))
-        batch = micro_batch([Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)])
+    def logprobs(self, batch: MicroBatch) -> Tensor:
+        """Log-probabilities of the completion tokens [B, T] at temperature 1; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
-        values: list[float] = self.head.per_token(self.deepspeed_engine, batch.to(self.device), 1.0)[0][0].tolist()
-        return values
+        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), 1.0)[0]
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
@@ -51,7 +53,7 @@ class WeightCheck:
         Raises:
             WeightsDifferError: on every rank; names the engine that differs most, by how much, and the bound.
         """
-        own = policy.logprobs(self._token_ids)
+        own = policy.logprobs(_batch(self._token_ids))[0].tolist()
         differences = {
             name: _mean_difference(own, theirs) for name, theirs in generator.logprobs(self._token_ids).items()
         }
@@ -78,6 +80,16 @@ class WeightCheck:
             f"that differ by {difference:.2g} nats on average from the trainer's; at most {self._bound:g} is rounding. "
             f"{before}. All layers of the engine got weights, so none can be named"
         )
+
+
+def _batch(token_ids: Sequence[int]) -> MicroBatch:
+    """Return one sequence whose completion is all tokens but the first."""
+    rest = tuple(token_ids[1:])
+    completion = Completion(
+        token_ids=rest, logprobs=(0.0,) * len(rest), text="", finish_reason="length", weight_version=0
+    )
+    prompt = Prompt(index=-1, text="", token_ids=(token_ids[0],))
+    return micro_batch([Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)])
 
 
 def _mean_difference(own: Sequence[float], theirs: Sequence[float]) -> float:
