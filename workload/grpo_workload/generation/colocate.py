@@ -20,10 +20,10 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import get_tp_group
 
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import repack_for_cpu
-from grpo_workload.generation.vllm_worker.audit import audited
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig

@@ -16,10 +16,10 @@ from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
+from grpo_workload.generation.audit import Rows, check_fed, check_same, rows_of
 from grpo_workload.generation.gloo_group import GlooGroup, open_store
 from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
-from grpo_workload.generation.vllm_worker.audit import Rows, check_fed, check_same, rows_of
 from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
 from grpo_workload.pod.vllm_command import TRANSFER_BACKENDS
 from grpo_workload.spec.contract import Device
