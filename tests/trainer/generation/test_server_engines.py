@@ -21,7 +21,9 @@ from transformers import AutoModelForCausalLM
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.generation.servers.http_client import EngineDiffersError
 from grpo_workload.spec.contract import ExitCode, Outcome
+from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
 from support.trainer.launchers import DEADLINE, eventually
@@ -123,6 +125,44 @@ def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, ca
         assert f"is not used: it has weights of version 2, not {version}" in caplog.text
     finally:
         generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": str(version)}))
+
+
+def test_each_engine_gives_log_probabilities_of_given_tokens(generator: ServerGenerator, model: Any) -> None:
+    ids = list(range(3, 60))
+    with torch.no_grad():
+        scores = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
+    own = scores.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
+    found = generator.logprobs(ids)
+    assert found.keys() == {"engine engine-0", "engine engine-1"}
+    for theirs in found.values():
+        torch.testing.assert_close(torch.tensor(theirs), own, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "message"),
+    [
+        (
+            4,
+            lambda weights: [one for one in weights if ".layers.1." not in one.name],
+            r"too few, for model\.layers\.1\.",
+        ),
+        (
+            0,
+            lambda weights: [one._replace(make=lambda value: 2 * value) for one in weights],
+            r"then had others in .*by ",
+        ),
+    ],
+)
+def test_a_push_of_too_few_or_other_weights_is_refused_and_names_layers(
+    generator: ServerGenerator, model: Any, version: int, change: Any, message: str
+) -> None:
+    before = generator._version
+    generator._with_engines(generator._join)
+    with pytest.raises(EngineDiffersError, match=message):
+        generator.sync_weights(Export(change(full(model)), is_partitioned=False), version)
+    generator._with_engines(generator._join)  # abandons the update
+    generator.sync_weights(weights_of(model), before)
+    assert largest_difference(model, generator) < 1e-4
 
 
 # The last test of this file: it kills an engine.

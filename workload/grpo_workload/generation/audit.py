@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.differ import MARK, WeightsDifferError
 
 NAMED = 8  # number of layers that an error names
 TOLERANCE = 1e-2
@@ -44,7 +44,7 @@ def check_same(model: nn.Module, before: Rows) -> None:
     wrong = sorted((name for name in changes if not changes[name] <= TOLERANCE), key=lambda name: -changes[name])
     if wrong:
         raise WeightsDifferError(
-            "the engine got the same weights that it had loaded, and then had others in "
+            f"{MARK}the engine got the same weights that it had loaded, and then had others in "
             + _some([f"{name} (by {changes[name]:.0%})" for name in wrong])
         )
 
@@ -67,7 +67,7 @@ def check_fed(model: nn.Module, loaded: Collection[str] | None) -> None:
         WeightsDifferError: names the layers that lack weights.
     """
     if missing := sorted(_missing(model, loaded)):
-        raise WeightsDifferError(f"the push has no weights, or too few, for {_some(missing)}")
+        raise WeightsDifferError(f"{MARK}the push has no weights, or too few, for {_some(missing)}")
 
 
 def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:

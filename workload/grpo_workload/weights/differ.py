@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 MARK = "weights differ: "
-"""Begins the message: an engine on another machine answers with text alone."""
+"""Begins what an engine's worker finds: an engine on another machine answers with text alone."""
 
 
 class WeightsDifferError(RuntimeError):
     """An engine's weights, or what it computes with them, differ from the trainer's. Another attempt would, too."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what if what.startswith(MARK) else MARK + what)
