@@ -75,7 +75,11 @@ class PodTemplate(Section):
     resources: Object = Field(
         default_factory=dict, description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs."
     )
-    volumes: Objects = Field((), description="Additional volumes, as in a pod.")
+    volumes: Objects = Field(
+        (),
+        description="Additional volumes, as in a pod. A job with a hostPath, or with projected tokens or certificates "
+        "of its service account, stays Invalid unless the values of the operator's chart allow them.",
+    )
     volume_mounts: Objects = Field((), description="Additional volume mounts of the container, as in a pod.")
     termination_grace_period_seconds: int | None = Field(
         None,
