@@ -61,9 +61,9 @@ def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() 
     assert not again.events
 
 
-def _stuck(**more: Any) -> tuple[Case, ObservedPod]:
-    """Return a job that restarts, and a pod of it whose grace period ends 300 s after the job began."""
-    case = Case()
+def _stuck(restarts: int = 3, **more: Any) -> tuple[Case, ObservedPod]:
+    """Return a job that restarts, or has failed, and a pod of it whose grace period ends 300 s after the job began."""
+    case = Case(failurePolicy={"maxRestarts": restarts})
     pods = case.see_all_ready()
     case.see(failed(A), pods[1])
     return case, replace(pods[1], deletion_time=after(NOW, 300), held_by="its container has not ended", **more)
@@ -87,8 +87,9 @@ def test_a_pod_that_does_not_end_is_deleted_by_force_soon_only_if_its_node_is_lo
     assert case.see(stuck, at=301 + seconds, **seen).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)
 
 
-def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadline() -> None:
-    case, stuck = _stuck()
+@pytest.mark.parametrize("restarts", [3, 0], ids=["restarting", "failed"])
+def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadline(restarts: int) -> None:
+    case, stuck = _stuck(restarts)
     assert not [e for e in case.see(stuck, at=360).events if e.reason == "PodStuck"]
     (event,) = [e for e in case.see(stuck, at=361).events if e.reason == "PodStuck"]
     assert event.type == "Warning"
