@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import click
 import kopf
@@ -11,6 +12,10 @@ import kopf
 from grpo_operator.edge.check import check as check_installation
 from grpo_operator.edge.handlers import Options, registry, settings
 from grpo_operator.layout.admission import Allowed
+
+RECURSION_LIMIT = 100_000
+"""Python's json module raises for objects that are nested more deeply than this limit, by default 1,000. API servers
+accept 10,000 levels, for example in podTemplate.affinity: one job would end the watch of all jobs."""
 
 
 @click.group()
@@ -58,6 +63,7 @@ def run(
     log_format: str,
 ) -> None:
     """Watch GRPOJobs and reconcile them until the process is ended."""
+    sys.setrecursionlimit(RECURSION_LIMIT)
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
     # These write a line for every event of every pod and for every probe.
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):

@@ -102,6 +102,13 @@ def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs)
 
 
 def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed(jobs: Jobs) -> None:
+    deep = json.dumps(make_job("deep", podTemplate={"affinity": {"nodeAffinity": "DEEP"}}))
+    deep = deep.replace('"DEEP"', '{"a":' * 3000 + "1" + "}" * 3000)
+    path = f"/apis/training.grpo.dev/v1alpha1/namespaces/{jobs.namespace}/grpojobs"
+    jobs("create", "--raw", path, "-f", "-", stdin=deep)
+    why = ("get", "grpo", "deep", "-o", "jsonpath={.status.conditions[?(@.type=='Accepted')].message}")
+    wait_until(lambda: jobs(*why) == "spec.podTemplate.affinity.nodeAffinity: nested too deeply", "the refusal", 30)
+    jobs("delete", "grpo", "deep")
     jobs.apply(make_job("template", podTemplate={"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}))
     condition = jobs.wait_for("template", "Accepted", "False", "InvalidSpec")
     assert condition["message"].startswith("spec.podTemplate.volumes[0].hostPath: ")
@@ -109,8 +116,13 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     jobs.apply(make_job("template", **bad))
     condition = jobs.wait_for("template", "Accepted", "False", "InvalidPodTemplate")
     assert "volumeMounts" in condition["message"]
+    odd = {"resources": {"limits": None, "limit": {"cpu": "1"}}, "affinity": {"nodeAffinity": None}}
+    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}))
+    unknown = "limit: field not declared in schema"
+    wait_until(lambda: unknown in jobs.condition("template", "Accepted")["message"], "the unknown field", 30)
     assert not jobs.list("statefulset,service,configmap", "training.grpo.dev/job=template")
-    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": []}))
+    odd["resources"] = {"limits": None}
+    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}))
     jobs.wait_for("template", "Running", "True")
 
 

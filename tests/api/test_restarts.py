@@ -1,7 +1,8 @@
 """Restarts, suspension and deadlines on a real API server, controller manager and scheduler."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -58,14 +59,44 @@ def test_a_failure_recreates_all_pods_with_the_next_contract(jobs: Jobs) -> None
     assert "1" in jobs("get", "grpo", "again", "-o", "jsonpath={.status.restarts.total}")
 
 
-def test_the_job_fails_once_its_restarts_are_used_up(jobs: Jobs) -> None:
+def test_the_job_fails_once_its_restarts_are_used_up(jobs: Jobs, kubectl: Any) -> None:
+    """Both failures are acted on although the CRD became newer than the operator while the job ran."""
     jobs.run("spent", failurePolicy=AT_ONCE | {"maxRestarts": 1})
-    _fail(jobs, "spent-a-0")
-    _wait(jobs, "spent", _runs_again(1), "the second attempt")
-    _fail(jobs, "spent-a-0")
-    condition = jobs.wait_for("spent", "Failed", "True", "RankFailed")
+    with _newer_crd(kubectl):
+        theirs = {"type": "Elastic", "status": "True", "reason": "Theirs", "message": "of another release"}
+        theirs |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        added = [
+            {"op": "add", "path": "/status/conditions/-", "value": theirs},
+            {"op": "add", "path": "/status/throughput", "value": 7},
+        ]
+        wait_until(lambda: jobs.get("grpo", "spent")["spec"]["training"].get("fancy"), "the new default", 30)
+        jobs("patch", "grpo", "spent", "--subresource=status", "--type=json", "-p", json.dumps(added))
+        _fail(jobs, "spent-a-0")
+        status = _wait(jobs, "spent", _runs_again(1), "the second attempt")
+        conditions = {c["type"]: c["message"] for c in status["conditions"]}
+        assert conditions["Elastic"] == "of another release"
+        assert conditions["Accepted"].endswith("ignores, spec.training.fancy")
+        _fail(jobs, "spent-a-0")
+        condition = jobs.wait_for("spent", "Failed", "True", "RankFailed")
     assert "all 1 restarts of failurePolicy.maxRestarts are used up" in condition["message"]
     wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=spent"), "no pod is left", 40)
+
+
+@contextmanager
+def _newer_crd(kubectl: Any) -> Iterator[None]:
+    """The CRD with one more field that has a default, and one more field of the status."""
+    root = "/spec/versions/0/schema/openAPIV3Schema/properties"
+    training, status = f"{root}/spec/properties/training/properties", f"{root}/status/properties"
+    fields = {f"{training}/fancy": {"type": "boolean", "default": True}, f"{status}/throughput": {"type": "integer"}}
+
+    def patch(*changes: dict[str, Any]) -> None:
+        kubectl("patch", "crd", "grpojobs.training.grpo.dev", "--type=json", "-p", json.dumps(changes))
+
+    patch(*({"op": "add", "path": path, "value": field} for path, field in fields.items()))
+    try:
+        yield
+    finally:
+        patch(*({"op": "remove", "path": path} for path in fields))
 
 
 def test_a_restart_waits_and_says_until_when(jobs: Jobs) -> None:
@@ -144,9 +175,16 @@ def test_a_failed_engine_is_recreated_and_the_trainer_is_not(jobs: Jobs) -> None
 
 
 def test_suspending_gives_the_gpus_back_and_the_shape_may_change_before_resuming(jobs: Jobs) -> None:
+    """Suspending works also while every pass fails, because the job's Service is no longer its own."""
     jobs.run("paused")
+    disown = [{"op": "remove", "path": "/metadata/ownerReferences"}]
+    jobs("patch", "service", "paused", "--type=json", "-p", json.dumps(disown))
+    blocked = jobs.wait_for("paused", "Blocked", "True", "NameTaken")
+    assert "applying Service paused failed" in blocked["message"]
     jobs("patch", "grpo", "paused", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     jobs.wait_for("paused", "Suspended", "True", "Suspended")
+    jobs.wait_for("paused", "Blocked", "False", "Recovered")
+    jobs("delete", "service", "paused")
     assert not jobs.list("pod", "training.grpo.dev/job=paused")
     assert _status(jobs, "paused")["phase"] == "Suspended"
     shape = {"trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 2}]}, "suspend": False}

@@ -15,11 +15,11 @@ from grpo_devcluster import binaries
 from grpo_operator.api import names
 from grpo_operator.api.crd import crd
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide.plan import refuse
+from grpo_operator.decide.plan import Obstacle, plan
 from grpo_workload.spec.contract import ExitCode
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.schema import dump
-from support.control_plane.jobs import NOW
+from support.control_plane.jobs import NOW, observed, world
 from support.control_plane.passes import A, B, Case, failed
 from support.documents import blocks
 from support.paths import ROOT
@@ -80,7 +80,8 @@ def out_of_restarts() -> Case:
 
 
 def refused(reason: Reason) -> GRPOJobStatus:
-    return refuse(GRPOJobStatus(), 1, reason, "why", NOW).status
+    made, topology = world()
+    return plan(made, topology, GRPOJobStatus(), observed(), {}, NOW, Obstacle(reason, "why")).status
 
 
 def edited(case: Case) -> Case:

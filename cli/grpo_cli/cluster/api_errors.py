@@ -11,7 +11,6 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.screen.view import StatusError
 
 
 @contextmanager
@@ -19,7 +18,7 @@ def explained() -> Iterator[None]:
     """Turn failures to talk to a cluster into a CliError."""
     try:
         yield
-    except (ApiException, ConfigException, urllib3.exceptions.HTTPError, StatusError) as error:
+    except (ApiException, ConfigException, urllib3.exceptions.HTTPError) as error:
         raise explain(error) from error
 
 
@@ -29,8 +28,6 @@ def explain(error: Exception) -> CliError:
         return CliError(
             f"no usable kubeconfig: {error}; use --kubeconfig or --context, or set KUBECONFIG", Exit.UNREACHABLE
         )
-    if isinstance(error, StatusError):
-        return CliError(str(error), Exit.INVALID)
     if not isinstance(error, ApiException) or not error.status:
         return CliError(
             f"the API server does not answer: {_root_cause(error)}; is the cluster up, and is --context right?",

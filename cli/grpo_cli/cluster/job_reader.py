@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
-from pydantic import ValidationError
 
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.screen.pods import running_pods
 from grpo_cli.screen.training import LauncherReport, is_stuck
-from grpo_cli.screen.view import JobView, make_view, read_status, read_topology
+from grpo_cli.screen.view import JobView, make_view, read_topology
+from grpo_operator.api.status import read_status
 from grpo_operator.decide.conditions import is_terminal
 from grpo_workload.spec.contract import Member, Progress
 
@@ -32,7 +32,7 @@ class JobReader:
         self._rows: list[Mapping[str, Any]] = []
 
     def read(self) -> tuple[Object, list[Object], JobView]:
-        """Return the job, its pods and its screen at this moment. Raises CliError, ApiException, StatusError."""
+        """Return the job, its pods and its screen at this moment. Raises CliError, ApiException."""
         job = self._kube.job(self._name)
         pods = self._kube.pods(job)
         report = self._report(job, pods)
@@ -40,7 +40,7 @@ class JobReader:
 
     def _events(self, job: Object, pods: Sequence[Object]) -> list[Object]:
         uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}
-        names = {f"{self._name}-{group.name}" for group in read_status(job).groups}
+        names = {f"{self._name}-{group.name}" for group in read_status(job.get("status")).groups}
         try:
             events = self._kube.listed("Event")
         except ApiException as error:
@@ -55,15 +55,15 @@ class JobReader:
         ]
 
     def _report(self, job: Object, pods: Sequence[Object]) -> LauncherReport:
-        topology, status = read_topology(job), read_status(job)
+        topology, status = read_topology(job), read_status(job.get("status"))
         running = running_pods(pods)
         if topology is None or is_terminal(status) or topology.members[0].pod not in running:
             return LauncherReport(metrics=self._rows)
         master = topology.members[0]
         try:
-            progress = Progress.model_validate(self._launchers.get(master, "/progress"))
+            progress = Progress.read(self._launchers.get(master, "/progress"))
             self._read_rows(master)
-        except (PodError, ValidationError) as error:
+        except PodError as error:
             return LauncherReport(metrics=self._rows, note=str(error).partition("\n")[0])
         phases: dict[int, str] = {}
         if is_stuck(progress):
@@ -73,7 +73,7 @@ class JobReader:
 
     def _phases(self, member: Member) -> dict[int, str]:
         try:
-            phases = self._launchers.get(member, "/progress").get("rankPhases", {})
+            phases = Progress.read(self._launchers.get(member, "/progress")).rank_phases
         except PodError:  # the screen then shows no phase for these ranks
             return {}
         return {int(rank): phase.partition(" for ")[0] for rank, phase in phases.items()}

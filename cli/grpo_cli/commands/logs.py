@@ -19,9 +19,10 @@ from grpo_cli.errors import CliError, Exit
 from grpo_cli.screen.log_lines import Line, merged, read_line
 from grpo_cli.screen.pods import ranks_of
 from grpo_cli.screen.terminal import console
-from grpo_cli.screen.view import read_status, read_topology
+from grpo_cli.screen.view import read_topology
 from grpo_cli.screen.words import ranges
 from grpo_operator.api import names
+from grpo_operator.api.status import read_status
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.observe import read_pod
 
@@ -129,7 +130,7 @@ def follow_logs(kube: Kube, name: str, *, rank: int | None, role: str | None, ta
     colours = _Colours()
     while True:
         job = kube.job(name)
-        ended = is_terminal(read_status(job))
+        ended = is_terminal(read_status(job.get("status")))
         for pod in wanted.of(kube.pods(job)):
             seen = read_pod(pod)
             key = (seen.uid, seen.restarts)
@@ -161,7 +162,7 @@ def _pump(kube: Kube, pod: str, tail: int | None, lines: queue.Queue[Line]) -> N
 
 
 def _no_pods(job: Object, role: str | None) -> CliError:
-    status, name = read_status(job), job["metadata"]["name"]
+    status, name = read_status(job.get("status")), job["metadata"]["name"]
     if role == "engine" and not any(group.role == names.Role.GENERATION for group in status.groups):
         return CliError(
             f"job {name} has no engine pods: engines run in the trainer pods; use --role trainer", Exit.NOT_FOUND

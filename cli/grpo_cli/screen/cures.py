@@ -49,5 +49,6 @@ CURES = {
     "neither GPUs nor volumes that are still in use",
     "NodeNotReady": "check the node with kubectl describe node; it may return before its pods are given up",
     "ContainerWaiting": "check the pod: a wrong spec.image, an imagePullSecret, a missing volume",
+    "PassFailed": "read the message and the operator's log; report it if the cause is not your cluster",
     "WaitingForPeers": "wait for the named pods; after some minutes check DNS and network policies",
 }

@@ -203,7 +203,7 @@ def _columns(*names: str) -> Table:
 
 
 def job_table(jobs: Sequence[dict[str, Any]], now: datetime, *, namespaces: bool) -> Table:
-    """Return a table with one line per job, newest last. Raises StatusError."""
+    """Return a table with one line per job, newest last."""
     table = _columns(
         *(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "STEP", "REWARD", "TRAINER", "RESTARTS", "AGE", "WHY"
     )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from grpo_cli.screen import words
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest
@@ -17,8 +15,9 @@ from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Condition
-from grpo_operator.api.spec import GRPOJobSpec, parse_spec
-from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus
+from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.layout.topology import Job, Topology, plan_topology
@@ -61,39 +60,21 @@ class JobView:
     ended: bool
 
 
-class StatusError(ValueError):
-    """A status that an operator of another release wrote."""
-
-
-def read_status(job: Object) -> GRPOJobStatus:
-    """Return the job's status, empty when it has none. Raises StatusError when another release wrote it."""
-    try:
-        return GRPOJobStatus.model_validate(job.get("status") or {})
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        path = ".".join(map(str, fault["loc"]))
-        raise StatusError(
-            f"status.{path} is not understood ({fault['msg']}): use a grpo of the operator's release"
-        ) from error
-
-
 def read_topology(job: Object) -> Topology | None:
     """Return the job's pods as its spec describes them; None when the spec is invalid."""
-    metadata = job["metadata"]
-    try:
-        spec = parse_spec(job["spec"])
-    except ValueError:
+    metadata, stored = job["metadata"], read_spec(job["spec"], read_status(job.get("status")))
+    if stored.fault is not None:
         return None
     return plan_topology(
-        Job(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"], generation=1, spec=spec)
+        Job(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"], generation=1, spec=stored.spec)
     )
 
 
 def make_view(
     job: Object, pods: Sequence[Object], events: Sequence[Object], report: LauncherReport, now: datetime
 ) -> JobView:
-    """Return the screen of a job. Raises StatusError."""
-    metadata, status, topology = job["metadata"], read_status(job), read_topology(job)
+    """Return the screen of a job."""
+    metadata, status, topology = job["metadata"], read_status(job.get("status")), read_topology(job)
     age = words.since(metadata["creationTimestamp"], now) or 0.0
     phase, reason, why = _why(job, status, age)
     restarting = status.next_restart_time is not None and not is_terminal(status)
@@ -158,8 +139,6 @@ def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]
 
 
 def _cure(reason: str, phase: str, failure: Failure | None) -> str:
-    if phase in ("Succeeded", "Running", "Suspended"):
-        return ""
     if phase in ("Failed", "Restarting") and failure:
         return CURES.get(failure.reason, "").replace("NODE", failure.node or "NODE")
     return CURES.get(reason, "")

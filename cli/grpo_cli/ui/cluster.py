@@ -16,8 +16,9 @@ from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.screen.pods import ranks_of, running_pods
-from grpo_cli.screen.view import StatusError, read_status, read_topology
+from grpo_cli.screen.view import read_topology
 from grpo_cli.ui.source import Shown, SourceError
+from grpo_operator.api.status import read_status
 from grpo_operator.decide.observe import read_pod
 
 _GONE = "the pod of rank 0 does not run: `grpo ui --folder` shows the curves, which are on the job's volume"
@@ -36,9 +37,9 @@ class ClusterSource:
             job, pods, view = self._reader.read()
         except click.ClickException as error:  # for example: no such job
             raise SourceError(error.message) from error
-        except (ApiException, StatusError, urllib3.exceptions.HTTPError) as error:
+        except (ApiException, urllib3.exceptions.HTTPError) as error:
             raise SourceError(explain(error).message) from error
-        conditions = read_status(job).conditions
+        conditions = read_status(job.get("status")).conditions
         self.shown.job = to_jsonable_python(view) | {
             "conditions": to_jsonable_python(conditions),
             "pods": _pods(job, pods),
@@ -49,7 +50,7 @@ class ClusterSource:
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         topology = read_topology(job)
         if topology is None or topology.members[0].pod not in running_pods(pods):
-            self.shown.note = self.shown.note or ("" if read_status(job).attempt is None else _GONE)
+            self.shown.note = self.shown.note or ("" if read_status(job.get("status")).attempt is None else _GONE)
             return
         try:
             is_new_attempt, rows = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)

@@ -70,6 +70,7 @@ class Condition(StrEnum):
     SUSPENDED = "Suspended"
     HUNG = "Hung"
     DEGRADED = "Degraded"
+    BLOCKED = "Blocked"
     COMPLETE = "Complete"
     FAILED = "Failed"
     RECONCILING = "Reconciling"

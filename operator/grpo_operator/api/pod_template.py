@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
+from grpo_operator.api.faults import explain
 from grpo_workload.spec.contract import RESERVED_ENV
 from grpo_workload.spec.schema import ObjectName, Rule, Section
 
@@ -109,10 +110,16 @@ Kubernetes."""
 
 
 def merge(base: PodTemplate, over: PodTemplate) -> PodTemplate:
-    """Merge `over` over `base`: a field that `over` does not set keeps the value of `base`."""
+    """Merge `over` over `base`: a field that `over` does not set keeps the value of `base`, a null removes it.
+
+    Nothing in the result is null. Raises ValueError if it breaks a limit, such as that of the number of volumes.
+    """
     lower = base.model_dump(mode="json", by_alias=True, exclude_unset=True)
     upper = over.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return PodTemplate.model_validate(_merge_maps(lower, upper))
+    try:
+        return PodTemplate.model_validate(_without_nulls(_merge_maps(lower, upper)))
+    except ValidationError as error:
+        raise ValueError(f"merged over spec.podTemplate: {explain(error, PodTemplate, 'podTemplate')}") from error
 
 
 def _merge_maps(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +135,18 @@ def _merge_maps(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _merge_lists(lower: Iterable[dict[str, Any]], upper: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    merged = {item[key]: item for item in lower}
-    for item in upper:
-        merged[item[key]] = item
+def _merge_lists(lower: Iterable[Any], upper: Iterable[Any], key: str) -> list[Any]:
+    """Return the items of both lists; of two with the same key the upper one. Items without a key are all kept: the API
+    server says what it thinks of them.
+    """
+    merged: dict[object, Any] = {}
+    for number, item in enumerate([*lower, *upper]):
+        name = item.get(key) if isinstance(item, dict) else None
+        merged[name if isinstance(name, str) else number] = item
     return list(merged.values())
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value if one is not None] if isinstance(value, list) else value

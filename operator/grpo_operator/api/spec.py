@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic.alias_generators import to_camel
 
 from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
+from grpo_operator.api.faults import explain
 from grpo_operator.api.generation import GenerationSpec
 from grpo_operator.api.infrastructure import CacheSpec, DeviceConfig, NetworkSpec, RendezvousSpec, TrainerSpec
 from grpo_operator.api.pod_template import PodGroup, PodTemplate
@@ -179,19 +179,8 @@ class GRPOJobSpec(TrainerConfig):
 
 
 def parse_spec(raw: Any) -> GRPOJobSpec:
-    """Read a spec. Raises ValueError; its text says which fields are wrong, why, and what would be right."""
+    """Read a spec that a person wrote. Raises ValueError, which says which fields are wrong and what would be right."""
     try:
         return GRPOJobSpec.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
-
-
-def explain(error: ValidationError) -> str:
-    """Return one sentence for each error, such as `spec.trainer.groups[0].gpus: Input should be ... (found 0)`."""
-    return "; ".join(_fault(fault["loc"], fault["msg"], fault["input"]) for fault in error.errors(include_url=False))
-
-
-def _fault(location: tuple[int | str, ...], message: str, found: Any) -> str:
-    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{to_camel(part)}" for part in location)
-    shown = f" (found {found!r})" if isinstance(found, str | int | float | bool) else ""
-    return f"{path}: {message.removeprefix('Value error, ')}{shown}"
+        raise ValueError(explain(error, GRPOJobSpec)) from error

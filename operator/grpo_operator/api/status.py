@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_template import list_map
+from grpo_workload.spec import lenient
 from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.schema import Section
+
+MAX_METRICS = 128
+"""Most metrics that the status shows."""
+
+
+def _moment(text: str) -> str:
+    """Check a timestamp: code that reads a status counts on it. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None or not 1970 <= moment.year < 9000:
+        raise ValueError("a time with a time zone, such as 2026-01-31T12:00:00Z, would work")
+    return text
+
+
+Time = Annotated[str, Field(max_length=40), AfterValidator(_moment)]
+TimeIfKnown = Annotated[str, Field(max_length=40), AfterValidator(lambda text: text and _moment(text))]
+"""A time, or an empty text."""
+
+
+def known_time(text: object) -> str:
+    """Return a timestamp that another program wrote, or an empty text if it is none."""
+    try:
+        return _moment(text[:40]) if isinstance(text, str) else ""
+    except ValueError:
+        return ""
 
 
 class StatusSection(Section):
@@ -23,7 +51,7 @@ class ConditionStatus(StatusSection):
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: str = Field(max_length=128, description="Why, as one word for programs.")
     message: str = Field(max_length=32768, description="Why, as a sentence for people.")
-    last_transition_time: str = Field(max_length=40, description="Time when `status` last changed.")
+    last_transition_time: Time = Field(description="Time when `status` last changed.")
     observed_generation: int = Field(description="metadata.generation that the condition was set for.")
 
 
@@ -47,7 +75,7 @@ class MemberOutcome(StatusSection):
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
     reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
     message: str = Field(max_length=4096, description="Why it ended, in the words of the launcher or the kubelet.")
-    finished_at: str = Field(max_length=40, description="Time when it ended.")
+    finished_at: TimeIfKnown = Field(description="Time when it ended.")
 
 
 class Disruption(StatusSection):
@@ -67,7 +95,9 @@ class MemberStatus(StatusSection):
     outcome: MemberOutcome | None = Field(None, description="How the pod ended; absent while it runs.")
     disruption: Disruption | None = Field(None, description="Why the cluster takes the pod away, if it does.")
     replacing: bool = Field(
-        False, description="Whether the operator replaces the pod while the trainer waits (RestartGeneration)."
+        False,
+        exclude_if=lambda replacing: not replacing,
+        description="Whether the operator replaces the pod while the trainer waits (RestartGeneration).",
     )
 
 
@@ -82,8 +112,8 @@ class Failure(StatusSection):
     exit_code: int | None = Field(None, description="Exit code of the pod's container, if it has one.")
     reason: str = Field(max_length=128, description="What failed, as one word for programs.")
     message: str = Field(max_length=4096, description="What failed, for people, with the last lines of the log if any.")
-    time: str = Field(max_length=40, description="Time of the failure.")
-    attempt: int = Field(0, description="Number of the attempt that failed.")
+    time: Time = Field(description="Time of the failure.")
+    attempt: int = Field(0, ge=0, description="Number of the attempt that failed.")
     counted: bool = Field(
         True, description="Whether the restart after this failure counts towards failurePolicy.maxRestarts."
     )
@@ -100,7 +130,7 @@ class AvoidedNode(StatusSection):
     """A lost node that new pods avoid if another node is free."""
 
     name: str = Field(max_length=253, description="Name of the node.")
-    until: str = Field(max_length=40, description="Attempts that begin after this time no longer avoid the node.")
+    until: Time = Field(description="Attempts that begin after this time no longer avoid the node.")
 
 
 class ProgressStatus(StatusSection):
@@ -110,19 +140,23 @@ class ProgressStatus(StatusSection):
     total_steps: int = Field(0, description="Number of optimizer steps of the whole run.")
     reward: float | None = Field(None, description="Mean reward of the last step.")
     metrics: dict[Annotated[str, Field(max_length=128)], float] = Field(
-        default_factory=dict, max_length=128, description="Metrics of the last step, under TRL's names."
+        default_factory=dict,
+        max_length=MAX_METRICS,
+        description="Metrics of the last step, under TRL's names; if there are too many, those of single rewards are "
+        "left out first.",
     )
     tokens_per_second: float | None = Field(
         None, description="Completion tokens generated and trained per second, in the last step."
     )
     weight_version: int | None = Field(None, description="Version of the weights that generation uses.")
     checkpoint_step: int | None = Field(None, description="Step of the newest checkpoint.")
-    time: str = Field(max_length=40, description="Time when the operator read this progress.")
+    time: Time = Field(description="Time when the operator read this progress.")
 
     @classmethod
     def read(cls, progress: Progress, now: str) -> ProgressStatus:
         """Return the part of a launcher's report that the status shows, with rounded numbers."""
-        rounded = {name: float(f"{value:.6g}") for name, value in progress.metrics.items()}
+        of_the_job_first = sorted(progress.metrics.items(), key=lambda metric: metric[0].startswith("rewards/"))
+        rounded = {name: float(f"{value:.6g}") for name, value in islice(of_the_job_first, MAX_METRICS)}
         return cls(
             step=progress.step,
             total_steps=progress.total_steps,
@@ -162,29 +196,25 @@ class GRPOJobStatus(StatusSection):
         (), description="Conditions of the job, one of each type.", json_schema_extra=list_map("type")
     )
     attempt: int | None = Field(
-        None, description="Number of the current attempt, from 0; set before its first pod is created."
+        None, ge=0, description="Number of the current attempt, from 0; set before its first pod is created."
     )
-    attempt_start_time: str | None = Field(None, max_length=40, description="Time when the current attempt began.")
-    running_time: str | None = Field(
-        None, max_length=40, description="Time when all pods of the current attempt were first ready."
-    )
+    attempt_start_time: Time | None = Field(None, description="Time when the current attempt began.")
+    running_time: Time | None = Field(None, description="Time when all pods of the current attempt were first ready.")
     restarts: Restarts = Field(
         default_factory=Restarts, description="Number of restarts of the whole job and of single engines."
     )
-    next_restart_time: str | None = Field(
-        None, max_length=40, description="Earliest time when the next attempt begins; set while Restarting."
+    next_restart_time: Time | None = Field(
+        None, description="Earliest time when the next attempt begins; set while Restarting."
     )
     avoid_nodes: Annotated[tuple[AvoidedNode, ...], Field(max_length=64)] = Field(
         (),
         description="Lost nodes that new pods avoid if another node is free.",
         json_schema_extra=list_map("name"),
     )
-    start_time: str | None = Field(None, max_length=40, description="Time when the job was accepted.")
-    active_since: str | None = Field(
-        None, max_length=40, description="Time since when the job has been active without a suspension."
-    )
+    start_time: Time | None = Field(None, description="Time when the job was accepted.")
+    active_since: Time | None = Field(None, description="Time since when the job has been active without a suspension.")
     active_seconds: int = Field(0, description="Seconds that the job was active before `activeSince`.")
-    completion_time: str | None = Field(None, max_length=40, description="Time when it became Complete or Failed.")
+    completion_time: Time | None = Field(None, description="Time when it became Complete or Failed.")
     groups: Annotated[tuple[GroupStatus, ...], Field(max_length=64)] = Field(
         (), description="State of the pods of each group."
     )
@@ -197,3 +227,8 @@ class GRPOJobStatus(StatusSection):
         None, max_length=1024, description="Newest checkpoint, as a path below the claim's storage.subPath."
     )
     summary: Summary = Field(default_factory=Summary, description="Texts for the columns of kubectl get.")
+
+
+def read_status(raw: Any) -> GRPOJobStatus:
+    """Read a stored status, which an operator of another release may have written. Never raises."""
+    return lenient.read(GRPOJobStatus, raw if isinstance(raw, Mapping) else {})

@@ -33,6 +33,8 @@ def begin(draft: Draft, topology: Topology) -> None:
     status, attempt = draft.status, next_attempt(draft.status)
     shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.spec.gpus}" for group in topology.groups)
     message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
+    if draft.job.ignored:
+        message += f"; this operator does not know, and ignores, {', '.join(draft.job.ignored)}"
     draft.set(Condition.ACCEPTED, True, Reason.VALID, message)
     draft.update(
         attempt=attempt,

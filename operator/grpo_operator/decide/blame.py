@@ -11,6 +11,7 @@ from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, Memb
 from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.layout.topology import Topology
 from grpo_workload.spec.contract import ExitCode, Progress
+from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
 
 CULPRIT_SECONDS = 5
@@ -51,7 +52,7 @@ def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolic
                     node=member.node,
                     exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
                     reason=verdict.reason,
-                    message=verdict.message,
+                    message=_whole_message(member, verdict, observed),
                     time=verdict.finished_at or now,
                     attempt=status.attempt or 0,
                 )
@@ -62,6 +63,16 @@ def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolic
         key=lambda f: (f.reason not in taken, f.exit_code in EFFECTS, f.time, f.role == Role.TRAINER),
         default=None,
     )
+
+
+def _whole_message(member: MemberStatus, verdict: MemberOutcome, observed: Observed) -> str:
+    """Return the message of a verdict as the pod still says it; the status holds its beginning."""
+    pod = observed.pods.get(member.pod)
+    pod = observed.gone.get(member.uid) if pod is None or pod.uid != member.uid else pod
+    said = {
+        one.message for one in (pod and pod.outcome, pod and pod.disruption) if one and one.reason == verdict.reason
+    }
+    return max(said | {verdict.message}, key=len)
 
 
 def has_unexplained_pods(status: GRPOJobStatus, observed: Observed) -> bool:
@@ -153,7 +164,7 @@ def find_hang(
         pod=member.pod,
         node=node,
         reason=Reason.HUNG,
-        message=message[:4096],
+        message=clip(message, 4096),
         time=now,
         attempt=status.attempt or 0,
     )

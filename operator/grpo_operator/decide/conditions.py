@@ -7,7 +7,11 @@ from typing import Literal
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
 from grpo_operator.layout.topology import Job
+from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
+
+MESSAGE_BYTES = 4096
+"""Longest message of a condition."""
 
 _PHASES = {
     Condition.COMPLETE: "Succeeded",
@@ -77,13 +81,13 @@ def set_condition(
         type=kind,
         status=word,
         reason=reason,
-        message=message[:32768],
+        message=clip(message, MESSAGE_BYTES),
         observed_generation=generation,
         last_transition_time=old.last_transition_time if old and old.status == word else now,
     )
     rest = [c for c in status.conditions if c.type != kind]
-    order = list(Condition)
-    conditions = sorted([*rest, new], key=lambda c: order.index(Condition(c.type)))
+    order = [str(known) for known in Condition]  # conditions that another release set come last
+    conditions = sorted([*rest, new], key=lambda c: order.index(c.type) if c.type in order else len(order))
     return status.model_copy(update={"conditions": tuple(conditions)})
 
 
@@ -109,6 +113,8 @@ def _for_kstatus(status: GRPOJobStatus) -> Condition | None:
     reason = status.summary.reason
     if status.phase == "Failed" or (status.phase == "Invalid" and reason in _SPEC_IS_WRONG):
         return Condition.STALLED
+    if holds(status, Condition.BLOCKED):
+        return Condition.RECONCILING
     if status.phase in ("Running", "Succeeded") or (status.phase == "Suspended" and reason == Reason.SUSPENDED):
         return None
     return Condition.RECONCILING
@@ -117,12 +123,12 @@ def _for_kstatus(status: GRPOJobStatus) -> Condition | None:
 def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     phase, explaining = _phase(status)
     reason = explaining.reason if explaining else ""
-    if phase == "Restarting" and status.last_failure is not None:
-        reason = status.last_failure.reason  # the condition's own reason is Restarting, as the phase says already
+    if reason == Reason.RESTARTING and status.last_failure is not None:
+        reason = status.last_failure.reason  # the condition's own reason says no more than the phase
     progress = status.progress
     summary = Summary(
-        step=f"{progress.step}/{progress.total_steps}" if progress and progress.total_steps else "",
-        reward=f"{progress.reward:.3f}" if progress and progress.reward is not None else "",
+        step=clip(f"{progress.step}/{progress.total_steps}", 32) if progress and progress.total_steps else "",
+        reward=_short(progress.reward) if progress and progress.reward is not None else "",
         trainer=_ready(status, Role.TRAINER),
         generation=_ready(status, Role.GENERATION) or topology,
         reason=reason,
@@ -131,21 +137,26 @@ def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     return status.model_copy(update={"phase": phase, "summary": summary})
 
 
+def _short(number: float) -> str:
+    return f"{number:.3f}" if abs(number) < 1e9 else f"{number:.3g}"
+
+
 def _ready(status: GRPOJobStatus, role: Role) -> str:
     groups = [group for group in status.groups if group.role == role]
-    return f"{sum(g.ready for g in groups)}/{sum(g.desired for g in groups)}" if groups else ""
+    return clip(f"{sum(g.ready for g in groups)}/{sum(g.desired for g in groups)}", 32) if groups else ""
 
 
 def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
     """Return the phase and the condition that explains it."""
+    blocked = find(status, Condition.BLOCKED) if holds(status, Condition.BLOCKED) else None
     accepted = find(status, Condition.ACCEPTED)
     if not is_terminal(status) and accepted is not None and accepted.status == "False":
         return "Invalid", accepted
     for kind, phase in _PHASES.items():
         if holds(status, kind):
-            return phase, find(status, kind)
+            return phase, (None if is_terminal(status) else blocked) or find(status, kind)
     scheduled = find(status, Condition.SCHEDULED)
     if scheduled is None or scheduled.status != "True":
-        return "Pending", scheduled or accepted
+        return "Pending", blocked or scheduled or accepted
     running = find(status, Condition.RUNNING)
-    return ("Running" if running and running.status == "True" else "Starting"), running or scheduled
+    return ("Running" if running and running.status == "True" else "Starting"), blocked or running or scheduled

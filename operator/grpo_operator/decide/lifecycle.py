@@ -6,6 +6,7 @@ attempt begins, which needs all pods of the job to be gone (like JobSet's recrea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from grpo_operator.api.names import Condition, Role, child_name
@@ -14,7 +15,7 @@ from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, holds
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide
-from grpo_operator.decide.observe import Observed
+from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
 
 NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
@@ -34,17 +35,17 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
     return f"pod {member.pod} on node {member.node}{others} is being taken away: {member.disruption.message}"
 
 
-def suspend(draft: Draft, observed: Observed) -> None:
-    """Stop the deadline's clock and set `Suspended`."""
+def suspend(draft: Draft, pods: Iterable[str]) -> None:
+    """Stop the deadline's clock and set `Suspended`. `pods`: the names of those that exist."""
     if not holds(draft.status, Condition.SUSPENDED):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
         draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
-    stay_suspended(draft, observed)
+    stay_suspended(draft, pods)
 
 
-def stay_suspended(draft: Draft, observed: Observed) -> None:
+def stay_suspended(draft: Draft, pods: Iterable[str]) -> None:
     """Set `Suspended`, with the reason Suspending while pods still save: also when the job is to be resumed after."""
-    left = sorted(observed.pods)
+    left = sorted(pods)
     if left:
         message = f"{len(left)} pods are saving and ending: {', '.join(left[:8])}"
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, message)
@@ -173,7 +174,10 @@ def passed_deadline(draft: Draft) -> Failure | None:
     why = f"; {obstacle.reason}: {obstacle.message}" if obstacle else ""
     message = f"attempt {status.attempt} is not running after {waited:.0f} s (spec.startupDeadlineSeconds){why}"
     return Failure(
-        reason=Reason.STARTUP_DEADLINE_EXCEEDED, message=message[:4096], time=draft.now, attempt=status.attempt or 0
+        reason=Reason.STARTUP_DEADLINE_EXCEEDED,
+        message=clip(message, 4096),
+        time=draft.now,
+        attempt=status.attempt or 0,
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic_core import from_json
 
 from grpo_operator.api import names
-from grpo_operator.api.status import Disruption, MemberOutcome
+from grpo_operator.api.status import Disruption, MemberOutcome, known_time
+from grpo_workload.spec import lenient
 from grpo_workload.spec.contract import ExitCode, Outcome, Progress
+from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
 from grpo_workload.spec.reasons import Reason
 
 Object = Mapping[str, Any]
@@ -84,13 +86,13 @@ def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone:
     children: list[Child] = []
     foreign: list[str] = []
     for pod in pods:
-        if pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == uid:
+        if _labels(pod).get(names.LABEL_JOB_UID) == uid:
             own[pod["metadata"]["name"]] = read_pod(pod)
         else:
             foreign.append(f"pod/{pod['metadata']['name']}")
     for child in others:
         metadata = child["metadata"]
-        if metadata["labels"].get(names.LABEL_JOB_UID) == uid:
+        if _labels(child).get(names.LABEL_JOB_UID) == uid:
             children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=dict(child)))
         else:
             foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
@@ -117,30 +119,34 @@ def lost_since(node: Object | None, now: str) -> str | None:
     """Return since when a node is lost (not ready, or no longer in the cluster), or None if it is ready."""
     if node is None:
         return now
-    ready = _condition(node.get("status", {}), "Ready")
-    return None if ready.get("status") == "True" else ready.get("lastTransitionTime") or now
+    ready = _condition(mapping(node.get("status")), "Ready")
+    return None if ready.get("status") == "True" else known_time(ready.get("lastTransitionTime")) or now
 
 
 def read_pod(pod: Object) -> ObservedPod:
-    """Read one pod."""
-    metadata, status = pod["metadata"], pod.get("status", {})
-    container: Object = next((s for s in status.get("containerStatuses") or () if s["name"] == names.CONTAINER), {})
+    """Read one pod. Only its name and UID are counted on: labels are anybody's, and its status is partly the pod's own.
+
+    An attempt that is no number is -1: the pod belongs to no attempt.
+    """
+    metadata, status, labels = pod["metadata"], mapping(pod.get("status")), _labels(pod)
+    container = next((s for s in mappings(status.get("containerStatuses")) if s.get("name") == names.CONTAINER), {})
     outcome, progress = _outcome(status, container)
-    waiting = (container.get("state") or {}).get("waiting")
+    waiting = mapping(mapping(container.get("state")).get("waiting"))
+    attempt = text(labels.get(names.LABEL_ATTEMPT, "0"))
     return ObservedPod(
         name=metadata["name"],
         uid=metadata["uid"],
-        group=metadata["labels"].get(names.LABEL_GROUP, ""),
-        attempt=int(metadata["labels"].get(names.LABEL_ATTEMPT, "0")),
-        node=pod.get("spec", {}).get("nodeName"),
-        ip=status.get("podIP"),
+        group=text(labels.get(names.LABEL_GROUP)),
+        attempt=int(attempt) if attempt.isdecimal() and len(attempt) < 19 else -1,
+        node=text(mapping(pod.get("spec")).get("nodeName"))[:253] or None,
+        ip=text(status.get("podIP")) or None,
         ready=_condition(status, "Ready").get("status") == "True",
         unschedulable=_unschedulable(status),
-        waiting=_text(waiting.get("reason"), waiting.get("message")) if waiting else None,
-        restarts=container.get("restartCount", 0),
+        waiting=_joined(waiting.get("reason"), waiting.get("message")) or "no reason given" if waiting else None,
+        restarts=number(container.get("restartCount"), 0),
         outcome=outcome,
         final_progress=progress,
-        deletion_time=metadata.get("deletionTimestamp"),
+        deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
         disruption=_disruption(status),
         evicted_by_taint=_condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(metadata, container),
@@ -148,9 +154,10 @@ def read_pod(pod: Object) -> ObservedPod:
 
 
 def _holder(metadata: Object, container: Object) -> str:
-    if finalizers := metadata.get("finalizers"):
+    finalizers = metadata.get("finalizers")
+    if finalizers and isinstance(finalizers, list):
         return f"its finalizers hold it ({', '.join(map(str, finalizers))}), which a deletion by force does not remove"
-    if (container.get("state") or {}).get("terminated"):
+    if mapping(container.get("state")).get("terminated"):
         return "its container has ended, its kubelet still holds it: usually a volume that does not unmount"
     return "its container has not ended: usually a process that waits for storage or a device"
 
@@ -174,25 +181,18 @@ _DISRUPTIONS = {
 def _disruption(status: Object) -> Disruption | None:
     target = _condition(status, "DisruptionTarget")
     if target.get("status") == "True":
-        said = _text(target.get("reason"), target.get("message"))
-        reason, meaning = _DISRUPTIONS.get(target.get("reason", ""), (Reason.EVICTED, "the cluster took it away"))
-        return Disruption(reason=reason, message=f"{meaning} ({said.strip()})"[:4096])
+        said = _joined(target.get("reason"), target.get("message"))
+        reason, meaning = _DISRUPTIONS.get(text(target.get("reason")), (Reason.EVICTED, "the cluster took it away"))
+        return Disruption(reason=reason, message=clip(f"{meaning} ({said.strip()})", 4096))
     if status.get("reason") == "Evicted":  # the node ran short of a resource, or the pod exceeded its own limits
-        return Disruption(reason=Reason.EVICTED, message=f"evicted by its kubelet: {status.get('message', '')}"[:4096])
+        message = f"evicted by its kubelet: {text(status.get('message'))}"
+        return Disruption(reason=Reason.EVICTED, message=clip(message, 4096))
     return None
-
-
-def _condition(status: Object, kind: str) -> Object:
-    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
 
 
 def _unschedulable(status: Object) -> str | None:
     scheduled = _condition(status, "PodScheduled")
-    return scheduled.get("message") or "no reason given" if scheduled.get("status") == "False" else None
-
-
-def _text(reason: str | None, message: str | None) -> str:
-    return ": ".join(part for part in (reason, message) if part)
+    return text(scheduled.get("message")) or "no reason given" if scheduled.get("status") == "False" else None
 
 
 def _outcome(status: Object, container: Object) -> tuple[MemberOutcome | None, Progress | None]:
@@ -200,30 +200,46 @@ def _outcome(status: Object, container: Object) -> tuple[MemberOutcome | None, P
 
     The result may be in lastState: the kubelet has then restarted the container, which only waits.
     """
-    states = [(container.get(key) or {}).get("terminated") for key in ("lastState", "state")]
+    states = [mapping(mapping(container.get(key)).get("terminated")) for key in ("lastState", "state")]
     ended = next((state for state in states if state), None)
     if ended is None:
         if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
-            message = _text(status.get("reason"), status.get("message")) or "the pod failed"
-            return MemberOutcome(
-                exit_code=-1, reason=status.get("reason") or Reason.POD_FAILED, message=message[:4096], finished_at=""
-            ), None
+            reason = text(status.get("reason")) or Reason.POD_FAILED
+            message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
+            return _ended(-1, reason, message, ""), None
         return None, None
-    said, finished = ended.get("message", ""), ended.get("finishedAt") or ""
+    said, finished = text(ended.get("message")), known_time(ended.get("finishedAt"))
     try:
-        result = Outcome.model_validate_json(said)
-    except ValidationError:  # no result of ours: the launcher never started, or the kernel killed it
+        raw = lenient.plain(from_json(said))
+        result = lenient.read(Outcome, raw if isinstance(raw, dict) else {})
+    except ValueError:  # no result of ours: the launcher never started, or the kernel killed it
         return _unexplained(ended, said, finished), None
-    outcome = MemberOutcome(
-        exit_code=int(result.exit_code), reason=result.reason, message=result.message[:4096], finished_at=finished
-    )
-    return outcome, result.progress
+    progress = None if result.progress is None else Progress.read(raw["progress"])
+    return _ended(result.exit_code, result.reason, result.message, finished), progress
 
 
 def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:
-    exit_code, reason = ended.get("exitCode", -1), ended.get("reason") or Reason.CONTAINER_ERROR
+    exit_code, reason = number(ended.get("exitCode"), -1), text(ended.get("reason")) or Reason.CONTAINER_ERROR
     if exit_code == ExitCode.DONE:
         exit_code, reason = -1, Reason.OUTCOME_MISSING
         doubt = "is spec.image a workload image of grpo-operator?"
         said = f"the container exited 0 but wrote no result: {doubt} Its output: {said}"
-    return MemberOutcome(exit_code=exit_code, reason=reason, message=said[:4096], finished_at=finished)
+    return _ended(exit_code, reason, said, finished)
+
+
+def _ended(exit_code: int, reason: str, message: str, finished: str) -> MemberOutcome:
+    return MemberOutcome(
+        exit_code=int(exit_code), reason=clip(reason, 128), message=clip(message, 4096), finished_at=finished
+    )
+
+
+def _condition(status: Object, kind: str) -> Object:
+    return next((c for c in mappings(status.get("conditions")) if c.get("type") == kind), {})
+
+
+def _labels(child: Object) -> Object:
+    return mapping(child["metadata"].get("labels"))
+
+
+def _joined(*values: object) -> str:
+    return ": ".join(said for value in values if (said := text(value)))

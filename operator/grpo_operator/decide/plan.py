@@ -7,10 +7,9 @@ because the kubelet restarts the container and soon overwrites it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
@@ -22,10 +21,11 @@ from grpo_operator.decide.blame import (
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import FOR_KSTATUS, Draft, conclude, holds, is_terminal, set_condition
+from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
+from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.record import is_finished, observe_pods, record
+from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
 
@@ -39,15 +39,6 @@ wakes the job anyway, and progress is not written more often than this."""
 RETRY_SECONDS = 10.0
 """Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken."""
 
-OBSTACLES = (
-    Reason.UNSCHEDULABLE,
-    Reason.CONTAINER_WAITING,
-    Reason.WAITING_FOR_PEERS,
-    Reason.NODE_NOT_READY,
-    Reason.POD_STUCK,
-)
-"""Reasons that become a Warning event although their condition is False."""
-
 
 class Mode(StrEnum):
     """Which of the job's pods should exist."""
@@ -58,11 +49,9 @@ class Mode(StrEnum):
     STOPPED = "stopped"  # no pod
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """An event for people, emitted once."""
+class Obstacle(NamedTuple):
+    """Why an attempt cannot begin."""
 
-    type: Literal["Normal", "Warning"]
     reason: str
     message: str
 
@@ -79,47 +68,54 @@ class Plan:
     events: tuple[Event, ...] = ()
 
 
-def plan(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> Plan:
-    """Plan one pass over a job whose spec is valid.
+def plan(
+    job: Job,
+    topology: Topology,
+    status: GRPOJobStatus,
+    observed: Observed,
+    reports: Reports,
+    now: str,
+    obstacle: Obstacle | None = None,
+) -> Plan:
+    """Plan one pass over a job.
 
     `reports` holds what launchers just answered, by pod. A launcher that did not answer is missing from it; that alone
-    causes no action.
+    causes no action. `obstacle` says why the attempt that is about to begin cannot. A spec that cannot run is refused
+    before the first attempt, and before each later one; an attempt that runs is never refused.
     """
     if is_terminal(status):
         return _after_the_end(job, topology, status, observed, now)
     draft = Draft(status, job, now)
+    begins = attempts.is_about_to_begin(job, status, observed, now)
+    if job.fault is not None and (begins or status.attempt is None):
+        obstacle = Obstacle(Reason.INVALID_SPEC, job.fault)
     if status.attempt is not None:
         record(draft, topology, observed, reports)
     if status.attempt is not None and is_finished(draft.status, topology):
         lifecycle.end(draft, None)
     elif failure := lifecycle.passed_deadline(draft):
         lifecycle.end(draft, failure)
+    elif obstacle is not None:
+        draft.set(Condition.ACCEPTED, False, obstacle.reason, obstacle.message)
     elif job.spec.suspend:
-        lifecycle.suspend(draft, observed)
-    elif attempts.is_about_to_begin(job, draft.status, observed, now):
+        lifecycle.suspend(draft, observed.pods)
+    elif begins:
         attempts.begin(draft, topology)
+        observe_groups(draft, topology, observed)
     elif attempts.is_between_attempts(draft.status):
         _wait_for_next_attempt(draft, observed)
     else:
         _check_attempt(draft, topology, observed, reports)
-    _observe(draft, topology, observed, reports)
+    if obstacle is None or status.attempt is not None:
+        _observe(draft, topology, observed, reports)
     new = draft.finish()
     return Plan(
         status=new,
         mode=_mode(new, topology, observed),
         deletions=find_deletions(job, new, observed, now),
-        requeue_after=_requeue(job, new, observed, reports, now),
-        events=_events(status, new, job),
+        requeue_after=_requeue(job, new, observed, reports, now, obstacle),
+        events=events_between(status, new, job),
     )
-
-
-def refuse(job_status: GRPOJobStatus, generation: int, reason: str, message: str, now: str) -> Plan:
-    """Plan for a spec that cannot run: say why in the condition Accepted, create nothing."""
-    status = set_condition(job_status, Condition.ACCEPTED, False, reason, message, generation=generation, now=now)
-    status = conclude(status, "", generation=generation, now=now)
-    known = [c.message for c in job_status.conditions if c.type == Condition.ACCEPTED]
-    events = () if known == [message] else (Event(type="Warning", reason=reason, message=message),)
-    return Plan(status=status, events=events, requeue_after=None if reason == Reason.INVALID_SPEC else RETRY_SECONDS)
 
 
 def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
@@ -140,7 +136,7 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
         mode=Mode.STOPPED,
         deletions=find_deletions(job, new, observed, now),
         requeue_after=due,
-        events=_events(status, new, job),
+        events=events_between(status, new, job),
     )
 
 
@@ -159,7 +155,7 @@ def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_OLD_CHILDREN, message)
         draft.clear(Condition.SUSPENDED, Reason.RESUMED, message)
     elif holds(status, Condition.SUSPENDED):
-        lifecycle.stay_suspended(draft, observed)
+        lifecycle.stay_suspended(draft, observed.pods)
     elif holds(status, Condition.RESTARTING):
         lifecycle.correct_cause(draft, find_failure(status, observed, draft.job.spec.failure_policy, draft.now))
 
@@ -183,9 +179,17 @@ def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode
     return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN
 
 
-def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str) -> float | None:
+def _requeue(
+    job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str, obstacle: Obstacle | None
+) -> float | None:
     if is_terminal(status):
         return POLL_SECONDS
+    deadline = job.spec.active_deadline_seconds
+    left = None if deadline is None else max(0.2, deadline - lifecycle.active_seconds(status, now))
+    if obstacle is not None:
+        # Only a change of the spec mends it, but the clock of a job that has run goes on.
+        most = None if obstacle.reason == Reason.INVALID_SPEC else RETRY_SECONDS
+        return most if left is None or status.active_since is None else min(most or left, left)
     if holds(status, Condition.SUSPENDED):
         return CALM_SECONDS
     if status.next_restart_time is not None:
@@ -199,37 +203,4 @@ def _requeue(job: Job, status: GRPOJobStatus, observed: Observed, reports: Repor
     is_ending = any(member.outcome or member.disruption for member in status.members)
     calm = holds(status, Condition.RUNNING) and not is_ending and (has_stepped or not reports)
     most = CALM_SECONDS if calm else POLL_SECONDS
-    if job.spec.active_deadline_seconds is not None:
-        most = min(most, max(0.2, job.spec.active_deadline_seconds - lifecycle.active_seconds(status, now)))
-    return most
-
-
-def _events(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:
-    """Return one event for each condition that became True, each new obstacle and each pod that is being taken away."""
-    before: Mapping[str, tuple[str, str]] = {c.type: (c.status, c.reason) for c in old.conditions}
-    bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG, Condition.DEGRADED)
-    events = []
-    for condition in new.conditions:
-        if condition.type in FOR_KSTATUS or before.get(condition.type) == (condition.status, condition.reason):
-            continue
-        obstacle = condition.reason in OBSTACLES
-        if condition.status == "True" or obstacle:
-            bad = obstacle or condition.type in bad_kinds
-            reason = condition.reason if bad else condition.type
-            events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message[:1024]))
-    known = {member.uid for member in old.members if member.disruption}
-    runs = new.attempt == old.attempt and not (is_terminal(new) or attempts.is_between_attempts(new))
-    for member in lifecycle.leaving(new) if runs else ():
-        if member.disruption is not None and member.uid not in known:
-            message = lifecycle.describe_leaving(member)[:1024]
-            events.append(Event(type="Warning", reason=member.disruption.reason, message=message))
-    failure = new.last_failure
-    continues = not (is_terminal(new) or holds(new, Condition.RESTARTING))
-    if failure is not None and failure != old.last_failure and continues:
-        message = f"{lifecycle.describe(failure)}; only this engine is recreated, the trainer waits for it"
-        events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=message[:1024]))
-    if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
-        consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
-        message = f"spec.storage.claimName is not set: {consequence}"
-        events.append(Event(type="Warning", reason=Reason.RESTARTS_FROM_STEP_ZERO, message=message))
-    return tuple(events)
+    return most if left is None else min(most, left)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import Disruption, GroupStatus, GRPOJobStatus, MemberStatus, ProgressStatus
+from grpo_operator.api.status import (
+    Disruption,
+    GroupStatus,
+    GRPOJobStatus,
+    MemberOutcome,
+    MemberStatus,
+    ProgressStatus,
+)
 from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal
@@ -11,7 +20,14 @@ from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.layout.topology import Topology
 from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
+
+S = TypeVar("S", MemberOutcome, Disruption)
+
+MESSAGES_BYTES = 32768
+"""Bytes that the messages of all members may take together: a status has to fit into etcd however many pods fail. The
+whole text of the failure that ended an attempt is in `lastFailure`."""
 
 PROGRESS_SECONDS = 10
 """Seconds between two status writes for progress: a write at every step of a fast job would burden the API server."""
@@ -22,7 +38,7 @@ def record(draft: Draft, topology: Topology, observed: Observed, reports: Report
     runs = is_running_undisturbed(draft.job, draft.status)
     draft.update(members=_members(topology, draft.status, observed, runs=runs))
     _read_progress(draft, topology, observed, reports)
-    _observe_groups(draft, topology, observed)
+    observe_groups(draft, topology, observed)
 
 
 def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
@@ -36,7 +52,8 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
     A recorded outcome is never changed; pods of other attempts are left out.
     """
     known = {member.pod: member for member in status.members}
-    members = []
+    members: list[MemberStatus] = []
+    limit = MESSAGES_BYTES // max(8, len(topology.pods))
     for group in topology.groups:
         for name in group.pods:
             pod, old = observed.pods.get(name), known.get(name)
@@ -45,8 +62,14 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
             if old is not None and old.uid in observed.gone:
                 old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
             if old is not None:
-                members.append(old)
+                short = {"outcome": _short(old.outcome, limit), "disruption": _short(old.disruption, limit)}
+                members.append(old.model_copy(update=short))
     return tuple(members)
+
+
+def _short(said: S | None, limit: int) -> S | None:
+    """Return an outcome or a disruption with its message cut to so many bytes."""
+    return said and said.model_copy(update={"message": clip(said.message, limit)})
 
 
 def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
@@ -80,12 +103,13 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     # Kept when the job ends: a run can be Complete and have learned nothing.
     if newest.warnings:
         message = "; ".join(warning.message for warning in newest.warnings)
-        draft.set(Condition.DEGRADED, True, newest.warnings[0].reason[:128], message[:1024])
+        draft.set(Condition.DEGRADED, True, newest.warnings[0].reason, message)
     else:
         draft.clear(Condition.DEGRADED, Reason.STEPS_IN_ORDER, "the last steps show nothing unusual")
 
 
-def _observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
+def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
+    """Record how many pods each group has and how many are ready."""
     incarnations = {group.name: group.incarnation for group in draft.status.groups}
     pods = [pod for pod in observed.pods.values() if pod.attempt == draft.status.attempt]
     groups = tuple(

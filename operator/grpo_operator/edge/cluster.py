@@ -22,6 +22,7 @@ from grpo_operator.edge.errors import (
     refusal,
 )
 from grpo_operator.metrics.instruments import Instruments
+from grpo_workload.spec.lenient import clip
 
 Object = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _METHODS = {
     "create": "post",
     "apply": "patch",
     "dry-run": "patch",
+    "scale": "patch",
     "update": "put",
     "delete": "delete",
 }
@@ -144,6 +146,18 @@ class Cluster:
             self._applied.remember(manifest, answer)
         return answer
 
+    async def stop_statefulset(self, namespace: str, name: str, uid: str) -> None:
+        """Set the replicas of the StatefulSet with this UID to 0, if it still exists, and change nothing else."""
+        path, body = self._path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
+        merge = "application/merge-patch+json"
+        try:
+            await self._request(
+                "scale", "StatefulSet", path, body=body, content_type=merge, field_manager=names.MANAGER
+            )
+        except ApiException as error:
+            if error.status not in (404, 409):  # gone, or another object by now
+                raise
+
     async def write_status(self, job: Object, status: Object) -> Object:
         """Replace the status of a job as it was read. Raises ConflictError if the job has changed since."""
         body = {
@@ -177,7 +191,7 @@ class Cluster:
             "eventTime": now.replace("Z", ".000000Z"),
             "action": "Reconcile",
             "reason": reason,
-            "note": message,
+            "note": clip(message, 1024),  # the API server's limit, in bytes
             "type": kind,
             "regarding": regarding | {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
             "reportingController": f"{names.GROUP}/{names.MANAGER}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_workload.spec.reasons import Reason
@@ -64,7 +65,9 @@ def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
     their owner, for up to half a minute: that is temporary.
     """
     said, child = reason_of(error), f"{kind} {name}"
-    if error.status not in (400, 403, 422) or "cannot find RESTMapping" in said:
+    # Server-side apply answers 500 for unknown fields, values of another type and items without a name.
+    is_malformed = error.status == 500 and "failed to create typed patch object" in said
+    if not (is_malformed or error.status in (400, 403, 422)) or "cannot find RESTMapping" in said:
         return None
     if error.status == 403 and re.search("(exceeded|failed|status unknown for) quota", said):
         return RefusedError(
@@ -76,3 +79,10 @@ def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
     return RefusedError(
         Reason.INVALID_POD_TEMPLATE, f"the API server refuses {child}, which spec.podTemplate shapes: {said}"
     )
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the cause passes by itself: another writer was faster, or the API server is away or busy."""
+    if isinstance(error, ApiException):
+        return error.status is None or error.status == 429 or error.status >= 500
+    return isinstance(error, ConflictError | OSError | TimeoutError | aiohttp.ClientError)

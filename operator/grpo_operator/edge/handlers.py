@@ -125,11 +125,11 @@ class _State:
         assert name is not None
         assert uid is not None
         key = Key(namespace, name, uid)
+        self._queue.wake(key)
         if event["type"] == "DELETED":
             self._instruments.gone(key)
         elif spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER:
             self._instruments.jobs.seen(key, WatchedJob.read(namespace, name, status))
-        self._queue.wake(key)
 
     async def pod_changed(self, namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, **_: Any) -> None:
         if (key := _job_of(namespace, labels)) is not None:

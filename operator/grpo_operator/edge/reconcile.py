@@ -15,17 +15,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from grpo_operator.api import names
-from grpo_operator.api.names import Role
-from grpo_operator.api.spec import parse_spec
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_about_to_begin, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import Reports, has_unexplained_pods, seems_hung
-from grpo_operator.decide.conditions import is_terminal
+from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe
-from grpo_operator.decide.plan import Mode, Plan, plan, refuse
+from grpo_operator.decide.plan import Obstacle, Plan, plan
+from grpo_operator.decide.rescue import recovered, rescue
+from grpo_operator.edge.children import change_children, doing, stop_groups
 from grpo_operator.edge.cluster import Cluster, Object
 from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.errors import ForbiddenError
+from grpo_operator.edge.errors import ForbiddenError, ObstacleError, is_temporary
 from grpo_operator.edge.obstacles import find_obstacle
 from grpo_operator.edge.progress_client import ProgressSource
 from grpo_operator.layout.admission import Allowed
@@ -77,44 +79,69 @@ class Reconciler:
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
 
-        Raises ConflictError if the job changed meanwhile and ApiException if the API server fails; the queue retries
-        both.
+        Raises ConflictError if the job changed meanwhile, and whatever else made the pass fail; the queue tries again.
+        Unless the API server is at fault for the moment, the job's condition Blocked then names what failed.
         """
-        raw = await self._cluster.get(names.KIND, key.namespace, key.name)
-        if raw is None or raw["metadata"]["uid"] != key.uid:
+        raw = await self._read(key)
+        if raw is None:
             self._instruments.gone(key)
             self.deleted_pods.forget(key)
             return None
-        if "deletionTimestamp" in raw["metadata"]:
+        if not is_ours(raw):
             return None
-        if raw["spec"].get("managedBy", names.CONTROLLER) != names.CONTROLLER:
-            return None
-        status = GRPOJobStatus.model_validate(raw.get("status", {}))
-        generation = raw["metadata"]["generation"]
-        now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            spec = parse_spec(raw["spec"])
-        except ValueError as error:
-            refusal = refuse(status, generation, Reason.INVALID_SPEC, str(error), now)
-            return await self._publish(key, raw, status, refusal, now)
-        job = Job(namespace=key.namespace, name=key.name, uid=key.uid, generation=generation, spec=spec)
-        topology = plan_topology(job)
-        observed = await self._observe(job, key, status, now)
+            return await self._pass(key, raw)
+        except Exception as error:
+            if not is_temporary(error):
+                await self._rescue(key, error)
+            raise
+
+    async def _pass(self, key: Key, raw: Object) -> float | None:
+        now = self._now()
+        status = read_status(raw.get("status"))
+        with doing("reading the spec"):
+            job = _read_job(key, raw, status)
+            topology = plan_topology(job)
+        with doing("reading the job's pods and other objects"):
+            observed = await self._observe(job, key, status, now)
         unexplained = is_running_undisturbed(job, status) and has_unexplained_pods(status, observed)
         if unexplained and self.deleted_pods.may_still_arrive(key):
             return DELETION_EVENT_SECONDS
-        begins = is_about_to_begin(job, status, observed, now)
-        if begins:  # checked live before `plan` begins the attempt
-            children = manifests(job, topology, next_attempt(status), policies=self._network_policies)
-            if obstacle := await find_obstacle(self._cluster, job, topology, children, self._allowed):
-                return await self._publish(key, raw, status, refuse(status, generation, *obstacle, now), now)
+        with doing("checking whether an attempt can begin"):
+            obstacle = await self._find_obstacle(job, topology, status, observed, now)
         reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
-        decided = plan(job, topology, status, observed, reports, now)
+        with doing("planning"):
+            decided = plan(job, topology, status, observed, reports, now, obstacle)
         delay = await self._publish(key, raw, status, decided, now)
         self.deleted_pods.recorded(key, observed.gone)
-        await self._change_children(job, topology, observed, decided)
+        await change_children(self._cluster, job, topology, observed, decided, policies=self._network_policies)
         self._instruments.children_applied(key)
+        if holds(decided.status, Condition.BLOCKED) and (latest := await self._read(key)) is not None:
+            status = recovered(job, read_status(latest.get("status")), now)
+            await self._cluster.write_status(latest, dump(status))
         return delay
+
+    async def _rescue(self, key: Key, error: Exception) -> None:
+        """Say on the job what failed, and do what can be done nevertheless."""
+        raw = await self._read(key)
+        if raw is None:
+            return
+        status, now = read_status(raw.get("status")), self._now()
+        job = _read_job(key, raw, status)
+        pods = {
+            pod["metadata"]["name"]: pod["metadata"]["labels"].get(names.LABEL_ROLE, "")
+            for pod in await self._children(job, "Pod")
+        }
+        decided = rescue(job, status, pods, _say(error), now)
+        await self._publish(key, raw, status, decided, now)
+        await stop_groups(self._cluster, job, await self._children(job, "StatefulSet"), decided.mode)
+
+    async def _read(self, key: Key) -> Object | None:
+        raw = await self._cluster.get(names.KIND, key.namespace, key.name)
+        return raw if raw is not None and raw["metadata"]["uid"] == key.uid else None
+
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan, now: str) -> float | None:
         """Write the status and its events, if anything changed. Return the seconds until the next pass is due."""
@@ -139,12 +166,26 @@ class Reconciler:
             fresh = new.attempt == 0 and new.observed_generation == 1
             self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
+    async def _find_obstacle(
+        self, job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str
+    ) -> Obstacle | None:
+        """Return why the attempt that is about to begin cannot, or None; checked live before each attempt."""
+        if job.fault is not None or not is_about_to_begin(job, status, observed, now):
+            return None
+        try:
+            children = manifests(job, topology, next_attempt(status), policies=self._network_policies)
+        except ValueError as error:
+            return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
+        found = await find_obstacle(self._cluster, job, topology, children, self._allowed)
+        return None if found is None else Obstacle(*found)
+
+    async def _children(self, job: Job, kind: str) -> list[Object]:
+        """Return the objects of a kind that carry the job's label, those of an earlier job of this name too."""
+        return await self._cluster.list(kind, job.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}")
+
     async def _observe(self, job: Job, key: Key, status: GRPOJobStatus, now: str) -> Observed:
-        selector = f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}"
-        pods = await self._cluster.list("Pod", job.namespace, selector)
-        others = [
-            child for kind in names.CHILD_KINDS for child in await self._cluster.list(kind, job.namespace, selector)
-        ]
+        pods = await self._children(job, "Pod")
+        others = [child for kind in names.CHILD_KINDS for child in await self._children(job, kind)]
         observed = observe(job.uid, pods=pods, others=others, gone=self.deleted_pods.of(key))
         lost, absent, ready = {}, set(), set()
         suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
@@ -178,28 +219,30 @@ class Reconciler:
             self._instruments.asked(answered=progress is not None)
         return {name: progress for (name, _), progress in zip(running, answers, strict=True) if progress is not None}
 
-    async def _change_children(self, job: Job, topology: Topology, observed: Observed, decided: Plan) -> None:
-        """Delete pods, apply the children that the plan wants, delete those that it no longer wants."""
-        for pod in decided.deletions:
-            await self._cluster.delete("Pod", job.namespace, pod.pod, pod.uid, force=pod.force)
-        if decided.delete_job:
-            await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
-        if decided.mode == Mode.KEEP or decided.status.attempt is None:
-            return
-        avoid = [node.name for node in decided.status.avoid_nodes]
-        wanted = manifests(job, topology, decided.status.attempt, avoid, policies=self._network_policies)
-        seen = {(child.kind, child.name): child.raw for child in observed.children}
-        for manifest in wanted:
-            if decided.mode != Mode.RUN:
-                if manifest["kind"] != "StatefulSet":
-                    continue
-                is_engine = manifest["metadata"]["labels"][names.LABEL_ROLE] == Role.GENERATION
-                if not (is_engine and decided.mode == Mode.ENGINES_ONLY):
-                    manifest["spec"]["replicas"] = 0
-            await self._cluster.apply(manifest, seen=seen.get((manifest["kind"], manifest["metadata"]["name"])))
-        # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
-        # switched off.
-        kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
-        for child in observed.children:
-            if (child.kind, child.name) not in kept:
-                await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+
+def is_ours(raw: Object) -> bool:
+    """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
+    manager = raw["spec"].get("managedBy") or names.CONTROLLER
+    return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
+
+
+def _read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
+    stored = read_spec(raw["spec"], status)
+    return Job(
+        namespace=key.namespace,
+        name=key.name,
+        uid=key.uid,
+        generation=raw["metadata"]["generation"],
+        spec=stored.spec,
+        fault=stored.fault,
+        ignored=stored.ignored,
+    )
+
+
+def _say(error: Exception) -> Obstacle:
+    """Return the reason and the message of `Blocked`."""
+    what = "; ".join(getattr(error, "__notes__", ())) or "a pass over the job"
+    if isinstance(error, ObstacleError):
+        return Obstacle(error.reason, f"{what} failed, and is tried again: {error}")
+    kind = type(error).__name__
+    return Obstacle(Reason.PASS_FAILED, f"{what} failed with {kind}, and is tried again: {error}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
@@ -13,6 +13,7 @@ from grpo_operator.layout.topology import Group, Job
 from grpo_workload.spec import contract as c
 from grpo_workload.spec.schema import dump
 
+T = TypeVar("T", dict[str, Any], list[Any])
 Manifest = dict[str, Any]
 
 SAVE_SECONDS = 300
@@ -22,7 +23,10 @@ _UID = 65532
 
 
 def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()) -> Manifest:
-    """Return the pod template of a group: the operator's settings with those of the user merged in."""
+    """Return the pod template of a group: the operator's settings with those of the user merged in.
+
+    Raises ValueError if the user's settings do not have the form of a pod's.
+    """
     user = merge(job.spec.pod_template, group.spec.pod_template)
     spec: Manifest = {
         "automountServiceAccountToken": False,
@@ -62,13 +66,14 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
 
 def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
     """Return the user's affinity plus a preference for nodes not in `avoid`: no rule, since no other node may fit."""
+    node = _inner(user, "nodeAffinity", dict, "affinity")
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    preferred = _inner(node, key, list, "affinity.nodeAffinity")
     if not avoid:
         return user
     away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
-    node = dict(user.get("nodeAffinity", {}))
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    node[key] = [*node.get(key, ()), {"weight": 100, "preference": {"matchExpressions": [away]}}]
-    return {**user, "nodeAffinity": node}
+    elsewhere = {"weight": 100, "preference": {"matchExpressions": [away]}}
+    return {**user, "nodeAffinity": {**node, key: [*preferred, elsewhere]}}
 
 
 def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
@@ -122,9 +127,19 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     extended = rdma_resources(job.spec.network)
     if job.spec.device.resource:
         extended[job.spec.device.resource] = str(group.spec.gpus)
-    for kind in ("limits", "requests") if extended else ():
-        resources[kind] = {**resources.get(kind, {}), **extended}
+    for kind in ("limits", "requests"):
+        if merged := _inner(user.resources, kind, dict, "resources") | extended:
+            resources[kind] = merged
     return resources
+
+
+def _inner(holder: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
+    """Return a value of a free-form setting, empty if it is not set. Raises ValueError if it is of another kind."""
+    value = holder.get(key, kind())
+    if not isinstance(value, kind):
+        words = {dict: "an object", list: "a list"}
+        raise ValueError(f"podTemplate.{where}.{key} must be {words[kind]}, as in a pod; found {value!r}"[:1024])
+    return value
 
 
 def _volumes(job: Job, attempt: int) -> list[Manifest]:

@@ -20,13 +20,15 @@ from grpo_workload.spec.contract import Contract, Engine, JobRef, Member, Transf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A GRPOJob with a valid spec and the metadata that is needed."""
+    """A GRPOJob with its spec and the metadata that is needed."""
 
     namespace: str
     name: str
     uid: str
     generation: int
     spec: GRPOJobSpec
+    fault: str | None = None  # what is wrong with the spec: nothing may be built from it
+    ignored: tuple[str, ...] = ()  # fields of the stored spec that this release does not have
 
     @property
     def ref(self) -> JobRef:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from grpo_operator.api.status import read_status
 from grpo_workload.spec.reasons import Reason
 
 K = TypeVar("K", bound=Hashable)
@@ -35,16 +36,17 @@ class WatchedJob:
 
     @classmethod
     def read(cls, namespace: str, name: str, status: Mapping[str, Any]) -> WatchedJob:
-        """Read a job as the API server returns it; its status may still be empty."""
-        ended, failure = status.get("completionTime"), status.get("lastFailure")
+        """Read a job as the API server returns it; its status may still be empty, or another release's."""
+        known = read_status(dict(status))
+        ended, failure = known.completion_time, known.last_failure
         return cls(
             namespace=namespace,
             name=name,
-            phase=status.get("phase") or "Pending",
-            conditions=tuple(c["type"] for c in status.get("conditions") or () if c["status"] == "True"),
-            restarts=(status.get("restarts") or {}).get("total", 0),
+            phase=known.phase,
+            conditions=tuple(c.type for c in known.conditions if c.status == "True"),
+            restarts=known.restarts.total,
             completion_time=_unix_time(ended) if ended else None,
-            last_failure=(label_of(failure["reason"]), _unix_time(failure["time"])) if failure else None,
+            last_failure=(label_of(failure.reason), _unix_time(failure.time)) if failure else None,
         )
 
 

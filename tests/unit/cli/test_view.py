@@ -13,7 +13,7 @@ from rich.console import Console
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.terminal import line, screen, show
 from grpo_cli.screen.training import LauncherReport
-from grpo_cli.screen.view import JobView, StatusError, make_view
+from grpo_cli.screen.view import JobView, make_view
 from grpo_workload.spec.contract import Progress
 from support.control_plane.jobs import spec
 from support.paths import DOCS
@@ -287,11 +287,11 @@ def test_only_warnings_of_pods_are_shown_and_equal_ones_once() -> None:
     ]
 
 
-def test_a_status_of_another_release_is_refused_with_the_field() -> None:
-    with pytest.raises(
-        StatusError, match=r"status\.futureField is not understood .*: use a grpo of the operator's release"
-    ):
-        view(job("Running", RUNNING, futureField=1))
+def test_of_a_job_of_another_release_what_is_known_is_shown() -> None:
+    made = job("Running", RUNNING, futureField=1)
+    made["spec"]["futureSection"] = {"on": True}
+    shown = view(made)
+    assert (shown.phase, shown.shapes) == ("Running", view(job("Running", RUNNING)).shapes)
 
 
 def test_the_line_for_logs_changes_with_the_job() -> None:

@@ -69,7 +69,9 @@ def _exported(registry: CollectorRegistry) -> set[str]:
 
 def test_every_metric_of_the_operator_has_a_row() -> None:
     instruments = Instruments()
-    conditions = [{"type": "Failed", "status": "True"}]
+    now = "2026-01-01T00:00:00Z"
+    why = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": now}
+    conditions = [{"type": "Failed", "status": "True", **why}]
     instruments.jobs.seen(
         "key",
         WatchedJob.read(
@@ -78,8 +80,8 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
             {
                 "phase": "Failed",
                 "conditions": conditions,
-                "completionTime": "2026-01-01T00:00:00Z",
-                "lastFailure": {"reason": "Hung", "time": "2026-01-01T00:00:00Z"},
+                "completionTime": now,
+                "lastFailure": {"reason": "Hung", "message": "m", "time": now},
             },
         ),
     )

@@ -8,10 +8,12 @@ by its pod's name. A pod reports back an `Outcome` (the container's termination 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from itertools import islice
 from typing import Literal
 
 from pydantic import Field
 
+from grpo_workload.spec import lenient
 from grpo_workload.spec.schema import Section
 from grpo_workload.spec.trainer import TrainerConfig
 
@@ -157,6 +159,10 @@ class RunWarning(Section):
     message: str = Field(description="What was seen, in which steps, and what to look at.")
 
 
+_MOST_TEXT, _MOST_ITEMS = 128, 128
+"""Bounds of what is read of a report: bytes of a text, items of a list."""
+
+
 class Progress(Section):
     """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
     GET /progress.
@@ -185,6 +191,26 @@ class Progress(Section):
     weight_version: int | None = None
     checkpoint_step: int | None = None
     checkpoint: str | None = Field(None, description="Path of the newest checkpoint, relative to the data folder.")
+
+    @classmethod
+    def read(cls, raw: object) -> Progress:
+        """Read what a pod reports. Its image is the user's, so it may be any JSON: see `lenient`."""
+        said = lenient.read(cls, lenient.plain(raw))
+        phases = {rank: phase for rank, phase in said.rank_phases.items() if rank.isdecimal() and len(rank) < 8}
+        metrics = {name: value for name, value in said.metrics.items() if len(name) <= _MOST_TEXT}
+        return said.model_copy(
+            update={
+                "phase": lenient.clip(said.phase, _MOST_TEXT),
+                "rank_phases": {r: lenient.clip(phases[r], _MOST_TEXT) for r in islice(phases, _MOST_ITEMS)},
+                "waiting_for": tuple(lenient.clip(pod, 4 * _MOST_TEXT) for pod in said.waiting_for[:_MOST_ITEMS]),
+                "metrics": dict(islice(metrics.items(), 8 * _MOST_ITEMS)),
+                "warnings": tuple(
+                    RunWarning(reason=lenient.clip(one.reason, _MOST_TEXT), message=lenient.clip(one.message, 1024))
+                    for one in said.warnings[:8]
+                ),
+                "checkpoint": said.checkpoint and lenient.clip(said.checkpoint, 1024),
+            }
+        )
 
 
 class Outcome(Section):

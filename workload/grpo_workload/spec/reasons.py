@@ -76,4 +76,6 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     STEPPING = "Stepping"
     STEPS_IN_ORDER = "StepsInOrder"
+    PASS_FAILED = "PassFailed"
+    RECOVERED = "Recovered"
     RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"

@@ -6,9 +6,9 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.plan import refuse
+from grpo_operator.decide.plan import Obstacle, plan
 from grpo_workload.spec.contract import Progress
-from support.control_plane.jobs import NOW, pod
+from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
 
 
@@ -69,8 +69,14 @@ def test_a_node_that_no_longer_exists_is_reported_once() -> None:
 
 
 def test_a_refusal_is_reported_once() -> None:
-    first = refuse(GRPOJobStatus(), 1, "InvalidSpec", "spec.model: wrong", NOW)
-    assert [e.reason for e in first.events] == ["InvalidSpec"]
-    again = refuse(first.status, 1, "InvalidSpec", "spec.model: wrong", NOW)
+    made, topology = world()
+    taken, missing = Obstacle("NameTaken", "Service job is taken"), Obstacle("ClaimNotFound", "no claim")
+    first = plan(made, topology, GRPOJobStatus(), observed(), {}, NOW, taken)
+    assert [(e.type, e.reason) for e in first.events] == [("Warning", "NameTaken")]
+    assert (first.status.phase, first.mode) == ("Invalid", "keep")
+    again = plan(made, topology, first.status, observed(), {}, NOW, taken)
     assert again.status == first.status
     assert not again.events
+    assert [e.reason for e in plan(made, topology, first.status, observed(), {}, NOW, missing).events] == [
+        missing.reason
+    ]

@@ -2,10 +2,11 @@
 
 import json
 
+import aiohttp
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from grpo_operator.edge.errors import ForbiddenError, is_forbidden, refusal
+from grpo_operator.edge.errors import ConflictError, ForbiddenError, is_forbidden, is_temporary, refusal
 
 EARLY = (
     'services "quickstart" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping '
@@ -62,6 +63,13 @@ def test_a_temporary_error_is_no_refusal(status: int, message: str) -> None:
     assert refusal(_error(status, message), "Service", "a") is None
 
 
+def test_an_object_that_has_another_form_is_refused_though_the_api_server_answers_500() -> None:
+    said = "failed to create typed patch object (ns/a; apps/v1, Kind=StatefulSet): .spec.x: field not declared"
+    found = refusal(_error(500, said), "StatefulSet", "a")
+    assert found is not None
+    assert found.reason == "InvalidPodTemplate"
+
+
 def test_a_missing_right_is_told_from_other_refusals() -> None:
     assert is_forbidden(_error(403, RIGHT))
     assert is_forbidden(_error(403, OWNER))
@@ -71,3 +79,20 @@ def test_a_missing_right_is_told_from_other_refusals() -> None:
     assert str(error).startswith(
         "the operator's ServiceAccount may not apply StatefulSet (/apis/apps/v1/namespaces/team"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ApiException(status=503), True),
+        (ApiException(status=429), True),
+        (ApiException(status=None), True),
+        (ApiException(status=422), False),
+        (ConflictError("changed"), True),
+        (TimeoutError(), True),
+        (aiohttp.ServerDisconnectedError(), True),
+        (KeyError("name"), False),
+    ],
+)
+def test_only_what_passes_by_itself_is_not_told_on_the_job(error: Exception, passes: bool) -> None:
+    assert is_temporary(error) is passes

@@ -1,4 +1,4 @@
-"""The operator reads a launcher's progress, and ignores answers that are nonsense, endless or redirects."""
+"""The operator reads what is right of a launcher's progress, and ignores answers that are none or redirects."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -53,7 +53,18 @@ async def test_progress_is_read(pod: Pod) -> None:
     assert (progress.step, progress.phase) == (3, "Training")
 
 
-@pytest.mark.parametrize("text", ["no json", "{}" + " " * MAX_BYTES], ids=["nonsense", "endless"])
+async def test_of_a_strange_answer_what_is_right_is_read(pod: Pod) -> None:
+    pod.text = (
+        '{"step": 3, "reward": NaN, "metrics": {"loss": 1e999, "kl": 0.5}, "phase": null, "new": [1], "age": "x"}'
+    )
+    assert await _fetch(pod) == Progress(step=3, metrics={"kl": 0.5})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no json", "{}" + " " * MAX_BYTES, "[1]", "[" * 100_000, '{"step": ' + "9" * 100_000 + "}x"],
+    ids=["nonsense", "endless", "no object", "deep", "huge"],
+)
 async def test_an_answer_that_is_no_progress_is_ignored(pod: Pod, text: str) -> None:
     pod.text = text
     assert await _fetch(pod) is None

@@ -76,6 +76,49 @@ def test_a_groups_pod_settings_are_merged_like_a_strategic_merge_patch() -> None
     assert container["resources"]["limits"] == {"memory": "64Gi", "cpu": "8", "nvidia.com/gpu": "7"}
 
 
+def test_nulls_remove_what_lies_below_and_items_without_a_key_are_kept() -> None:
+    over = {
+        "resources": {"limits": None},
+        "affinity": {"nodeAffinity": None, "podAffinity": None},
+        "volumes": [{"emptyDir": {"medium": None}}, {"name": {}}],
+        "nodeSelector": {},
+    }
+    made = job(
+        podTemplate={
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}},
+            "resources": {"limits": {"memory": "1Gi"}},
+            "volumes": [{"emptyDir": {}}, {"name": "v"}],
+        },
+        trainer={"groups": [{"name": "a", "gpus": 7, "podTemplate": over}]},
+    )
+    template = manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]
+    assert template["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": "7"},
+        "requests": {"nvidia.com/gpu": "7"},
+    }
+    assert "affinity" not in template
+    assert template["volumes"][-4:] == [{"emptyDir": {}}, {"name": "v"}, {"emptyDir": {}}, {"name": {}}]
+    json.dumps(manifests(made, plan_topology(made), 0, ["lost-node"]))
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ({"resources": {"limits": [1]}}, "podTemplate.resources.limits must be an object, as in a pod; found [1]"),
+        ({"affinity": {"nodeAffinity": "x"}}, "podTemplate.affinity.nodeAffinity must be an object"),
+        (
+            {"volumes": [{"name": f"v{n}"} for n in range(60)]},
+            "merged over spec.podTemplate: podTemplate.volumes: Tuple should have at most 64 items",
+        ),
+    ],
+)
+def test_settings_that_no_pod_has_are_refused_with_their_field(template: dict, fault: str) -> None:
+    volumes = {"volumes": [{"name": f"w{n}"} for n in range(60)]}
+    made = job(podTemplate=volumes, trainer={"groups": [{"name": "a", "gpus": 3, "podTemplate": template}]})
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        manifests(made, plan_topology(made), 0)
+
+
 def test_a_cpu_job_requests_no_gpu_by_default() -> None:
     made = job(device={"type": "cpu"})
     assert manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]["containers"][0]["resources"] == {}
@@ -97,6 +140,15 @@ def test_a_cpu_job_requests_no_gpu_by_default() -> None:
             {"trainer": {"groups": [{"name": "A", "gpus": 1}]}},
             "spec.trainer.groups[0].name: String should match pattern",
         ),
+        (
+            {"trainer": {"groups": [{"name": "a", "gpu": 1}]}},
+            "spec.trainer.groups[0].gpu: unknown field; did you mean gpus?",
+        ),
+        (
+            {"generation": {"server": {"groups": [{"tensor_paralel": 1}]}}},
+            "spec.generation.server.groups[0].tensor_paralel: unknown field; did you mean tensorParallel?",
+        ),
+        ({"quux": 1}, "spec.quux: unknown field"),
         (
             {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
             "spec.podTemplate: env must not set variables that the operator sets",

@@ -130,7 +130,8 @@ def test_reasons_that_pods_invent_share_one_label() -> None:
 
 def test_gauges_of_jobs_follow_the_watch() -> None:
     instruments = Instruments()
-    conditions = [{"type": "Accepted", "status": "True"}, {"type": "Running", "status": "False"}]
+    more = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    conditions = [{"type": "Accepted", "status": "True"} | more, {"type": "Running", "status": "False"} | more]
     instruments.jobs.seen("a", watched("Running", conditions=conditions, restarts={"total": 2}))
     instruments.jobs.seen("b", WatchedJob.read("ns", "new", {}))
     phases = {phase: value(instruments.registry, "jobs", namespace="ns", phase=phase) for phase in PHASES}
@@ -139,7 +140,7 @@ def test_gauges_of_jobs_follow_the_watch() -> None:
     assert value(instruments.registry, "job_restarts", **of_job) == 2.0
     assert value(instruments.registry, "job_condition", condition="Accepted", **of_job) == 1.0
     assert value(instruments.registry, "job_condition", condition="Running", **of_job) is None
-    failure = {"reason": "Invented", "time": "2026-01-01T00:00:05Z"}
+    failure = {"reason": "Invented", "message": "m", "time": "2026-01-01T00:00:05Z"}
     instruments.jobs.seen("a", watched("Failed", completionTime="2026-01-01T00:00:10Z", lastFailure=failure))
     failed = value(instruments.registry, "job_last_failure_timestamp_seconds", reason="Other", **of_job)
     assert failed == pytest.approx(1767225605)

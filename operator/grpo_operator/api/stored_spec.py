@@ -1,0 +1,72 @@
+"""Read the spec that the API server stores, which a CRD of another release may have changed since it was written. Pure.
+
+A spec that an operator only partly understands must not leave a running attempt without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api.faults import UNKNOWN, explain, path_of
+from grpo_operator.api.names import Role
+from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_workload.spec import lenient
+
+_REQUIRED = {
+    "model": {"name": "unknown"},
+    "dataset": {"name": "unknown"},
+    "rewards": [{"name": "unknown", "accuracy": {}}],
+    "trainer": {"groups": [{"name": "unknown", "gpus": 1}]},
+}
+"""Stands in for the fields without a default, in a spec that is never built."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSpec:
+    """A spec as far as it is understood."""
+
+    spec: GRPOJobSpec
+
+    fault: str | None = None
+    """What is wrong. `spec` then says how the attempt that runs is looked after; no object may be built from it."""
+
+    ignored: tuple[str, ...] = ()
+    """Fields that this release does not have, as paths."""
+
+
+def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
+    """Read a stored spec. Never raises.
+
+    Unknown fields and nulls are ignored. If something else is wrong, the pods are those that the status shows, and
+    every other section takes over what can be read.
+    """
+    try:
+        return StoredSpec(spec=GRPOJobSpec.model_validate(raw))
+    except ValidationError as error:
+        faults = [f for f in error.errors(include_url=False) if f["type"] == UNKNOWN or f["input"] is None]
+    known = lenient.without(raw, faults) if faults else raw
+    ignored = tuple(path_of(fault["loc"]) for fault in faults if fault["type"] == UNKNOWN)
+    try:
+        return StoredSpec(spec=GRPOJobSpec.model_validate(known), ignored=ignored)
+    except ValidationError as error:
+        wrong = explain(error, GRPOJobSpec)
+    sections = {**known, **_running(status)} if isinstance(known, Mapping) else _running(status)
+    return StoredSpec(spec=lenient.read(GRPOJobSpec, sections, _REQUIRED), fault=wrong, ignored=ignored)
+
+
+def _running(status: GRPOJobStatus) -> dict[str, Any]:
+    """Return the sections that say which pods the attempt has."""
+    groups = {
+        role: [{"name": g.name, "replicas": g.desired, "gpus": 1} for g in status.groups if g.role == role]
+        for role in Role
+    }
+    engines = {"topology": "Server", "server": {"groups": groups[Role.GENERATION]}}
+    return {
+        "trainer": {"groups": groups[Role.TRAINER]},
+        "generation": engines if groups[Role.GENERATION] else {},
+    }

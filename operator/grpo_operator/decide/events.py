@@ -1,0 +1,72 @@
+"""Events for people, emitted once for each change of a status that they should notice. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import ConditionStatus, GRPOJobStatus
+from grpo_operator.decide import lifecycle
+from grpo_operator.decide.attempts import is_between_attempts
+from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
+from grpo_operator.layout.topology import Job
+from grpo_workload.spec.reasons import Reason
+
+OBSTACLES = (
+    Reason.UNSCHEDULABLE,
+    Reason.CONTAINER_WAITING,
+    Reason.WAITING_FOR_PEERS,
+    Reason.NODE_NOT_READY,
+    Reason.POD_STUCK,
+)
+"""Reasons that become a Warning event although their condition is False."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event for people, emitted once."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Event, ...]:
+    """Return one event for each condition that became True, each new obstacle and each pod that is being taken away."""
+    before = {condition.type: _gist(condition) for condition in old.conditions}
+    bad_kinds = (Condition.FAILED, Condition.RESTARTING, Condition.HUNG, Condition.DEGRADED, Condition.BLOCKED)
+    events = []
+    for condition in new.conditions:
+        if condition.type in FOR_KSTATUS or before.get(condition.type) == _gist(condition):
+            continue
+        obstacle = condition.reason in OBSTACLES or _refuses(condition)
+        if condition.status == "True" or obstacle:
+            bad = obstacle or condition.type in bad_kinds
+            reason = condition.reason if bad else condition.type
+            events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message))
+    known = {member.uid for member in old.members if member.disruption}
+    runs = new.attempt == old.attempt and not (is_terminal(new) or is_between_attempts(new))
+    for member in lifecycle.leaving(new) if runs else ():
+        if member.disruption is not None and member.uid not in known:
+            message = lifecycle.describe_leaving(member)
+            events.append(Event(type="Warning", reason=member.disruption.reason, message=message))
+    failure = new.last_failure
+    continues = not (is_terminal(new) or holds(new, Condition.RESTARTING))
+    if failure is not None and failure != old.last_failure and continues:
+        message = f"{lifecycle.describe(failure)}; only this engine is recreated, the trainer waits for it"
+        events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=message))
+    if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
+        consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
+        message = f"spec.storage.claimName is not set: {consequence}"
+        events.append(Event(type="Warning", reason=Reason.RESTARTS_FROM_STEP_ZERO, message=message))
+    return tuple(events)
+
+
+def _refuses(condition: ConditionStatus) -> bool:
+    return condition.type == Condition.ACCEPTED and condition.status == "False"
+
+
+def _gist(condition: ConditionStatus) -> tuple[str, str, str]:
+    """Return what makes a condition another one for people; of a refusal each new message is."""
+    return condition.status, condition.reason, condition.message if _refuses(condition) else ""
