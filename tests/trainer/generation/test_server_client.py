@@ -6,6 +6,7 @@ Calls are repeated only where that is safe, and each error names the engine to b
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +25,7 @@ from support.trainer.launchers import free_ports
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ANSWER = {
     "choices": [
-        {"index": 1, "text": "b", "token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"},
+        {"index": 1, "text": "b", "token_ids": [7], "logprobs": {"token_logprobs": [None]}, "finish_reason": "length"},
         {
             "index": 0,
             "text": "a",
@@ -92,6 +93,7 @@ async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
     assert handler.calls == 3
     assert (first.token_ids, first.logprobs, first.text, first.finish_reason) == ((8, 2), (-1.5, -2.5), "a", "stop")
     assert (second.token_ids, second.weight_version) == ((7,), 5)
+    assert math.isnan(second.logprobs[0]), "null is a log-probability that is not a number"
 
 
 @pytest.mark.parametrize("failure", [drop, busy, broken])

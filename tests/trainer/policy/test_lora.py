@@ -52,6 +52,9 @@ def check(result, model, adapters, whole=()):
         assert straight[0] == resumed[0]
         assert straight[1].equal(resumed[1]), straight[0]
     assert result["straight"][0] == result["resumed"][0]
+    skipped, after = result["skipped"]
+    assert skipped == 1
+    assert all(weight.equal(after[name]) for name, weight in result["straight"][1].items())
 
 
 def test_engines_get_the_weights_that_peft_would_merge_and_a_checkpoint_holds_the_adapters(

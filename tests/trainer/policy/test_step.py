@@ -15,6 +15,8 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program,
     for stage, cut in torch.load(tmp_path / "cut.pt").items():
         for ours, expected in zip(cut["metrics"], whole["metrics"], strict=True):
             assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO-{stage}"
+        assert cut["skipped"] == 1, f"ZeRO-{stage}"
+        assert cut["after"] == pytest.approx(whole["after"], rel=1e-3, abs=1e-5), f"ZeRO-{stage}"
         assert cut["weights"].keys() == whole["weights"].keys()
         for name, weight in whole["weights"].items():
             # 3% of the 1e-3 by which AdamW moves any weight: where the gradient is nearly 0, rounding decides the move.
@@ -28,11 +30,14 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program,
 
 
 def test_optimizers_for_half_precision_count_exactly_the_steps_taken(run_program, tiny_model, tmp_path):
-    run_program("steps.py", 1, tiny_model, tmp_path / "half.pt", 15, 0.0, "0", "0b", "1b", "2b", "3b")
+    stages = ("0", "0b", "1b", "2b", "3b", "2c", "3c")
+    run_program("steps.py", 1, tiny_model, tmp_path / "half.pt", 15, 0.0, *stages)
+    results = torch.load(tmp_path / "half.pt")
     # With one step too many, the first update would be three quarters of its size.
-    assert {stage: result["steps"] for stage, result in torch.load(tmp_path / "half.pt").items()} == {
-        stage: {2.0} for stage in ("0", "0b", "1b", "2b", "3b")
-    }
+    assert {stage: result["steps"] for stage, result in results.items()} == {stage: {2.0} for stage in stages}
+    for stage, result in results.items():
+        assert (result["skipped"], result["after"]["skipped"]) == (1, 0), stage
+        assert result["after"]["loss"] == pytest.approx(results["0"]["after"]["loss"], abs=0.01), stage
 
 
 # ZeRO stage, dtype of the weights, dtype of AdamW's states: each of DeepSpeed's optimizers, and none.

@@ -2,7 +2,7 @@
 
 lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... with modules that are trained whole. For
 each plan, FOLDER gets a checkpoint, and PLAN.pt with the metrics, the exported weights, and all parameters of the
-policy.
+policy; also after a fourth step, whose loss is infinite on the last rank.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -78,6 +78,7 @@ def main(model, folder, beta, plans):
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = take_step(policy, 3, config.training)
         result["straight"] = straight, parameters(policy)
+        result["skipped"] = take_step(policy, 4, config.training, broken=True)["skipped"], parameters(policy)
 
         AcceleratorState._reset_state(reset_partial_state=True)
         join(Device.CPU, 300)

@@ -1,7 +1,8 @@
 """Two optimizer steps on fixed samples under each ZeRO stage: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
-A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16. Rank 0 saves, by stage, the metrics,
-the weights, and the number of steps that AdamW has counted.
+A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
+the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
+step whose loss is infinite on the last rank, of which it saves whether it was skipped, and one more with its metrics.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -44,6 +45,7 @@ def main(model, out, micro_batch_size, beta, stages):
                     "zeroStage": stage,
                     "gradientCheckpointing": stage == 2,
                     "coalesceGradReduction": coalesce,
+                    "offloadOptimizer": "cpu" if name.endswith("c") else "none",
                 },
             }
         )
@@ -57,6 +59,8 @@ def main(model, out, micro_batch_size, beta, stages):
             "metrics": metrics,
             "weights": {name: weight.clone() for name, weight in policy.weights()},
             "steps": steps,
+            "skipped": take_step(policy, 2, config.training, broken=True)["skipped"],
+            "after": take_step(policy, 2, config.training),
         }
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":

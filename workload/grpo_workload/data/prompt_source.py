@@ -151,7 +151,7 @@ def _open(config: DatasetConfig) -> Any:
         if path.suffix not in _FORMATS:
             raise ConfigError(f"a file must end in one of {', '.join(_FORMATS)}")
         return datasets.load_dataset(_FORMATS[path.suffix], data_files={config.split: str(path)}, split=config.split)
-    except StopIteration as error:  # of datasets, where no file has a row
+    except (StopIteration, IndexError) as error:  # what datasets raises where no file, or no folder, has a row
         raise _no_rows(config) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)

@@ -209,9 +209,7 @@ class Checkpoints:
         target = self._folder.universal(checkpoint)
         if not _faults(target):
             return target
-        logger.info(
-            "converting the optimizer state of %s (%d ranks, ZeRO-%d)", checkpoint, state.world_size, state.zero_stage
-        )
+        logger.info("converting %s (%d ranks, ZeRO-%d)", checkpoint, state.world_size, state.zero_stage)
         scratch = on_main(lambda: self._folder.begin(target.name))
         conversion = Conversion(checkpoint / _DEEPSPEED, scratch) if dist.get_rank() == 0 else None
         # Polled, since it may take longer than a collective's time limit.

@@ -6,6 +6,7 @@ engine, its pod and its address.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -175,7 +176,9 @@ class EngineClient:
     def _completion(self, choice: Mapping[str, Any], version: int) -> Completion:
         if choice["finish_reason"] not in ("stop", "length"):
             raise EngineError(self.engine, f"ended an unfinished completion with {choice['finish_reason']!r}")
-        token_ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+        token_ids = tuple(choice["token_ids"])
+        # JSON has no NaN: null stands for it.
+        logprobs = tuple(math.nan if value is None else value for value in choice["logprobs"]["token_logprobs"])
         assert len(token_ids) == len(logprobs), (len(token_ids), len(logprobs))
         return Completion(
             token_ids=token_ids,
