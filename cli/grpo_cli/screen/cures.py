@@ -31,7 +31,7 @@ CURES = {
     "Stopped": "nothing: the ranks saved a checkpoint, and the restart is not counted",
     "StoppedEarly": "nothing: there was no step to save yet",
     "Hung": "find what the ranks wait for: a reward that hangs, a collective that one rank does not reach; "
-    "raise failurePolicy.hangSeconds if steps are that long",
+    "raise failurePolicy.hangSeconds if one phase is that long",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
     "InvalidSpec": "fix the field and submit again: the job then starts",

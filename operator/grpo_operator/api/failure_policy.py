@@ -91,8 +91,8 @@ class FailurePolicy(Section):
         1800,
         ge=30,
         le=604_800,
-        description="A job hangs if no step has finished for this many seconds, or for ten median steps if that is "
-        "longer, although its launchers answer.",
+        description="A job hangs if for this many seconds, or for ten median steps if that is longer, no step has "
+        "finished, and no rank has sampled a token, scored an answer or entered a phase, although launchers answer.",
     )
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
         (),

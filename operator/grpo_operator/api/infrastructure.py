@@ -79,7 +79,8 @@ class RendezvousSpec(Section):
         600,
         ge=10,
         le=86400,
-        description="Seconds that pods have to find each other, and that a collective operation of the ranks may take.",
+        description="Seconds that pods have to find each other, that a collective operation of the ranks may take, and "
+        "that a rank may sample no token while others wait for it. Sampling itself may take any time.",
     )
 
 

@@ -132,20 +132,21 @@ def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: str) -> bool:
     return seconds_between(failure.time, now) < (SILENT_CULPRIT_SECONDS if silent else CULPRIT_SECONDS)
 
 
-def seems_hung(master: Progress | None, policy: FailurePolicy) -> bool:
-    """Whether rank 0's launcher reports that no step has finished for too long.
+def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:
+    """Whether a launcher reports that no step has finished and no rank of its pod has got on for too long.
 
     A launcher that does not answer is not a hang.
     """
-    if master is None or master.waiting_for:
+    if report is None or report.waiting_for:
         return False
-    return master.age_seconds > max(policy.hang_seconds, HANG_FACTOR * (master.step_seconds or 0.0))
+    idle = report.age_seconds if report.idle_seconds is None else min(report.age_seconds, report.idle_seconds)
+    return idle > max(policy.hang_seconds, HANG_FACTOR * (report.step_seconds or 0.0))
 
 
 def find_hang(
     status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
 ) -> Failure | None:
-    """Return a failure if all pods are ready and no step finishes; its message says which phase every rank is in.
+    """Return a failure if all pods are ready and no rank gets on; its message says which phase every rank is in.
 
     Ranks that wait for an engine to return do not hang.
     """
@@ -153,7 +154,7 @@ def find_hang(
     master = reports.get(member.pod)
     if not all(name in observed.pods and observed.pods[name].ready for name in topology.pods):
         return None
-    if status.running_time is None or master is None or not seems_hung(master, policy):
+    if status.running_time is None or master is None or not all(seems_hung(one, policy) for one in reports.values()):
         return None
     phases = {int(rank): phase for report in reports.values() for rank, phase in report.rank_phases.items()}
     where = "; ".join(f"rank {rank}: {phases[rank]}" for rank in sorted(phases)) or f"phase {master.phase}"

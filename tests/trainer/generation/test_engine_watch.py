@@ -1,55 +1,86 @@
-"""The watch over engines ends a rank that is stuck when its engine is lost, and records the engine."""
+"""The watch over engines ends a rank whose engine is lost or hangs, and names it; a slow engine may take long."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from support.paths import PROGRAMS
 from support.trainer.launchers import free_ports
 
-STUCK = """
+RANK = """
 import sys, threading
-from aiohttp import web
 from grpo_workload.spec.contract import Engine
 from grpo_workload.generation.servers.engine_watch import EngineLink, Timing
-port = int(sys.argv[1])
+port, is_stuck = int(sys.argv[1]), sys.argv[2] == "stuck"
 engine = Engine(name="engine-3", pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1)
-link = EngineLink([engine], deadline=30, timing=Timing(poll=0.1, lost=0.5, grace=0.5))
+timing = Timing(poll=0.1, lost=0.5, stuck=0.5, quiet=0.1, grace=0.5)
+link = EngineLink([engine], deadline=3 if sys.argv[2] == "slow" else 30, timing=timing)
 link.wait_ready()
 print("watching", flush=True)
-threading.Event().wait()  # as in a collective whose other ranks are gone
-"""
-SERVER = """
-import sys
-from aiohttp import web
-async def health(_):
-    return web.Response()
-app = web.Application()
-app.add_routes([web.get("/health", health)])
-web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+if is_stuck:
+    threading.Event().wait()  # as in a collective whose other ranks are gone
+
+async def ask():
+    for seed in range(2):
+        (client,) = link.clients
+        work = client.complete([1], model="process", num_samples=1, sampling={"seed": seed}, version=0)
+        print([one.token_ids for one in await link.sample(client, "process", work)], flush=True)
+
+link.run(ask())
+link.close()
 """
 
 
-def test_a_stuck_rank_is_ended_and_records_the_lost_engine(tmp_path: Path) -> None:
+def run_rank(folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str]:
+    """Run a rank with an engine; with `how` "stuck", the engine is killed while the rank waits for something else.
+
+    Returns:
+        The rank's exit code, its output, its log, and the error that it recorded, without the engine's address.
+    """
     (port,) = free_ports(1)
-    error_file = tmp_path / "error.json"
-    server = subprocess.Popen([sys.executable, "-c", SERVER, str(port)])
-    environ = {"PATH": "/usr/bin:/bin", "TORCHELASTIC_ERROR_FILE": str(error_file), "OMP_NUM_THREADS": "1"}
-    rank = subprocess.Popen(
-        [sys.executable, "-c", STUCK, str(port)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    error_file = folder / "error.json"
+    server = subprocess.Popen(
+        [sys.executable, PROGRAMS / "fake_engine.py", str(port), "process", folder / "asked", engine]
     )
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", RANK, str(port), how]
+    rank = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert rank.stdout is not None
         assert rank.stdout.readline() == "watching\n"
-        server.kill()
-        _, stderr = rank.communicate(timeout=30)
+        if how == "stuck":
+            server.kill()
+        stdout, stderr = rank.communicate(timeout=60)
     finally:
         server.kill()
         rank.kill()
         server.wait()
-    assert rank.returncode == 1
-    message = json.loads(error_file.read_text())["message"]["message"]
-    assert message.startswith(f"EngineError: engine engine-3 (pod pod-3, 127.0.0.1:{port}) has not been healthy for")
+    error = json.loads(error_file.read_text())["message"]["message"] if error_file.exists() else ""
+    return rank.returncode, stdout, stderr, error.replace(f"127.0.0.1:{port}", "address")
+
+
+def test_a_stuck_rank_is_ended_and_records_the_lost_engine(tmp_path: Path) -> None:
+    code, _, stderr, error = run_rank(tmp_path, "stuck", engine="answers")
+    assert code == 1
+    assert error.startswith("EngineError: engine engine-3 (pod pod-3, address) has not been healthy for")
     assert "threading.py" in stderr  # where it was stuck
+
+
+def test_an_engine_that_answers_but_samples_nothing_is_named(tmp_path: Path) -> None:
+    code, stdout, _, error = run_rank(tmp_path, "asks", engine="once")
+    assert (code, stdout) == (1, "[(1, 0)]\n")
+    assert error == "StuckError: engine engine-3 (pod pod-3, address) hangs: it has sampled no token for 0.5 s"
+
+
+def test_a_request_may_take_longer_than_the_deadline_of_calls(tmp_path: Path) -> None:
+    code, stdout, stderr, error = run_rank(tmp_path, "slow", engine="slow")
+    assert (code, stdout, error) == (0, "[(1, 0)]\n[(1, 1)]\n", ""), stderr

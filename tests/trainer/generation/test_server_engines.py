@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineDiffersError
+from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.spec.contract import ExitCode, Outcome
 from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
 from support.trainer.launchers import DEADLINE, eventually
+from support.trainer.listeners import Heard
 
 pytestmark = pytest.mark.vllm
 
@@ -94,9 +97,11 @@ def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, mo
 
 
 def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGenerator, tiny_tokenizer: Any) -> None:
-    groups = generator.generate(prompts(), 3)
+    groups = generator.generate(prompts(), 3, heard := Heard())
     again = generator.generate(prompts(), 3)
 
+    assert heard.groups == dict(enumerate(groups))
+    assert heard.moves >= len(groups), "every answer shows that an engine gets on"
     assert [len(group) for group in groups] == [3, 3, 3]
     assert [[one.token_ids for one in group] for group in groups] == [
         [one.token_ids for one in group] for group in again
@@ -107,6 +112,27 @@ def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGener
     for one in completions:
         assert one.finish_reason == ("stop" if one.token_ids[-1] == tiny_tokenizer.eos_token_id else "length")
         assert len(one.token_ids) == 8 or one.finish_reason == "stop"
+
+
+def test_the_metrics_of_each_copy_change_with_what_it_samples(generator: ServerGenerator) -> None:
+    before = metrics_of(generator)
+    assert [sorted(copies) for copies in before] == [["0", "1"], ["0"]]
+    generator.generate([replace(prompt, seed=seed) for seed in range(4) for prompt in prompts()], 2)
+    # The server shows them a moment after its answer.
+    eventually(
+        lambda: all(
+            old[copy] != samples
+            for old, new in zip(before, metrics_of(generator), strict=True)
+            for copy, samples in new.items()
+        ),
+        "all copies have sampled",
+    )
+
+
+def metrics_of(generator: ServerGenerator) -> list[dict[str, str]]:
+    """Return vLLM's samples of each copy, by engine."""
+    link = generator._link
+    return [replicas(link.run(client.metrics())) for client in link.clients]
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_its_index(generator: ServerGenerator) -> None:

@@ -29,6 +29,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsDifferError
+from support.trainer.listeners import Heard
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
 # Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
@@ -99,7 +100,9 @@ def main(model, out, zero_stage, tensor_parallel, trains):
     ]
 
     def generate():
-        groups = generator.generate(prompts, NUM_GENERATIONS)
+        groups = generator.generate(prompts, NUM_GENERATIONS, heard := Heard())
+        assert heard.groups == dict(enumerate(groups))
+        assert heard.moves >= max(len(completion.token_ids) for group in groups for completion in group)
         generator.sleep()
         for prompt, group in zip(prompts, groups, strict=True):
             rewards = [

@@ -1,6 +1,7 @@
-"""math-verify in its process: verdicts, one slow or crashed comparison that counts as 0, and the process's limits."""
+"""math-verify in its processes: verdicts, slow or crashed comparisons that count as 0, and the processes' limits."""
 
 import asyncio
+import math
 import signal
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.math_answers import Verifier
-from grpo_workload.rewards.scoring import build_rewards, score
+from grpo_workload.rewards.scoring import begin_scoring, build_rewards, close_rewards, score, take_timeouts
 from grpo_workload.spec.inputs import RewardConfig
 
+SLOW = r"$\int_0^1 \sin(x^{99})^{77}\cos(e^x) dx$"  # sympy takes longer than math-verify lets it
 CONFIG = RewardConfig.model_validate({"name": "right", "accuracy": {}})
 
 
@@ -47,13 +49,17 @@ def test_verdicts(verifier, gold, answer, verdict):
     assert verifier(gold, answer) == verdict
 
 
-def test_an_answer_that_hangs_counts_as_wrong_and_the_next_is_compared():
+def test_an_answer_that_takes_long_is_told_from_a_wrong_one(verifier):
+    assert math.isnan(verifier("12", SLOW))
+
+
+def test_an_answer_that_hangs_is_given_up_and_the_next_is_compared():
     verifier = Verifier(CONFIG, timeout=2)
     verifier("1", "1")
     process_of(verifier).send_signal(
         signal.SIGSTOP
     )  # like one long operation, which math-verify's own limits cannot end
-    assert verifier("12", "12") == 0.0
+    assert math.isnan(verifier("12", "12"))
     assert verifier._process is None
     assert verifier("12", "12") == 1.0
     verifier.close()
@@ -63,7 +69,7 @@ def test_a_process_that_died_is_replaced(verifier):
     assert verifier("1", "1") == 1.0
     process_of(verifier).kill()
     process_of(verifier).wait()
-    assert verifier("1", "1") == 0.0
+    assert math.isnan(verifier("1", "1"))
     assert verifier("1", "1") == 1.0
 
 
@@ -80,16 +86,21 @@ def test_the_process_has_a_memory_limit_and_no_credentials(monkeypatch):
     verifier.close()
 
 
-@pytest.mark.parametrize(
-    ("columns", "totals"), [({"solution": "$4$", "answer": "9"}, [1.0, 0.0]), ({"answer": 4}, [1.0, 0.0])]
-)
-def test_the_reward_compares_with_the_column_at_each_step(columns, totals):
+@pytest.mark.parametrize("columns", [{"solution": "$4$", "answer": "9"}, {"answer": 4}])
+def test_the_reward_compares_with_the_column_at_each_step_and_counts_what_takes_too_long(columns):
     prompt = Prompt(index=0, text="2 + 2?", token_ids=(1,), columns=columns)
     source = PromptSource([{}], lambda index, row: prompt, seed=0)
     rewards = build_rewards([CONFIG], source)
     completions = [
         Completion(token_ids=(1,), logprobs=(0.0,), text=text, finish_reason="stop", weight_version=0)
-        for text in ("It is 4.", "5")
+        for text in ("It is 4.", "5", SLOW, "It is 4.")
     ]
-    for _step in range(2):  # each is scored in a thread of its own, and the process outlives them
-        assert asyncio.run(score(rewards, [prompt, prompt], completions)).totals == totals
+    begin_scoring(rewards, prompt, completions[:2])  # before the others are there
+    compared = []
+    for _step in range(2):  # the processes outlive a step
+        table = asyncio.run(score(rewards, [prompt] * 4, completions, lambda: compared.append(None)))
+        assert table.totals == [1.0, 0.0, 0.0, 1.0]
+        assert take_timeouts(rewards) == {"right": 1}
+    assert take_timeouts(rewards) == {"right": 0}
+    assert len(compared) == 8
+    close_rewards(rewards)

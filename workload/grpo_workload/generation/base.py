@@ -22,11 +22,47 @@ class Weights(Protocol):
     def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
+class Listener(Protocol):
+    """What a generator tells while it samples."""
+
+    def moved(self) -> None:
+        """A token may have been sampled; called from any thread, however often."""
+        ...
+
+    def finished(self, position: int, completions: Sequence[Completion]) -> None:
+        """All completions of the prompt at `position` are there; called from any thread, once for a prompt at most."""
+        ...
+
+    def meet(self) -> None:
+        """Wait for all ranks; see `Pulse.meet`. Called before a collective for which ranks sample unequally long."""
+        ...
+
+
+class Silence:
+    """A listener that nobody needs."""
+
+    def moved(self) -> None:
+        """See `Listener.moved`."""
+
+    def finished(self, position: int, completions: Sequence[Completion]) -> None:
+        """See `Listener.finished`."""
+
+    def meet(self) -> None:
+        """See `Listener.meet`."""
+
+
+SILENCE = Silence()
+
+
 class Generator(Protocol):
     """Samples completions with the policy's weights. Every rank has one; all call its methods in the same order."""
 
-    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
         """Return `num_generations` completions for each of this rank's prompts, in order; it may have none.
+
+        It takes as long as it takes: an engine that samples no token for too long raises an error.
 
         A prompt's completions depend, up to rounding, only on its seed and the weights: not on the other prompts or
         ranks.

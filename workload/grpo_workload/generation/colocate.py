@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.audit import audited
-from grpo_workload.generation.base import Weights
+from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import repack_for_cpu
 from grpo_workload.spec.contract import Device
@@ -95,17 +97,23 @@ class ColocateGenerator:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_Once())
         self._llm = _build(arguments | dict(generation.engine_args))
 
-    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
         """See `Generator.generate`."""
         self._cycle.check_generate()
         shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
         if not (together := [request for share in shares for request in share]):
             return []
-        outputs = self._llm.generate(
-            [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids, _ in together],
-            [SamplingParams(n=num_generations, seed=seed, **self._sampling) for _, seed in together],
-            use_tqdm=False,
-        )
+        # vLLM numbers its outputs itself, so they are known by their tokens, where these belong to one request alone.
+        asked = Counter(token_ids for token_ids, _ in together)
+        known = {prompt.token_ids: place for place, prompt in enumerate(prompts) if asked[prompt.token_ids] == 1}
+        with self._heard(known, listener):
+            outputs = self._llm.generate(
+                [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids, _ in together],
+                [SamplingParams(n=num_generations, seed=seed, **self._sampling) for _, seed in together],
+                use_tqdm=False,
+            )
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
         own = outputs[first : first + len(prompts)]
         return [[self._completion(answer) for answer in output.outputs] for output in own]
@@ -155,6 +163,29 @@ class ColocateGenerator:
         shares: list[list[Request]] = [[] for _ in range(self._tensor_parallel)]
         dist.all_gather_object(shares, share, group=get_tp_group().cpu_group)
         return shares
+
+    @contextmanager
+    def _heard(self, known: Mapping[tuple[int, ...], int], listener: Listener) -> Iterator[None]:
+        """Tell `listener` what each step of the engine gives, which `LLM.generate` keeps until the last one.
+
+        `known` has the positions of this rank's prompts, by their tokens.
+        """
+        engine = self._llm.llm_engine
+        step = engine.step
+
+        def heard() -> Any:
+            outputs = step()
+            listener.moved()
+            for output in outputs:
+                if output.finished and (position := known.get(tuple(output.prompt_token_ids))) is not None:
+                    listener.finished(position, [self._completion(answer) for answer in output.outputs])
+            return outputs
+
+        engine.step = heard
+        try:
+            yield
+        finally:
+            del engine.step
 
     def _wake(self, tags: list[str]) -> None:
         if tags and self._can_sleep:

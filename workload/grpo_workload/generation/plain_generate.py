@@ -5,7 +5,7 @@ There is only one copy of the weights, so they are always current.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.generation.base import Weights
+from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainingConfig
@@ -50,7 +50,9 @@ class TransformersGenerator:
             self._warpers += [TopPLogitsWarper(training.top_p)] if training.top_p < 1 else []
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
         """See `Generator.generate`."""
         if not prompts and not self._policy.is_partitioned:
             return []
@@ -66,7 +68,11 @@ class TransformersGenerator:
         ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
         mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
         sampler = _Sampler(
-            [prompt.seed for prompt in asked], num_generations, self._policy.device, is_greedy=self._is_greedy
+            [prompt.seed for prompt in asked],
+            num_generations,
+            self._policy.device,
+            is_greedy=self._is_greedy,
+            moved=listener.moved,
         )
         sequences = module.generate(
             input_ids=ids_NP,
@@ -126,15 +132,25 @@ class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untype
     It draws as `torch.multinomial` does: the index of the largest p / q, with q ~ Exp(1), is distributed as p.
     """
 
-    def __init__(self, seeds: Sequence[int], rows_per_seed: int, device: torch.device, *, is_greedy: bool) -> None:
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        rows_per_seed: int,
+        device: torch.device,
+        *,
+        is_greedy: bool,
+        moved: Callable[[], None],
+    ) -> None:
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self._rows_per_seed = rows_per_seed
         self._is_greedy = is_greedy
+        self._moved = moved
         self.logprobs_N: list[Tensor] = []
         """Log-probabilities of the chosen tokens, one tensor for each position."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [N, V] of the next token: 0 for the chosen one, minus infinity for all others."""
+        self._moved()
         logprobs_NV = scores.float().log_softmax(dim=-1)
         chosen_N1 = (logprobs_NV if self._is_greedy else self._race(logprobs_NV.exp())).argmax(dim=-1, keepdim=True)
         self.logprobs_N.append(logprobs_NV.gather(1, chosen_N1).squeeze(1))

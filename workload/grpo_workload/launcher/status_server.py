@@ -22,7 +22,7 @@ from grpo_workload.launcher.identity import Ended, Identity
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.history import FILES, MAX_ROWS, read_history
-from grpo_workload.reporting.progress_files import read_phases, read_progress
+from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
 from grpo_workload.spec.contract import Outcome, Progress
 
 STORAGE_SECONDS = 5
@@ -78,13 +78,18 @@ class Status:
     def progress(self) -> Progress:
         """Return rank 0's progress if it is in this pod, else the pod's phase and age; with its ranks' phases."""
         rank_phases = read_phases(self.place.state_dir, self.place.ranks)
+        idle = read_idle(self.place.state_dir, self.place.ranks)
         written = read_progress(self.place.state_dir)
         if written is None:
-            waiting_for = tuple(f"{pod}: {cause}" for pod, cause in self.missing.items())
             return Progress(
-                phase=self.phase, age_seconds=time.time() - self.since, waiting_for=waiting_for, rank_phases=rank_phases
+                phase=self.phase,
+                age_seconds=time.time() - self.since,
+                idle_seconds=idle,
+                waiting_for=tuple(f"{pod}: {cause}" for pod, cause in self.missing.items()),
+                rank_phases=rank_phases,
             )
-        return written.model_copy(update={"rank_phases": rank_phases} | ({"phase": self.phase} if self.outcome else {}))
+        now = {"rank_phases": rank_phases, "idle_seconds": idle}
+        return written.model_copy(update=now | ({"phase": self.phase} if self.outcome else {}))
 
 
 def open_application(status: Status) -> web.Application:

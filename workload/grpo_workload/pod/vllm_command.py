@@ -36,6 +36,7 @@ _OURS = frozenset(
         "data_parallel_size",
         "pipeline_parallel_size",
         "weight_transfer_config",
+        "disable_log_stats",  # without statistics nobody can tell whether an engine gets on
         "logprobs_mode",
         "max_model_len",
         "gpu_memory_utilization",

@@ -18,6 +18,7 @@ from grpo_workload.spec.contract import Progress
 
 FILE_NAME = "progress.json"
 PHASES = "phases"
+BEATS = "beats"
 RANK_STEPS = "rank-steps"
 
 
@@ -59,6 +60,19 @@ def read_phase(state_dir: Path, rank: int) -> tuple[str, float] | None:
         return None
 
 
+def write_beat(state_dir: Path, rank: int) -> None:
+    """Record that the global rank `rank` gets on in its phase: it has just sampled a token or scored an answer."""
+    (folder := state_dir / BEATS).mkdir(exist_ok=True)
+    (folder / str(rank)).touch()
+
+
+def read_idle(state_dir: Path, ranks: Iterable[int]) -> float | None:
+    """Return for how many seconds none of `ranks` has entered a phase or got on in one; None before the first phase."""
+    files = [state_dir / folder / str(rank) for rank in ranks for folder in (PHASES, BEATS)]
+    moved = [file.stat().st_mtime for file in files if file.exists()]
+    return max(0.0, time.time() - max(moved)) if moved else None
+
+
 def read_phases(state_dir: Path, ranks: Iterable[int]) -> dict[str, str]:
     """Return the phases of those `ranks` that have one, for people: {"3": "Generating for 1830 s"}."""
     phases = {rank: read_phase(state_dir, rank) for rank in ranks}
@@ -83,7 +97,7 @@ def read_rank_step(state_dir: Path, rank: int) -> dict[str, Any] | None:
 def forget_progress(state_dir: Path) -> None:
     """Remove the files that ranks of an earlier attempt left in the folder."""
     (state_dir / FILE_NAME).unlink(missing_ok=True)
-    for folder in (state_dir / PHASES, state_dir / RANK_STEPS):
+    for folder in (state_dir / PHASES, state_dir / BEATS, state_dir / RANK_STEPS):
         if folder.exists():
             shutil.rmtree(folder)
 

@@ -31,6 +31,7 @@ class RankStep:
     longest_sample_tokens: int
     trained_tokens: int  # tokens it trained on: samples may come from other ranks; those without effect are left out
     fed_tokens: int  # trained_tokens and the padding of micro-batches
+    timeouts: Mapping[str, int] = field(default_factory=dict)  # answers not compared in time, by reward
     device: DeviceUse = field(default_factory=DeviceUse)
 
     @property
@@ -76,7 +77,7 @@ def summarise_ranks(ranks: Sequence[RankStep]) -> dict[str, float]:
 
     `ranks/slowest` is the rank whose own work took longest, which is `ranks/slowest_seconds`. `ranks/imbalance` is this
     time divided by the mean over all ranks: 1 if none waits. Values of each rank are reported as their minimum (/min)
-    and maximum (/max); a value that no rank knows is left out.
+    and maximum (/max); a value that no rank knows is left out. `rewards/<name>/timeouts` is their sum.
     """
     slowest = max(ranks, key=lambda one: one.work_seconds)
     fed = sum(one.fed_tokens for one in ranks)
@@ -88,6 +89,8 @@ def summarise_ranks(ranks: Sequence[RankStep]) -> dict[str, float]:
         if slowest.work_seconds
         else 1.0,
     }
+    for name in ranks[0].timeouts:
+        metrics[f"rewards/{name}/timeouts"] = float(sum(one.timeouts[name] for one in ranks))
     metrics |= _extremes("generate_seconds", [one.seconds["generate"] for one in ranks])
     metrics |= _extremes("train_seconds", [one.seconds["train"] for one in ranks])
     metrics |= _extremes("trained_tokens", [one.trained_tokens for one in ranks])

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
 from grpo_workload.rewards.worker import LENGTH, Orders, Values
@@ -206,6 +207,22 @@ class RewardProcess:
         own = re.search(r"^Current thread .*\n((?:  File .*\n?)+)", dump, re.MULTILINE)
         frames = [line for line in own[1].splitlines() if str(worker.__file__) not in line] if own else []
         return "\n".join(["; it was at", *frames[:_STACK_LINES]]) if frames else ""
+
+
+def trl_arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
+    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages."""
+    columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
+    return columns | {
+        "prompts": [prompt.text for prompt in prompts],
+        "completions": [
+            _trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
+        ],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
+    }
+
+
+def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
+    return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]
 
 
 def _pickles(value: Any) -> bool:

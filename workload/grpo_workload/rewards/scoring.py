@@ -1,9 +1,10 @@
 """Rewards of completions: built-in functions and the user's own, weighted and summed.
 
-Each call has a time limit (rewards[].timeoutSeconds). Users' functions and math-verify run in processes (`process`),
-which are killed then. reasoning-gym's scorers run in a thread. Python cannot kill a thread, so it lasts until the rank
-ends. If it also holds the global interpreter lock (GIL), Python cannot even report the timeout: then faulthandler,
-which needs no GIL, ends the rank and prints the stacks of its threads.
+Each call has a time limit (rewards[].timeoutSeconds). Users' functions run in processes (`process`), which are killed
+then. math-verify has processes and a limit for each answer (`math_answers`). reasoning-gym's scorers run in a thread.
+Python cannot kill a thread, so it lasts until the rank ends. If it also holds the global interpreter lock (GIL), Python
+cannot even report the timeout: then faulthandler, which needs no GIL, ends the rank and prints the stacks of its
+threads.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from grpo_workload.algorithm.samples import Completion, Message, Prompt
+from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.rewards.math_answers import Verifier
-from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.math_answers import Accuracy
+from grpo_workload.rewards.process import RewardError, RewardProcess, trl_arguments
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.rewards.worker import Values, as_values
 from grpo_workload.spec.errors import ConfigError
@@ -43,7 +44,7 @@ class Reward:
 
     name: str
     weight: float
-    function: RewardFunction | RewardProcess
+    function: RewardFunction | RewardProcess | Accuracy
     timeout_seconds: float = REWARD_SECONDS  # limit of one call
 
 
@@ -64,8 +65,9 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
         for config in configs
     ]
     try:
-        for process in _processes(rewards):
-            process.ready()
+        for reward in rewards:
+            if isinstance(reward.function, RewardProcess):
+                reward.function.ready()
     except (ConfigError, RewardError):
         close_rewards(rewards)
         raise
@@ -73,9 +75,10 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
 
 
 def close_rewards(rewards: Sequence[Reward]) -> None:
-    """End the processes of users' functions."""
-    for process in _processes(rewards):
-        process.close()
+    """End all processes of rewards."""
+    for reward in rewards:
+        if isinstance(reward.function, RewardProcess | Accuracy):
+            reward.function.close()
 
 
 def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
@@ -83,12 +86,27 @@ def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
     return {reward.name: reward.weight for reward in rewards}
 
 
-def _processes(rewards: Sequence[Reward]) -> list[RewardProcess]:
-    return [reward.function for reward in rewards if isinstance(reward.function, RewardProcess)]
+def begin_scoring(rewards: Sequence[Reward], prompt: Prompt, completions: Sequence[Completion]) -> None:
+    """Start what can be scored before all completions are there; `score` gets the same completions later."""
+    for reward in rewards:
+        if isinstance(reward.function, Accuracy):
+            reward.function.begin(prompt, completions)
 
 
-async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: list[Completion]) -> RewardTable:
+def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
+    """Return the number of answers since the last call that could not be compared in time, by name of the reward."""
+    return {one.name: one.function.take_timeouts() for one in rewards if isinstance(one.function, Accuracy)}
+
+
+async def score(
+    rewards: Sequence[Reward],
+    prompts: list[Prompt],
+    completions: list[Completion],
+    moved: Callable[[], None] = lambda: None,
+) -> RewardTable:
     """Score completions[i], an answer to prompts[i], with every function; the functions run concurrently.
+
+    `moved` is called, in any thread, when an answer has been scored while others are still to be.
 
     Raises:
         RewardError: a function raised, took too long, or did not return one finite number or None per completion.
@@ -97,12 +115,18 @@ async def score(rewards: Sequence[Reward], prompts: list[Prompt], completions: l
     weights = weights_of(rewards)
     if not completions:
         return tabulate(weights, [[] for _ in rewards])
-    with _interpreter_watched(max(reward.timeout_seconds for reward in rewards) + LOCK_GRACE):
-        values = await asyncio.gather(*(_call(reward, prompts, completions) for reward in rewards))
-    return tabulate(weights, list(values))
+    calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, moved)) for reward in rewards}
+    if limited := [reward for reward in rewards if not isinstance(reward.function, Accuracy)]:
+        with _interpreter_watched(max(reward.timeout_seconds for reward in limited) + LOCK_GRACE):
+            await asyncio.gather(*(calls[reward] for reward in limited))
+    return tabulate(weights, list(await asyncio.gather(*calls.values())))
 
 
-async def _call(reward: Reward, prompts: list[Prompt], completions: list[Completion]) -> Values:
+async def _call(
+    reward: Reward, prompts: list[Prompt], completions: list[Completion], moved: Callable[[], None]
+) -> Values:
+    if isinstance(reward.function, Accuracy):  # each answer has its own limit
+        return await _in_thread(reward.name, partial(reward.function, prompts, completions, moved))
     if isinstance(reward.function, RewardProcess):
         own = partial(reward.function.call, trl_arguments(prompts, completions), reward.timeout_seconds)
         return _checked(reward.name, await _in_thread(reward.name, own), prompts)
@@ -167,7 +191,7 @@ def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
     return values
 
 
-def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess:
+def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy:
     if config.accuracy is not None:
         return _accuracy(config, source)
     if config.stopped is not None:
@@ -177,7 +201,7 @@ def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction
     return RewardProcess(config, os.environ)
 
 
-def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
+def _accuracy(config: RewardConfig, source: PromptSource) -> Accuracy:
     columns = source.batch(0, 1)[0].columns
     gold = next((column for column in ("solution", "answer") if column in columns), None)
     if gold is None:
@@ -185,13 +209,7 @@ def _accuracy(config: RewardConfig, source: PromptSource) -> RewardFunction:
         raise ConfigError(
             f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}"
         )
-    verifier = Verifier(config)
-
-    def accuracy(prompts: list[Prompt], completions: list[Completion]) -> Values:
-        pairs = zip(prompts, completions, strict=True)
-        return [verifier(str(prompt.columns[gold]), completion.text) for prompt, completion in pairs]
-
-    return accuracy
+    return Accuracy(config, gold)
 
 
 def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
@@ -208,19 +226,3 @@ def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
         ]
 
     return reasoning_gym
-
-
-def trl_arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
-    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages."""
-    columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
-    return columns | {
-        "prompts": [prompt.text for prompt in prompts],
-        "completions": [
-            _trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
-        ],
-        "completion_ids": [list(completion.token_ids) for completion in completions],
-    }
-
-
-def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
-    return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]

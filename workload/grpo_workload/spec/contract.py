@@ -175,6 +175,11 @@ class Progress(Section):
         description="Starting, WaitingForPeers, then the phase of rank 0: see `grpo_workload.reporting.run_report`.",
     )
     age_seconds: float = Field(0.0, description="Seconds since the last step finished; the server fills it in.")
+    idle_seconds: float | None = Field(
+        None,
+        description="Seconds since a rank of this pod last entered a phase, sampled a token or scored an answer; the "
+        "server fills it in.",
+    )
     step_seconds: float | None = Field(
         None, description="Median duration of the last steps, including saving; None before the first step ends."
     )

@@ -158,5 +158,6 @@ class RewardConfig(Section):
         ge=1,
         le=86_400,
         description="Limit of one call, which scores the completions of one rank in one step. A call that takes longer "
-        "fails the rank, with a message that names the reward.",
+        "fails the rank, with a message that names the reward. With `accuracy` it is the limit of one answer, at most "
+        "15: an answer that takes longer scores 0 and is counted.",
     )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from grpo_workload.policy.dtype_support import check_precision, own_support
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
 from grpo_workload.ranks.collectives import gather, join, on_main
+from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor
+from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import Reward, build_rewards
@@ -82,6 +85,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         start=start,
         report=report,
         monitor=open_monitor(policy.device),
+        pulse=start_pulse(contract, rank, state_dir),
         event_loop=event_loop,
     )
 
@@ -96,6 +100,17 @@ def join_run(contract: Contract, rank: int, data_dir: Path) -> Checkpoints:
         keep=contract.config.storage.keep,
         attempt=contract.attempt,
         pod_uid=os.environ[ENV_POD_UID],
+    )
+
+
+def start_pulse(contract: Contract, rank: int, state_dir: Path) -> Pulse:
+    """Join the ranks that wait for each other after sampling; each beat is also reported to the launcher."""
+    return Pulse(
+        open_store(contract.timeout_seconds),
+        rank=rank,
+        world_size=contract.world_size,
+        limit_seconds=contract.timeout_seconds,
+        on_beat=partial(write_beat, state_dir, rank),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_workload.algorithm.advantage import group_advantages
@@ -12,7 +12,7 @@ from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.rewards.scoring import score, weights_of
+from grpo_workload.rewards.scoring import begin_scoring, score, take_timeouts, weights_of
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.storage.group_record import Group
 from grpo_workload.training.run import Run
@@ -25,7 +25,20 @@ class Rollout:
     samples: list[Sample]  # completions of this rank
     table: RewardTable  # rewards of all ranks
     facts: list[list[Fact]]  # facts of each completion, by rank
+    timeouts: Mapping[str, int]  # answers of this rank that could not be compared in time, by reward; each scored 0
     generated_tokens: int  # tokens that this rank sampled in this step; groups from the journal do not count
+
+
+class _Listener:
+    """Begins to score what is sampled, and tells the other ranks that this one gets on."""
+
+    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
+        self._rewards, self._prompts = run.rewards, prompts
+        self.moved, self.meet = run.pulse.beat, run.pulse.meet
+
+    def finished(self, position: int, completions: Sequence[Completion]) -> None:
+        """See `Listener.finished`."""
+        begin_scoring(self._rewards, self._prompts[position], completions)
 
 
 def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
@@ -45,7 +58,8 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     run.report.phase("Generating")
     groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
     missing = {position: prompt for position, prompt in prompts.items() if position not in groups}
-    answers = run.generator.generate(list(missing.values()), training.num_generations)
+    asked = list(missing.values())
+    answers = run.generator.generate(asked, training.num_generations, _Listener(run, asked))
     run.generator.sleep()
     clock.lap("generate")
 
@@ -57,10 +71,17 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     run.journal.write(ordered)
 
     run.report.phase("Gathering")
+    run.pulse.meet()
     table, facts, samples = _gather(run, list(prompts.values()), ordered)
     clock.lap("gather")
     generated_tokens = sum(len(completion.token_ids) for group in answers for completion in group)
-    return Rollout(samples=samples, table=table, facts=facts, generated_tokens=generated_tokens)
+    return Rollout(
+        samples=samples,
+        table=table,
+        facts=facts,
+        timeouts=take_timeouts(run.rewards),
+        generated_tokens=generated_tokens,
+    )
 
 
 def _prompts(run: Run, step: int, clock: Clock) -> list[Prompt]:
@@ -110,7 +131,8 @@ def _score(
     """Score this rank's new completions, and return their groups by position."""
     num_generations = run.config.training.num_generations
     asked = [prompt for prompt in prompts.values() for _ in range(num_generations)]
-    table = run.event_loop.run(score(run.rewards, asked, [completion for group in answers for completion in group]))
+    flat = [completion for group in answers for completion in group]
+    table = run.event_loop.run(score(run.rewards, asked, flat, run.pulse.beat))
     return {
         position: Group(
             step=step,

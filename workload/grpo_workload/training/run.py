@@ -9,6 +9,7 @@ from typing import Any
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.pulse import Pulse
 from grpo_workload.reporting.gpu_monitor import Monitor
 from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
@@ -40,4 +41,5 @@ class Run:
     start: TrainerState
     report: Report
     monitor: Monitor
+    pulse: Pulse
     event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open

@@ -140,6 +140,7 @@ def describe_rank(run: Run, rollout: Rollout, work: Plan, clock: Clock) -> RankS
         rank=run.rank,
         seconds=dict(clock.laps),
         generated_tokens=rollout.generated_tokens,
+        timeouts=rollout.timeouts,
         sample_tokens=sum(tokens),
         longest_sample_tokens=max(tokens, default=0),
         trained_tokens=work.trained_tokens(run.rank),

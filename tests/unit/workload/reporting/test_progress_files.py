@@ -8,8 +8,10 @@ from pathlib import Path
 from grpo_workload.reporting.progress_files import (
     FILE_NAME,
     forget_progress,
+    read_idle,
     read_phases,
     read_progress,
+    write_beat,
     write_phase,
     write_progress,
 )
@@ -52,3 +54,15 @@ def test_the_phase_of_each_rank_is_read_with_its_age(tmp_path: Path) -> None:
     assert read_phases(tmp_path, range(6, 9)) == {"7": "Generating for 1830 s", "8": "Training for 0 s"}
     forget_progress(tmp_path)
     assert read_phases(tmp_path, range(6, 9)) == {}
+
+
+def test_ranks_that_sample_tokens_or_enter_phases_are_not_idle(tmp_path: Path) -> None:
+    assert read_idle(tmp_path, range(2)) is None
+    for rank in range(2):
+        write_phase(tmp_path, rank, "Generating")
+        hour_ago = time.time() - 3600
+        os.utime(tmp_path / "phases" / str(rank), (hour_ago, hour_ago))
+    assert 3600 <= (read_idle(tmp_path, range(2)) or 0) < 3700
+    write_beat(tmp_path, 1)
+    assert (read_idle(tmp_path, range(2)) or 0) < 100
+    assert (read_idle(tmp_path, range(1)) or 0) > 3000, "ranks of another pod do not count"

@@ -1,6 +1,7 @@
 """The record of one rank's step, and the metrics that compare all ranks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,9 @@ def test_a_rank_without_work_has_zeros() -> None:
     )
     assert {summarise_ranks([idle])[name] for name in ("padding_fraction", "ranks/longest_sample_share/max")} == {0.0}
     assert summarise_ranks([idle])["ranks/imbalance"] == 1.0
+
+
+def test_answers_that_were_not_compared_in_time_are_counted_over_all_ranks() -> None:
+    ranks = [replace(rank_step(rank), timeouts={"right": count}) for rank, count in enumerate((2, 0, 1))]
+    assert summarise_ranks(ranks)["rewards/right/timeouts"] == 3.0
+    assert not any(name.startswith("rewards/") for name in summarise_ranks([rank_step(0)]))

@@ -13,7 +13,7 @@ import faulthandler
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from grpo_workload.generation.servers.http_client import EngineClient, EngineError
 from grpo_workload.generation.servers.roster import Observation
+from grpo_workload.generation.servers.token_watch import TokenWatch
 from grpo_workload.generation.servers.waiting import first_unhealthy, unless_lost
 from grpo_workload.spec.contract import Engine
 
@@ -30,15 +31,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class StuckError(EngineError):
+    """The engine answers, but gets no further with its requests."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Times of the watch, in seconds.
 
-    `lost` + `poll` + 5 for an answer + `grace` = 28 s after an engine's death, every rank knows of it or has ended.
+    `lost` + `poll` + 5 for an answer + `grace` = 28 s after an engine's death, every rank knows of it or has ended; and
+    as long, with `stuck` in place of `lost`, after an engine that answers has sampled its last token.
     """
 
     poll: float = 2  # seconds between two health checks of an engine
     lost: float = 15  # seconds without a healthy answer after which an engine counts as lost
+    stuck: float = 15  # seconds without progress after which an engine with requests counts as lost
+    quiet: float = 5  # seconds without a completion before an engine is asked whether it gets on
     grace: float = 6  # seconds for the main thread to end by itself
 
 
@@ -59,6 +67,13 @@ class EngineLink:
         self._lost: dict[str, asyncio.Future[EngineError]] = {
             engine.name: self._loop.create_future() for engine in engines
         }
+        self._tokens = {
+            engine.name: TokenWatch(
+                limit=timing.stuck, first_limit=deadline, quiet=timing.quiet, copies=engine.data_parallel
+            )
+            for engine in engines
+        }
+        self.on_moved: Callable[[], None] = lambda: None  # called in the thread when an engine has got on
         self._watch: asyncio.Task[None] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -76,6 +91,21 @@ class EngineLink:
     async def unless_lost(self, client: EngineClient, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; EngineError as soon as this one engine is lost. Called in the thread."""
         return await unless_lost(work, [self._lost[client.engine.name]])
+
+    async def sample(self, client: EngineClient, process: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, a request to a process of the engine for completions. Called in the thread.
+
+        EngineError as soon as the engine is lost; one that samples no token counts as lost, too.
+        """
+        tokens, answered = self._tokens[client.engine.name], False
+        tokens.sent(process, time.monotonic())
+        try:
+            result = await self.unless_lost(client, work)
+            answered = True
+        finally:
+            tokens.ended(answered=answered, now=time.monotonic())
+        self.on_moved()
+        return result
 
     def observe(self) -> Observation:
         """Ask every engine for its health and process; a healthy one no longer counts as lost. Ends within seconds."""
@@ -129,7 +159,7 @@ class EngineLink:
     async def _process(self, client: EngineClient) -> str:
         try:
             async with asyncio.timeout(self.timing.lost):
-                await client.is_healthy()
+                await self._check(client)
                 name = await client.identify()
         except TimeoutError as error:
             raise EngineError(
@@ -137,6 +167,17 @@ class EngineLink:
             ) from error
         self._note_healthy(client)
         return name
+
+    async def _check(self, client: EngineClient) -> None:
+        """Raise EngineError unless the engine is healthy; StuckError if it gets no further with its requests."""
+        await client.is_healthy()
+        tokens = self._tokens[client.engine.name]
+        if not tokens.needs_look(time.monotonic()):
+            return
+        if tokens.see(await client.metrics(), time.monotonic()):
+            self.on_moved()
+        if tokens.is_stuck:
+            raise StuckError(client.engine, f"hangs: it has sampled no token for {tokens.allowed:g} s")
 
     def _note_healthy(self, client: EngineClient) -> None:
         self._answered[client.engine.name] = time.monotonic()
@@ -174,14 +215,18 @@ class EngineLink:
         while True:
             await asyncio.sleep(self.timing.poll)
             try:
-                await client.is_healthy()
+                await self._check(client)
                 self._note_healthy(client)
             except EngineError as error:
                 silence = time.monotonic() - self._answered[name]
-                if silence > self.timing.lost and not self._lost[name].done():
+                if self._lost[name].done():
+                    continue
+                if isinstance(error, StuckError):
+                    self._lose(error)
+                elif silence > self.timing.lost:
                     self._lose(EngineError(client.engine, f"has not been healthy for {silence:.0f} s: it {error.what}"))
-                    if not self._restarts:
-                        return
+                if self._lost[name].done() and not self._restarts:
+                    return
 
     def _lose(self, error: EngineError) -> None:
         logger.error("%s", error)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, count, repeat
 
 from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.generation.base import Weights
+from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.servers.engine_watch import EngineLink, Timing
 from grpo_workload.generation.servers.http_client import EngineError
-from grpo_workload.generation.servers.roster import Observation, Processes, Roster, agreed, is_lost
+from grpo_workload.generation.servers.roster import Processes, Roster, absent, agreed, is_lost
 from grpo_workload.generation.servers.sampling import Done, Sampler
 from grpo_workload.generation.servers.weight_sender import WeightSender
 from grpo_workload.generation.vllm_api import Backend
@@ -72,7 +73,9 @@ class ServerGenerator:
         self._with_engines(self._join)
         self._roster.pushed()  # the engines have loaded the initial weights, version 0
 
-    def generate(self, prompts: Sequence[Prompt], num_generations: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
         """See `Generator.generate`.
 
         Raises:
@@ -82,11 +85,13 @@ class ServerGenerator:
         for prompt in prompts:
             self._sampler.check_length(prompt)
         done: Done = {}
+        self._link.on_moved = listener.moved
+        sample = partial(self._sampler.sample, prompts, num_generations, done, listener=listener)
         if not self._restarts:
-            self._link.run(self._sampler.sample(prompts, num_generations, done, self._roster.current, self._version))
+            self._link.run(sample(self._roster.current, self._version))
         while self._restarts:
-            work = self._sampler.sample(prompts, num_generations, done, self._roster.current, self._version)
-            failure = self._link.run_freely(work)
+            failure = self._link.run_freely(sample(self._roster.current, self._version))
+            listener.meet()
             if (any_failure := first(gather(failure))) is None:
                 break
             if not self._is_any_lost(self._roster.current):
@@ -231,18 +236,6 @@ def engines_of(contract: Contract, rank: int) -> list[Engine]:
         member.pod for member in contract.members if member.rank_offset <= rank < member.rank_offset + member.gpus
     ]
     return [engine for engine in contract.engines if engine.pod == pod]
-
-
-def absent(observations: Sequence[Observation], patience: float | None) -> RuntimeError:
-    """Return why engines cannot be used; `patience` is the number of seconds waited for a lost one, if any."""
-    for one in observations:
-        if one.unhealthy is not None:
-            waited = "" if patience is None else f"was lost and not healthy again within {patience:g} s: it "
-            return EngineError(one.unhealthy, f"{waited}{one.trouble}")
-    return RuntimeError(
-        "ranks see different processes of the same engines: "
-        + "; ".join(str(dict(one.processes)) for one in observations)
-    )
 
 
 def first(failures: Sequence[EngineError | None]) -> EngineError | None:

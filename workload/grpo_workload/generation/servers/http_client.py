@@ -67,7 +67,7 @@ class EngineClient:
 
     engine: Engine
     session: aiohttp.ClientSession
-    deadline: float  # seconds for each attempt of a call
+    deadline: float  # seconds for each attempt of a call, except for completions
     retry_wait: float = 0.2  # seconds before the second attempt, at most; it doubles for each further one
 
     async def is_healthy(self) -> None:
@@ -137,10 +137,17 @@ class EngineClient:
         """Let requests start again."""
         await self._repeat("POST", "/resume")
 
+    async def metrics(self) -> str:
+        """Return the text of GET /metrics, which has vLLM's own metrics."""
+        text = str(await self._call("GET", "/metrics", deadline=ANSWER_SECONDS))
+        if "vllm:num_requests_running" not in text:
+            raise EngineError(self.engine, "has no metrics of vLLM at /metrics, so nobody can tell whether it gets on")
+        return text
+
     async def complete(
         self, prompt_ids: Sequence[int], *, model: str, num_samples: int, sampling: Mapping[str, Any], version: int
     ) -> list[Completion]:
-        """Sample completions of one prompt.
+        """Sample completions of one prompt, however long that takes; whether the engine gets on is the caller's task.
 
         Args:
             prompt_ids: the prompt's token ids.
@@ -161,7 +168,7 @@ class EngineClient:
             "return_token_ids": True,
             **sampling,
         }
-        answer = await self._repeat("POST", "/v1/completions", json=request)
+        answer = await self._repeat("POST", "/v1/completions", deadline=math.inf, json=request)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         assert len(choices) == num_samples, (len(choices), num_samples)
         return [self._completion(choice, version) for choice in choices]
@@ -201,13 +208,12 @@ class EngineClient:
 
     async def _call(self, method: str, path: str, *, deadline: float | None = None, **request: Any) -> Any:
         limit = deadline or self.deadline
+        timeout = aiohttp.ClientTimeout(total=None if math.isinf(limit) else limit, sock_connect=self.deadline)
         url = URL.build(scheme="http", host=self.engine.host, port=self.engine.port, path=path)
         try:
-            async with self.session.request(
-                method, url, timeout=aiohttp.ClientTimeout(total=limit), **request
-            ) as response:
+            async with self.session.request(method, url, timeout=timeout, **request) as response:
                 if response.ok:
-                    return await response.json() if response.content_type == "application/json" else None
+                    return await (response.json() if response.content_type == "application/json" else response.text())
                 text = (await response.text())[:ERROR_CHARS]
         except TimeoutError as error:
             raise EngineError(self.engine, f"did not answer {path} within {limit:g} s") from error

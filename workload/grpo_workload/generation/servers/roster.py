@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grpo_workload.generation.servers.http_client import EngineError
 from grpo_workload.spec.contract import Engine
 
 Processes = Mapping[str, str]
@@ -41,6 +42,18 @@ def is_lost(known: Processes, observations: Sequence[Observation]) -> bool:
     return any(
         one.unhealthy is not None or any(known.get(engine) != process for engine, process in one.processes.items())
         for one in observations
+    )
+
+
+def absent(observations: Sequence[Observation], patience: float | None) -> RuntimeError:
+    """Return why engines cannot be used; `patience` is the number of seconds waited for a lost one, if any."""
+    for one in observations:
+        if one.unhealthy is not None:
+            waited = "" if patience is None else f"was lost and not healthy again within {patience:g} s: it "
+            return EngineError(one.unhealthy, f"{waited}{one.trouble}")
+    return RuntimeError(
+        "ranks see different processes of the same engines: "
+        + "; ".join(str(dict(one.processes)) for one in observations)
     )
 
 

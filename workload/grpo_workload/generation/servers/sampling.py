@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
+from grpo_workload.generation.base import Listener
 from grpo_workload.generation.servers.engine_watch import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient, EngineError, RefusedError
 from grpo_workload.generation.servers.roster import Processes
@@ -44,7 +45,13 @@ class Sampler:
             )
 
     async def sample(
-        self, prompts: Sequence[Prompt], num_samples: int, done: Done, processes: Processes, version: int
+        self,
+        prompts: Sequence[Prompt],
+        num_samples: int,
+        done: Done,
+        processes: Processes,
+        version: int,
+        listener: Listener,
     ) -> EngineError | None:
         """Sample completions of the prompts that are not in `done` yet.
 
@@ -55,6 +62,7 @@ class Sampler:
                 another engine, with the same seed.
             processes: processes that hold the current weights, by engine.
             version: version of these weights.
+            listener: is told of each prompt whose completions are there.
 
         Returns:
             None when all prompts are done; else, if lost engines come back, why no engine remains.
@@ -81,7 +89,8 @@ class Sampler:
                     version=version,
                 )
                 try:
-                    done[position] = await self._link.unless_lost(client, work)
+                    done[position] = await self._link.sample(client, processes[lane.engine.name], work)
+                    listener.finished(position, done[position])
                     return
                 except RefusedError as error:
                     raise ValueError(f"prompt {prompt.index} of the dataset: {error}") from error
