@@ -105,9 +105,14 @@ def test_a_pass_without_changes_lists_children_and_reads_none_of_them_one_by_one
     assert set(requests() - before) <= {("get", "grpojobs"), ("create", "events"), *(("list", kind) for kind in kinds)}
 
 
-def test_a_child_deleted_or_changed_by_hand_is_restored(jobs: Jobs) -> None:
+def test_a_child_deleted_or_changed_by_hand_is_restored_and_the_job_says_what_prevents_it(jobs: Jobs) -> None:
     jobs.run("restored")
+    jobs("create", "quota", "none", "--hard=count/services=0")
     jobs("delete", "service", "restored")
+    condition = jobs.wait_for("restored", "Blocked", "True", "QuotaExceeded")
+    assert "Service restored does not fit the namespace's quota" in condition["message"]
+    assert jobs.get("grpo", "restored")["status"]["phase"] == "Running"
+    jobs("delete", "quota", "none")
     jobs("scale", "statefulset", "restored-b", "--replicas=3")
     wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 20)
     wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 30)
