@@ -4,6 +4,7 @@ from __future__ import annotations
 
 CURES = {
     "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
+    "OutOfMemory": "nothing: the next attempt has smaller micro-batches; docs/training.md says what leaves more memory",
     "NotFinite": "read the steps in metrics.jsonl; lower learningRate, the rewards' weights or beta",
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",

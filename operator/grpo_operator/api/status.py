@@ -203,6 +203,13 @@ class GRPOJobStatus(StatusSection):
     restarts: Restarts = Field(
         default_factory=Restarts, description="Number of restarts of the whole job and of single engines."
     )
+    micro_batch_halvings: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Number of times that micro-batches were halved because training ran out of memory; later attempts "
+        "keep the smaller ones.",
+    )
     next_restart_time: Time | None = Field(
         None, description="Earliest time when the next attempt begins; set while Restarting."
     )

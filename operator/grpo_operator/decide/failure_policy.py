@@ -15,6 +15,9 @@ from grpo_workload.spec.reasons import Reason
 FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED})
 """Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so."""
 
+MAX_HALVINGS = 3
+"""How often a restart after OutOfMemory halves the micro-batches and does not count. Later ones count."""
+
 JITTER = 0.2
 """Largest share by which a wait is shortened or extended: jobs that failed together restart at different times."""
 
@@ -28,9 +31,17 @@ class Decision:
     why: str  # the part of the policy that decided, for people
 
 
-def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts) -> Decision:
-    """Apply the first rule that matches, else the defaults. A counted restart beyond maxRestarts becomes Fail."""
-    decision = _decide(policy, failure)
+def halves_micro_batches(failure: Failure, halvings: int) -> bool:
+    """Whether a restart after `failure` halves the micro-batches once more, after `halvings` times."""
+    return failure.reason == Reason.OUT_OF_MEMORY and halvings < MAX_HALVINGS
+
+
+def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts, halvings: int = 0) -> Decision:
+    """Apply the first rule that matches, else the defaults. A counted restart beyond maxRestarts becomes Fail.
+
+    `halvings`: how often restarts have halved the micro-batches.
+    """
+    decision = _decide(policy, failure, halvings)
     if decision.action != "Fail" and decision.counted and restarts.counted >= policy.max_restarts:
         spent = f"all {policy.max_restarts} restarts of failurePolicy.maxRestarts are used up"
         return Decision(
@@ -39,11 +50,11 @@ def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts) -> Decis
     return decision
 
 
-def _decide(policy: FailurePolicy, failure: Failure) -> Decision:
+def _decide(policy: FailurePolicy, failure: Failure, halvings: int) -> Decision:
     field = "onGenerationFailure" if failure.role == Role.GENERATION else "onTrainerFailure"
     action = policy.on_generation_failure if failure.role == Role.GENERATION else policy.on_trainer_failure
     why = f"failurePolicy.{field} is {action}"
-    counted = failure.reason not in FREE
+    counted = failure.reason not in FREE and not halves_micro_batches(failure, halvings)
     rule = next((rule for rule in policy.rules if _matches(rule, failure)), None)
     if rule is not None:
         why = f"failurePolicy rule {rule.name} says {rule.action}"

@@ -14,7 +14,8 @@ from grpo_operator.api.status import AvoidedNode, Failure, GRPOJobStatus, Member
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, holds
-from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide
+from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
+from grpo_operator.layout.topology import smaller_micro_batches
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
 
@@ -56,7 +57,8 @@ def stay_suspended(draft: Draft, pods: Iterable[str]) -> None:
 def handle_failure(draft: Draft, failure: Failure) -> Decision:
     """Apply `failurePolicy` to a failure: end the job, let another attempt follow, or replace one engine."""
     policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
-    decision = decide(policy, failure, restarts)
+    halvings = draft.status.micro_batch_halvings
+    decision = decide(policy, failure, restarts, halvings)
     draft.update(last_failure=failure.model_copy(update={"counted": decision.counted}))
     if failure.reason == Reason.HUNG:
         draft.set(Condition.HUNG, True, Reason.HUNG, failure.message)
@@ -70,6 +72,10 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
     wait = backoff_seconds(policy, restarts.counted if decision.counted else 0, draft.job.uid, restarts.total)
     at = after(draft.now, wait)
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
+    if halves_micro_batches(failure, halvings):
+        smaller = smaller_micro_batches(draft.job.spec.training, halvings + 1)
+        count += f"; micro-batches are halved, to {smaller.max_tokens_per_micro_batch} tokens"
+        draft.update(micro_batch_halvings=halvings + 1)
     draft.update(next_restart_time=at)
     _announce_restart(draft, failure, count, at)
     return decision

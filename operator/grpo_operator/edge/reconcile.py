@@ -236,6 +236,7 @@ def _read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
         spec=stored.spec,
         fault=stored.fault,
         ignored=stored.ignored,
+        micro_batch_halvings=status.micro_batch_halvings,
     )
 
 

@@ -16,6 +16,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_workload.spec.contract import Contract, Engine, JobRef, Member, TransferGroup
+from grpo_workload.spec.trainer import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Job:
     spec: GRPOJobSpec
     fault: str | None = None  # what is wrong with the spec: nothing may be built from it
     ignored: tuple[str, ...] = ()  # fields of the stored spec that this release does not have
+    micro_batch_halvings: int = 0  # as in the status
 
     @property
     def ref(self) -> JobRef:
@@ -113,6 +115,7 @@ def plan_topology(job: Job) -> Topology:
 
 def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
     """Return the contract that every pod of the attempt reads."""
+    config = job.spec.trainer_config()
     return Contract(
         job=job.ref,
         attempt=attempt,
@@ -124,8 +127,18 @@ def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
         timeout_seconds=job.spec.rendezvous.timeout_seconds,
         restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
         durable=job.spec.storage.claim_name is not None,
-        config=job.spec.trainer_config(),
+        config=config.model_copy(update={"training": smaller_micro_batches(config.training, job.micro_batch_halvings)}),
     )
+
+
+def smaller_micro_batches(training: TrainingConfig, halvings: int) -> TrainingConfig:
+    """Return the section with micro-batches halved so many times. A step computes the same with them."""
+    size = training.per_device_train_batch_size
+    changes = {
+        "max_tokens_per_micro_batch": max(1, training.max_tokens_per_micro_batch >> halvings),
+        "per_device_train_batch_size": None if size is None else max(1, size >> halvings),
+    }
+    return training.model_copy(update=changes)
 
 
 def _group(job: Job, role: Role, spec: TrainerGroup | GenerationGroup) -> Group:

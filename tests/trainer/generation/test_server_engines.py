@@ -135,11 +135,6 @@ def metrics_of(generator: ServerGenerator) -> list[dict[str, str]]:
     return [replicas(link.run(client.metrics())) for client in link.clients]
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_with_its_index(generator: ServerGenerator) -> None:
-    with pytest.raises(ValueError, match=r"prompt 7 of the dataset has 121 tokens; .* leaves 120"):
-        generator.generate([Prompt(index=7, text="", token_ids=(5,) * 121)], 2)
-
-
 def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, caplog: pytest.LogCaptureFixture) -> None:
     first = generator._link.clients[0]
     version = generator._version

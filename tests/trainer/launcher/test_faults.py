@@ -31,6 +31,11 @@ ERRORS = {
         "PromptError",
         "prompt 1 of the dataset has 130 tokens; generation.maxModelLen less training.maxCompletionLength leaves 122",
     ),
+    "many do not fit": (
+        "MicroBatchMemoryError",
+        r"ran out of memory on a micro-batch of \d+ tokens in 4 sequences; lower",
+    ),
+    "one does not fit": ("RuntimeError", r"on a single sequence of \d+ tokens, .* lower training.maxCompletionLength"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Faults of rewards and prompts, one after the other on a run that is loaded once: faults.py MODEL DATA.
+"""Faults of rewards, prompts and memory, one after the other on a run that is loaded once: faults.py MODEL DATA.
 
 It reports the error of each fault, by name, and the seconds that all of them took; the steps in the journal after the
 faults, after an attempt without a fault, and after one that found one prompt group missing; the completions that a
@@ -21,14 +21,18 @@ from grpo_workload.spec.contract import Contract, Device
 
 environment.prepare(Device.CPU, os.environ)
 
+import torch
 from results import error_of, report
 
+from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.spec.inputs import DatasetConfig
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 from grpo_workload.training.assemble import load
+from grpo_workload.training.checks import prompt_limit
 from grpo_workload.training.rollout import roll_out
 
 GENERATIONS = 4
@@ -46,6 +50,10 @@ def one_raises(prompts, completions):
 
 def hangs(prompts, completions):
     threading.Event().wait()
+
+
+def is_full(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 REWARDS = {
@@ -110,9 +118,10 @@ def main(model, data):
     attempts = Attempts(model, data)
     start = time.monotonic()
     errors = {name: error_of(attempts.begin, reward) for name, reward in REWARDS.items()}
+    limit = prompt_limit(attempts.run.config)
     for name, text in PROMPTS.items():
         (data / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("good", text)))
-        source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1)
+        source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1, limit=limit)
         errors[name] = error_of(attempts.begin, scores, loader(source, data))
     result = {"errors": errors, "seconds": time.monotonic() - start, "after_faults": attempts.journal()}
 
@@ -121,6 +130,11 @@ def main(model, data):
     known = attempts.begin(one_raises)
     result["reused"] = [dataclasses.asdict(sample.completion) for sample in known.samples]
     attempts.begin(scores, forget=(1,))
+
+    attempts.run.policy._backward = is_full
+    for name, count in (("many do not fit", 4), ("one does not fit", 1)):
+        batches = [micro_batch(known.samples[:count])]
+        errors[name] = error_of(attempts.run.policy.step, batches, 1, LossScale(num_sequences=count, num_tokens=9))
     report(result | {"calls": calls, "after_forgetting": attempts.journal()})
 
 

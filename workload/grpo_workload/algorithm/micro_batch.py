@@ -47,6 +47,9 @@ def pack(lengths: Sequence[int], *, max_tokens: int, max_sequences: int) -> list
     return [bins[chosen] for chosen in sorted(range(len(bins)), key=lambda chosen: room[chosen])]
 
 
+_BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """The model's inputs and what the loss needs, for packed sequences of prompt and completion."""
@@ -66,6 +69,32 @@ class MicroBatch:
     def num_tokens(self) -> int:
         """Number of tokens that the model is fed."""
         return self.input_ids_1N.numel()
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences."""
+        return len(self.advantages_B)
+
+    def halves(self) -> tuple[MicroBatch, MicroBatch]:
+        """Split at least two sequences into two micro-batches, in order; values per token keep their width C."""
+        middle = self.num_sequences // 2
+        cut = int(self.cu_seq_lens[middle])
+        return self._part(slice(middle), slice(cut)), self._part(slice(middle, None), slice(cut, None))
+
+    def _part(self, rows: slice, tokens: slice) -> MicroBatch:
+        start, stop, _ = tokens.indices(self.num_tokens)
+        first, last, _ = rows.indices(self.num_sequences)
+        bounds = self.cu_seq_lens[first : last + 1] - start
+        inside_K = (self.places_K >= start) & (self.places_K < stop)
+        return MicroBatch(
+            input_ids_1N=self.input_ids_1N[:, tokens],
+            position_ids_1N=self.position_ids_1N[:, tokens],
+            cu_seq_lens=bounds,
+            max_length=int(bounds.diff().max()),
+            places_K=self.places_K[inside_K] - start,
+            targets_K=self.targets_K[inside_K],
+            **{name: getattr(self, name)[rows] for name in _BY_SEQUENCE},
+        )
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the micro-batch on `device`."""

@@ -18,6 +18,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     columns: dict[str, Any] = field(default_factory=dict)
     seed: int = 0  # seed of the completions sampled for it: see `seeds.prompt_seed`
+    is_overlong: bool = False  # its row was too long: it was cut, or stands in for that row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

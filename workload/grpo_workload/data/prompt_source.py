@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_workload.algorithm.samples import Prompt, Text
+from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
 from grpo_workload.ranks.seeds import prompt_seed
 from grpo_workload.spec.errors import ConfigError
@@ -22,6 +23,8 @@ from grpo_workload.spec.inputs import DatasetConfig, ReasoningGymDataset
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 # Files that mark a folder as written by save_to_disk; any other folder is read as a folder of data files.
 _SAVED = ("state.json", "dataset_dict.json")
+
+_SUBSTITUTES = 1000  # number of rows that are tried in place of one that is too long
 
 Scorer = Callable[[str, Prompt], float]
 """reasoning-gym's score of an answer to a prompt."""
@@ -58,13 +61,22 @@ class PromptSource:
         seed: int,
         preprocess: Preprocess | None = None,
         scorer: Scorer | None = None,
+        limit: PromptLimit | None = None,
     ) -> None:
         """Make prompts of `rows` by `preprocess`, if given, and then `to_prompt(index, row)`."""
         self._rows = rows
         self._to_prompt = to_prompt
         self._seed = seed
         self._preprocess = preprocess
-        self.scorer = scorer
+        self.scorer, self.limit = scorer, limit
+
+    @property
+    def is_scannable(self) -> bool:
+        """Whether reading all rows shows their prompts, and is cheap: rows are neither generated nor changed.
+
+        The user's function may be slow, and differ at each step.
+        """
+        return self.limit is not None and self._preprocess is None and self.scorer is None
 
     def __len__(self) -> int:
         """Number of prompts in the dataset."""
@@ -76,7 +88,29 @@ class PromptSource:
         return Draw(int(_order(len(self), self._seed, epoch)[offset]), prompt_seed(self._seed, step, position))
 
     def prepare(self, draw: Draw) -> Prompt:
-        """Read the row and make its prompt. PromptError if it cannot be used, PreprocessError if a retry may help."""
+        """Return the prompt of a draw, whose length fits.
+
+        In place of a row that is skipped, it is of rows drawn with the seed of the draw: the same ones in every process
+        and attempt, whatever was skipped before.
+
+        Raises:
+            PromptError: the row cannot be used, or is too long.
+            PreprocessError: a retry may help.
+        """
+        prompt, limit = self.make(draw), self.limit
+        if limit is None or limit.fits(prompt):
+            return prompt
+        if limit.action == "truncate":
+            return limit.truncated(prompt)
+        if limit.action == "skip":
+            for index in np.random.default_rng(draw.seed).integers(len(self), size=_SUBSTITUTES):
+                other = self.make(Draw(int(index), draw.seed))
+                if limit.fits(other):
+                    return dataclasses.replace(other, is_overlong=True)
+        raise limit.error(prompt)
+
+    def make(self, draw: Draw) -> Prompt:
+        """Read the row and make its prompt, however long it is. Raises as `prepare` does."""
         try:
             row = self._rows[draw.index]
         except Exception as error:  # storage and decoders may raise anything
@@ -90,7 +124,7 @@ class PromptSource:
         return [self.prepare(self.draw(step, position, prompts_per_step)) for position in range(prompts_per_step)]
 
 
-def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptSource:
+def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int, limit: PromptLimit | None = None) -> PromptSource:
     """Open the dataset, and prepare its first prompt as a check.
 
     `dataset.preprocess` changes rows first. A prompt that is a string is tokenized as it is. Messages go through the
@@ -105,7 +139,8 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int) -> PromptS
         source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed)
     else:
         source = _hugging_face_source(config, tokenizer, seed)
-    source.batch(0, 1)
+    source.make(source.draw(0, 0, 1))
+    source.limit = limit
     return source
 
 

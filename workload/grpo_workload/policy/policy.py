@@ -26,6 +26,7 @@ from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.policy.memory_error import memory_error
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.reference import Reference, frozen_copy
 from grpo_workload.ranks.collectives import join
@@ -108,7 +109,7 @@ class Policy:
         self._reference: Reference | None = None
         if config.training.beta > 0:
             self._reference = (
-                Reference(self.module, self.head, self.adapters)
+                Reference(self.module, self.head, self.adapters, is_partitioned=self.is_partitioned)
                 if self.adapters
                 else frozen_copy(config, device, self.device, ds_config=ds_config, buffers=buffers)
             )
@@ -139,7 +140,10 @@ class Policy:
         with self._reduction():
             for index, batch in enumerate(batches):
                 self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
-                self._backward(batch.to(self.device), scale, sums)
+                try:
+                    self._backward(batch.to(self.device), scale, sums)
+                except torch.OutOfMemoryError as error:
+                    raise memory_error(batch, error) from error
         finished = self._finish_step()
         return sums.reduce() | finished | {"learning_rate": learning_rate}
 

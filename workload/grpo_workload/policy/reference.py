@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from grpo_workload.policy.lora import Adapters
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -25,10 +28,25 @@ class Reference:
     model: Any
     head: LogprobHead  # wraps the output layer of `model`
     adapters: Adapters | None = None
+    is_partitioned: bool = False  # over the ranks (ZeRO-3): passes are collective
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding.
+
+        If memory runs out, the halves of the batch are tried one after the other, unless passes are collective.
+        """
+        try:
+            return self._logprobs(batch, temperature)
+        except torch.OutOfMemoryError:
+            if self.is_partitioned or batch.num_sequences == 1:
+                raise
+        # Here, and not above: until its handler ends, the exception holds the tensors of the pass that failed.
+        logger.warning("the reference model ran out of memory on %d tokens; trying halves", batch.num_tokens)
+        torch.cuda.empty_cache()
+        return torch.cat([self.logprobs(half, temperature) for half in batch.halves()])
 
     @torch.no_grad()
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding."""
+    def _logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         with self.adapters.disabled() if self.adapters else nullcontext():
             return self.head.per_token(self.model, batch, temperature)[0]
 
@@ -59,4 +77,4 @@ def frozen_copy(
     deepspeed_engine = deepspeed.initialize(model=model, config=keep)[0]
     deepspeed_engine.eval()
     restore_buffers(deepspeed_engine.module, buffers, device)
-    return Reference(deepspeed_engine, head)
+    return Reference(deepspeed_engine, head, is_partitioned=True)

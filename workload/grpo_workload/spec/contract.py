@@ -53,6 +53,7 @@ class ExitCode(IntEnum):
     RANK_FAILED = 70
     NOT_FINITE = 71  # of a rank alone: its pod ends with RANK_FAILED
     WEIGHTS_DIFFER = 72  # of a rank alone: its pod ends with RANK_FAILED
+    OUT_OF_MEMORY = 73  # of a rank alone: its pod ends with RANK_FAILED
     STOPPED = 75
 
 

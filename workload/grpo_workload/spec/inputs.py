@@ -94,6 +94,12 @@ class DatasetConfig(Section):
         description="module:function that gets a row as a dict and returns the row to use, with `prompt`. Called "
         "shortly before the row's step.",
     )
+    overlong_prompts: Literal["error", "skip", "truncate"] = Field(
+        "error",
+        description="What happens to a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or the "
+        "model's context. error ends the job and names the row. skip takes another row. truncate keeps the prompt's "
+        "last tokens.",
+    )
     dataloader_num_workers: int | None = Field(
         None,
         ge=0,

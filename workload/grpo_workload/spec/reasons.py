@@ -18,6 +18,7 @@ class Reason(StrEnum):
     RANK_FAILED = "RankFailed"
     NOT_FINITE = "NotFinite"
     WEIGHTS_DIFFER = "WeightsDiffer"
+    OUT_OF_MEMORY = "OutOfMemory"
     ENGINE_DIED = "EngineDied"
     CONFIG_ERROR = "ConfigError"
     CONTRACT_REFUSED = "ContractRefused"

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm import micro_batch
+from grpo_workload.data.overlong import scan
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource, load_prompts
 from grpo_workload.generation.base import Generator
@@ -34,7 +35,7 @@ from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
-from grpo_workload.training.checks import check_folders, check_patience, max_prompt_tokens, warn_of_small_slices
+from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
 from grpo_workload.training.run import Run
 from grpo_workload.training.weight_check import WeightCheck
 
@@ -72,7 +73,6 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         rank=rank,
         world_size=world_size,
         share=share,
-        max_prompt_tokens=max_prompt_tokens(config, policy),
         tokenizer=tokenizer,
         prompts=prompts,
         rewards=rewards,
@@ -143,7 +143,7 @@ def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
     """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
     config = contract.config
     tokenizer = load_tokenizer(config.model)
-    source = load_prompts(config.dataset, tokenizer, seed=config.training.seed)
+    source = load_prompts(config.dataset, tokenizer, seed=config.training.seed, limit=prompt_limit(config))
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
     return tokenizer, source, rewards
@@ -157,13 +157,16 @@ def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
 
 
 def start_prompts(contract: Contract, source: PromptSource, share: range, step: int, state_dir: Path) -> PromptLoader:
-    """Start preparing this rank's prompts. The policy takes longest to load, so the workers start before it."""
+    """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before."""
     config = contract.config
+    steps = range(step, config.training.max_steps)
+    if source.is_scannable:
+        scan(source, share=share, prompts_per_step=config.training.prompts_per_step, steps=steps)
     return PromptLoader(
         source,
         share=share,
         prompts_per_step=config.training.prompts_per_step,
-        steps=range(step, config.training.max_steps),
+        steps=steps,
         num_workers=config.dataset.num_workers,
         prefetch_steps=config.dataset.prefetch_steps,
         timeout_seconds=contract.timeout_seconds,

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformers import AutoConfig
+
+from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.generation.memory_check import num_parameters
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
@@ -41,11 +44,27 @@ def check_patience(rewards: Sequence[Reward], timeout_seconds: int) -> None:
             )
 
 
-def max_prompt_tokens(config: TrainerConfig, policy: Policy) -> int | None:
-    """Return how many tokens a prompt may have with room left for its completion; None if the model has no limit."""
-    text_config = policy.module.config.get_text_config()
-    context = config.generation.max_model_len or getattr(text_config, "max_position_embeddings", None)
-    return None if context is None else context - config.training.max_completion_length
+def prompt_limit(config: TrainerConfig) -> PromptLimit | None:
+    """Return how long prompts may be with room left for their completions; None if the model has no limit.
+
+    ConfigError if there is no room, or the model's configuration cannot be read.
+    """
+    context, setting, model = config.generation.max_model_len, "generation.maxModelLen", config.model
+    if context is None:
+        try:
+            read = AutoConfig.from_pretrained(model.source, revision=model.revision or "main")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{model.field}: cannot read the configuration of {model.source}: {error}") from error
+        context, setting = getattr(read.get_text_config(), "max_position_embeddings", None), "the model's context"
+    if context is None:
+        return None
+    room = context - config.training.max_completion_length
+    if room < 1:
+        raise ConfigError(
+            f"training.maxCompletionLength: {config.training.max_completion_length} tokens leave no room for a prompt; "
+            f"{setting} is {context}"
+        )
+    return PromptLimit(room, setting, config.dataset.overlong_prompts)
 
 
 def warn_of_small_slices(config: TrainerConfig, policy: Policy) -> None:

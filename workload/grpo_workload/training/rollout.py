@@ -26,6 +26,7 @@ class Rollout:
     table: RewardTable  # rewards of all ranks
     facts: list[list[Fact]]  # facts of each completion, by rank
     timeouts: Mapping[str, int]  # answers of this rank that could not be compared in time, by reward; each scored 0
+    num_overlong: int  # number of prompts of the step whose rows were too long: cut, or replaced by other rows
     generated_tokens: int  # tokens that this rank sampled in this step; groups from the journal do not count
 
 
@@ -53,7 +54,8 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
     """
     training = run.config.training
     run.report.phase("Preparing")
-    prompts = dict(zip(run.share, _prompts(run, step, clock), strict=True))
+    taken, num_overlong = _prompts(run, step, clock)
+    prompts = dict(zip(run.share, taken, strict=True))
 
     run.report.phase("Generating")
     groups = {position: group for position, prompt in prompts.items() if (group := _known(run, step, position, prompt))}
@@ -80,37 +82,28 @@ def roll_out(run: Run, step: int, clock: Clock) -> Rollout:
         table=table,
         facts=facts,
         timeouts=take_timeouts(run.rewards),
+        num_overlong=num_overlong,
         generated_tokens=generated_tokens,
     )
 
 
-def _prompts(run: Run, step: int, clock: Clock) -> list[Prompt]:
-    """Return this rank's prompts. If any rank has one that cannot be used, all ranks raise PromptError; collective."""
+def _prompts(run: Run, step: int, clock: Clock) -> tuple[list[Prompt], int]:
+    """Return this rank's prompts, and the number of all ranks' prompts whose rows were too long; collective.
+
+    If any rank has one that cannot be used, all ranks raise PromptError.
+    """
     prompts, complaint = [], None
     try:
         prompts = run.prompts.take(step)
-        _check_lengths(run, prompts)
     except PromptError as error:
         complaint = str(error)
     clock.lap("prompts")
-    complaints = [one for one in gather(complaint) if one is not None]
+    gathered = gather((complaint, sum(prompt.is_overlong for prompt in prompts)))
+    complaints = [one for one, _ in gathered if one is not None]
     clock.lap("gather")
     if complaints:
         raise PromptError(complaints[0])
-    return prompts
-
-
-def _check_lengths(run: Run, prompts: Sequence[Prompt]) -> None:
-    for prompt in prompts:
-        if run.max_prompt_tokens is not None and len(prompt.token_ids) > run.max_prompt_tokens:
-            limit = (
-                "generation.maxModelLen" if run.config.generation.max_model_len is not None else "the model's context"
-            )
-            raise PromptError(
-                f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; {limit} less "
-                f"training.maxCompletionLength leaves {run.max_prompt_tokens}: remove long prompts from the dataset, "
-                "or change these settings"
-            )
+    return prompts, sum(count for _, count in gathered)
 
 
 def _known(run: Run, step: int, position: int, prompt: Prompt) -> Group | None:

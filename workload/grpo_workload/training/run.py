@@ -28,7 +28,6 @@ class Run:
     rank: int
     world_size: int
     share: range  # positions of this rank's prompts among those of a step
-    max_prompt_tokens: int | None
     tokenizer: Any
     prompts: PromptLoader
     rewards: list[Reward]

@@ -25,6 +25,7 @@ from transformers import set_seed
 from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.policy.finite import NotFiniteError
+from grpo_workload.policy.memory_error import MicroBatchMemoryError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
@@ -130,6 +131,8 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
         num_tokens_before=num_tokens,
     )
     metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / len(facts)
+    if run.config.dataset.overlong_prompts != "error":
+        metrics["prompts/overlong"] = rollout.num_overlong
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 
@@ -193,6 +196,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 return refuse(error, errors, ExitCode.NOT_FINITE)
             except WeightsDifferError as error:
                 return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
+            except MicroBatchMemoryError as error:
+                return refuse(error, errors, ExitCode.OUT_OF_MEMORY)
             except RuntimeError as error:  # perhaps a collective failed because another rank has lost its engine
                 raise run.generator.blame(error) from error
             finally:

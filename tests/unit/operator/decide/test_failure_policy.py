@@ -9,6 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Deletion, Mode
+from grpo_operator.layout.topology import make_contract
 from grpo_workload.spec.contract import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
@@ -31,6 +32,39 @@ def test_waits_double_and_the_job_fails_when_its_restarts_are_used_up() -> None:
     assert find(case.status, Condition.FAILED).reason == "RankFailed"
     assert case.message(Condition.FAILED).endswith("all 3 restarts of failurePolicy.maxRestarts are used up")
     assert case.status.restarts.total == 3
+
+
+def test_after_out_of_memory_micro_batches_are_halved_and_three_restarts_do_not_count() -> None:
+    spec = {"training": {"maxTokensPerMicroBatch": 8000, "perDeviceTrainBatchSize": 3}}
+    case = Case(**spec, failurePolicy={"maxRestarts": 1, "backoffSeconds": 0})
+    budgets = []
+    for number in range(4):
+        at = 1000 * number
+        case.see_all_ready(at=at)
+        stopped = case.see(failed(A, reason="OutOfMemory", at=at, attempt=number), at=at)
+        assert stopped.status.restarts.counted == (0 if number < 3 else 1)
+        if number < 3:
+            tokens = 8000 >> (number + 1)
+            assert f"; micro-batches are halved, to {tokens} tokens; next attempt" in case.message(Condition.RESTARTING)
+            assert [(event.type, event.reason) for event in stopped.events] == [("Warning", "Restarting")]
+        case.see(at=at + 500)
+        job = replace(case.job, micro_batch_halvings=case.status.micro_batch_halvings)
+        training = make_contract(job, case.topology, case.status.attempt).config.training
+        budgets.append((training.max_tokens_per_micro_batch, training.per_device_train_batch_size))
+    assert budgets == [(4000, 1), (2000, 1), (1000, 1), (1000, 1)]
+    case.see_all_ready(at=5000)
+    case.see(failed(A, reason="OutOfMemory", at=5000, attempt=4), at=5000)
+    assert find(case.status, Condition.FAILED).reason == "OutOfMemory"
+
+
+@pytest.mark.parametrize("rule", ["Fail", "Restart", "RestartFree"])
+def test_a_rule_about_out_of_memory_decides_whether_it_counts(rule: str) -> None:
+    case = Case(failurePolicy={"rules": [{"name": "mine", "reasons": ["OutOfMemory"], "action": rule}]})
+    case.see_all_ready()
+    case.see(failed(A, reason="OutOfMemory"))
+    assert is_terminal(case.status) == (rule == "Fail")
+    assert case.status.restarts.counted == (rule == "Restart")
+    assert case.status.micro_batch_halvings == (rule != "Fail")
 
 
 def test_a_wrong_setting_is_not_tried_again() -> None:

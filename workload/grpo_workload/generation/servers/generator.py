@@ -79,11 +79,9 @@ class ServerGenerator:
         """See `Generator.generate`.
 
         Raises:
-            ValueError: a prompt leaves no room for its completion, or an engine refuses it.
+            ValueError: an engine refuses a prompt.
             EngineError: an engine failed.
         """
-        for prompt in prompts:
-            self._sampler.check_length(prompt)
         done: Done = {}
         self._link.on_moved = listener.moved
         sample = partial(self._sampler.sample, prompts, num_generations, done, listener=listener)

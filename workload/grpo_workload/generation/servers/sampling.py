@@ -29,20 +29,8 @@ class Sampler:
     def __init__(self, link: EngineLink, contract: Contract, rank: int) -> None:
         self._link, self._rank = link, rank
         self._training = contract.config.training
-        self._max_model_len = contract.config.generation.max_model_len
         self._restarts = contract.restart_engines
         self._vllm = vllm_api.installed()
-
-    def check_length(self, prompt: Prompt) -> None:
-        """Raise ValueError for a prompt that leaves no room for its completion."""
-        if self._max_model_len is None:
-            return
-        room = self._max_model_len - self._training.max_completion_length
-        if len(prompt.token_ids) > room:
-            raise ValueError(
-                f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; generation.maxModelLen less "
-                f"training.maxCompletionLength leaves {room}"
-            )
 
     async def sample(
         self,
