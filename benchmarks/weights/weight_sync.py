@@ -95,7 +95,7 @@ def main(
     result |= {
         "median": statistics.median(syncs[1:]),
         "syncs": syncs,
-        "logp_difference_max": [step["sampling/sampling_logp_difference/max"] for step in metrics],
+        "logp_difference_max": [step["trained/sampling/sampling_logp_difference/max"] for step in metrics],
     }
     print(json.dumps(result))
 

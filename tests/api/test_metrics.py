@@ -37,7 +37,7 @@ TRAINING = """
                         overflows=[None] * 4)
     step_metrics = summarise(table, num_generations=2, scale_rewards="group", prompt_lengths=[5] * 4,
                              completion_lengths=[9, 10, 11, 10], truncated=[False] * 4, step_time=0.2)
-    step_metrics |= {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.5} | summarise_ranks(ranks)
+    step_metrics |= {"loss": 0.1, "grad_norm": 0.5, "trained/entropy": 1.5} | summarise_ranks(ranks)
     run = STATE.parent / "run"
     report = RunReport(run, STATE, total_steps=10_000, step=0) if RANK == 0 else RankReport(STATE, RANK)
     asked = []

@@ -62,7 +62,7 @@ def test_an_engine_that_dies_comes_back_and_the_trainer_never_restarts(survivor:
     steps = job.metrics(survivor.data)
     assert [line["step"] for line in steps] == list(range(len(steps)))
     # Both engines sample from the trained policy again.
-    assert steps[-1]["sampling/sampling_logp_difference/max"] < 1e-4
+    assert steps[-1]["trained/sampling/sampling_logp_difference/max"] < 1e-4
 
 
 def test_ranks_of_a_lost_node_are_fenced_and_the_job_goes_on_elsewhere(survivor: Survivor, devcluster: Cluster) -> None:

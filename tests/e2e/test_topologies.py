@@ -70,7 +70,7 @@ def test_engines_sample_from_the_trained_policy(job: JobOnCluster, topology: str
     assert third["reward_std"] > 0
     change = _change(data / "model", data / status["checkpoint"] / "model")
     # Completions of the third step were sampled after two optimizer steps; the trainer computes the same tokens again.
-    difference = third["sampling/sampling_logp_difference/max"]
+    difference = third["trained/sampling/sampling_logp_difference/max"]
     assert difference < 1e-4
     assert difference < change / 100
     assert {m["role"] for m in status["members"]} == (

@@ -53,7 +53,7 @@ def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
     (file,) = (tmp_path / "run").glob("*/data/*/*/*/metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     scales, skipped = [row["loss_scale"] for row in rows], [row["skipped"] for row in rows]
-    kl = [row["sampling/kl"] for row in rows]
+    kl = [row["trained/sampling/kl"] for row in rows]
     print(f"ZeRO-{stage}: loss scales {scales}, skipped {skipped}, KL to the engine {kl}")
     assert len(rows) == STEPS
     assert skipped[-1] == 0.0

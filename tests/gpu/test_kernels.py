@@ -8,8 +8,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import attention, logprobs
 from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.kept_words import find_kept, hide_others
 from grpo_workload.policy.logprobs import LogprobHead
 
 pytestmark = pytest.mark.gpu
@@ -114,6 +116,37 @@ def test_logprobs_and_entropies_equal_those_from_whole_logits(dtype):
     close = 2e-2 if dtype == torch.bfloat16 else 1e-3  # the logits themselves are rounded; matrix products may use TF32
     torch.testing.assert_close(values[:, 0].double(), whole.log_prob(targets), atol=close, rtol=0)
     torch.testing.assert_close(values[:, 1].double(), whole.entropy(), atol=close, rtol=0)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("truncation", [Truncation(0.8, top_k=20), Truncation(0.8, min_p=0.01, top_p=0.7)], ids=str)
+def test_truncated_logprobs_are_those_of_the_kept_words(dtype, truncation):
+    random = torch.Generator("cuda").manual_seed(0)
+    hidden, weight = (
+        torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256))
+    )
+    weight /= 16
+    targets = torch.randint(0, 20_001, (333,), generator=random, device="cuda")
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    values = logprobs.logprobs_and_entropies(hidden, weight, None, targets, 0.8, truncation)
+    gradients = torch.autograd.grad(values[:, [0, 2]].sum(), [hidden, weight])
+    with torch.no_grad():
+        shown = torch.zeros(333, 20_001, device="cuda")
+        hide_others(shown, find_kept(hidden, weight, None, targets, truncation), 0)
+    kept = shown == 0
+    if truncation.top_k:
+        assert set(kept.sum(dim=1).tolist()) <= {20, 21}, "the first 20 and, if it is not among them, the target"
+    exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    logits = exact_hidden @ exact_weight.T / 0.8
+    of_kept = torch.distributions.Categorical(logits=logits.masked_fill(~kept, -torch.inf)).log_prob(targets)
+    of_all = torch.distributions.Categorical(logits=logits).log_prob(targets)
+    expected = torch.autograd.grad((of_kept + of_all).sum(), [exact_hidden, exact_weight])
+    close = 2e-2 if dtype == torch.bfloat16 else 1e-3
+    torch.testing.assert_close(values[:, 0].double(), of_kept, atol=close, rtol=0)
+    torch.testing.assert_close(values[:, 2].double(), of_all, atol=close, rtol=0)
     for ours, theirs in zip(gradients, expected, strict=True):
         assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)
 

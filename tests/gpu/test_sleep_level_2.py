@@ -1,4 +1,7 @@
-"""Sleep level 2 frees memory, generation without weights is refused, and a full push restores every tensor."""
+"""Sleep level 2 frees memory, generation without weights is refused, and a full push restores every tensor.
+
+Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.generation.vllm_api import sampling_parameters
+from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.spec.trainer import TrainerConfig, TrainingConfig
 from support.trainer.engines import PROMPTS, weights_of
 from support.trainer.launchers import free_ports
 from support.trainer.random_llama import make_random_llama, mean_difference
@@ -54,13 +61,14 @@ def generator(model: Any) -> Iterator[Any]:
             "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
             "dataset": {"path": "unused"},
             "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": 16, "temperature": 0},
+            "training": {"maxCompletionLength": 16},
             "generation": {"maxModelLen": 128, "kvCacheMemory": "2Gi", "engineArgs": {"enforce_eager": True}},
         }
     )
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
     ready = ColocateGenerator(config, Device.CUDA)
+    ready._sampling["temperature"] = 0.0  # greedily, which no job can ask for
     yield ready
     ready.close()
 
@@ -131,3 +139,29 @@ def test_after_sleep_the_engine_samples_from_the_pushed_weights(model: Any, gene
     fresh = mean_difference(model, generator, PROMPT_LIST, 1)
     assert math.isfinite(fresh)
     assert fresh < 0.05
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.05, "top_k": 100, "top_p": 0.9}], ids=str
+)
+def test_what_the_engine_leaves_out_of_sampling_the_trainer_leaves_out_too(
+    model: Any, generator: Any, options: dict[str, Any]
+) -> None:
+    """The mean ratio of trainer and engine is 1, in bfloat16 and on vLLM's kernels for GPUs."""
+    training = TrainingConfig(max_completion_length=16, **options)
+    before, generator._sampling = generator._sampling, generator._sampling | sampling_parameters(training)
+    groups = generator.generate(PROMPT_LIST, 64)
+    generator._sampling = before
+    head, logs, whole_logs = LogprobHead(model), [], []
+    for prompt, group in zip(PROMPT_LIST, groups, strict=True):
+        for completion in group:
+            batch = micro_batch([Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)]).to("cuda")
+            with torch.no_grad():
+                known = head.per_token(model, batch, training.temperature, Truncation.of(training))
+            logs.append((known.logprobs_BT - batch.sampling_logprobs_BC).flatten())
+            whole_logs.append((known.whole_logprobs_BT - batch.sampling_logprobs_BC).flatten())
+    log_ratios = torch.cat(logs)
+    mean, without = float(log_ratios.exp().mean()), float(torch.cat(whole_logs).exp().mean())
+    print(f"{options}: mean ratio {mean:.4f}, largest |log ratio| {float(log_ratios.abs().max()):.3f}; {without:.3f}")
+    assert abs(mean - 1) < 0.01
+    assert without < 0.95, "a trainer that knows of no truncation must be noticed"

@@ -9,7 +9,7 @@ CURES = {
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
-    "ZeroGradient": "read sampling/* in metrics.jsonl, and maskTruncatedCompletions",
+    "ZeroGradient": "read trained/sampling/* in metrics.jsonl, and maskTruncatedCompletions",
     "WeightsDiffer": "the message names layers or a difference: try push merged, another topology, or another release "
     "of vLLM in spec.image; this job is not retried",
     "EngineDied": "read the log lines; often generation.kvCacheMemory or gpuMemoryUtilization is too high",

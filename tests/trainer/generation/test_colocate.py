@@ -1,4 +1,7 @@
-"""A colocated vLLM samples from the policy's current weights after each push, on every rank."""
+"""A colocated vLLM samples from the policy's current weights after each push, on every rank.
+
+Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled.
+"""
 
 import pytest
 import torch
@@ -9,20 +12,22 @@ from support.trainer.tiny_model import make_tiny_tokenizer
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("world_size", "zero_stage", "tensor_parallel", "trains", "family"),
+    ("world_size", "zero_stage", "tensor_parallel", "trains", "family", "dtype"),
     [
-        (2, 2, 1, "all", "olmo2"),  # vLLM has no model for it: it changes transformers' class
-        (2, 2, 1, "adapters", "qwen3_moe"),  # adapters of stacked experts
-        (2, 3, 1, "all", "mixtral"),  # other names in checkpoints
-        (4, 2, 2, "all", "llama"),  # tied
+        (2, 2, 1, "all", "olmo2", "float32"),  # vLLM has no model for it: it changes transformers' class
+        (2, 2, 1, "adapters", "qwen3_moe", "float32"),  # adapters of stacked experts
+        (2, 3, 1, "all", "mixtral", "float32"),  # other names in checkpoints
+        (4, 2, 2, "all", "llama", "float32"),  # tied
+        (1, 2, 1, "all", "llama", "bfloat16"),  # logits are rounded, and so is what sampling keeps
     ],
 )
 def test_vllm_samples_from_the_trained_weights(
-    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family
+    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family, dtype
 ):
     """Also of families whose weights are renamed and split for checkpoints."""
     model = tiny_model if family == "llama" else save_with_tokenizer(family, tmp_path / "model")
-    run_program("colocate_sync.py", world_size, model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains)
+    arguments = (model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains, dtype)
+    run_program("colocate_sync.py", world_size, *arguments)
     results = torch.load(tmp_path / "out.pt")
     # Rank r has r + 1 prompts and gets its own completions back, also where ranks with uneven shares sample together.
     assert [len(result["versions"]) for result in results] == [4 * (rank + 1) for rank in range(world_size)]
@@ -32,8 +37,15 @@ def test_vllm_samples_from_the_trained_weights(
     for result in results:
         assert min(result["spreads"]) > 0, "rewards of each group differ, so that there is something to learn"
         assert set(result["versions"]) == {2}
-        assert max(result["logged"]) < 1e-4
-        assert result["trained"] < 1e-4
+        for mean, without, largest in result["truncated"]:
+            assert without < 0.95, "a trainer that knows of no truncation must be noticed"
+            assert abs(mean - 1) < 0.01
+            # One of 20 kept words more or less changes the others by 5%; in bfloat16 it may be a few words.
+            assert largest < (0.1 if dtype == "float32" else 0.5)
+        assert max(result["logged"]) < (1e-4 if dtype == "float32" else 0.1)
+        assert result["trained"] < (1e-4 if dtype == "float32" else 0.1)
+        if dtype == "bfloat16":
+            continue  # two steps move its log-probabilities less than rounding does
         if result["initial"] is not None:
             assert result["initial"] > 100 * max(result["trained"], 1e-6)
         stale, changed, missing = result["complaints"]

@@ -23,7 +23,7 @@ from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineClient
-from grpo_workload.generation.servers.sampling import sampling_parameters
+from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.spec.contract import Engine
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
 
@@ -72,7 +72,7 @@ def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> 
     link = generator._link
     for client in link.clients:
         for prompt in prompts()[:3]:
-            sampling = sampling_parameters(generator._sampler._training, prompt.seed)
+            sampling = sampling_parameters(generator._sampler._training) | {"seed": prompt.seed}
             process = generator._roster.current[client.engine.name]
             work = client.complete(prompt.token_ids, model=process, num_samples=2, sampling=sampling, version=version)
             assert all(is_of(model, prompt, completion) for completion in link.run(work)), client.engine.name

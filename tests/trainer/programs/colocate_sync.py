@@ -1,7 +1,8 @@
-"""Two steps with a colocated vLLM, then more completions: colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS.
+"""Two steps with a colocated vLLM, then more completions.
 
-TRAINS is "all", or "adapters". OUT gets the ranks' results in rank order: among them the differences between
-log-probabilities of the engine and of the trained and the initial model, and what is said of weights that differ.
+colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE; TRAINS is "all", or "adapters". OUT gets the ranks'
+results in rank order: among them the differences between log-probabilities of the engine and of the trained and the
+initial model, their ratios under truncated sampling, and what is said of weights that differ.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -20,7 +21,9 @@ from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
+from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.colocate import ColocateGenerator
+from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.policy.load import load_model
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.policy import Policy
@@ -36,11 +39,36 @@ NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
 export.GATHER_BYTES = 2**12
 
 
+TRUNCATED = ({"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.05, "top_k": 100, "top_p": 0.9})
+
+
+def truncated_ratios(policy, generator, prompts, training):
+    """Sample under the truncations of `training`.
+
+    Return the mean ratio policy / engine over all tokens, the same if the trainer knew of no truncation, and the
+    largest |log ratio|.
+    """
+    generator._sampling |= sampling_parameters(training)
+    samples = [
+        Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)
+        for prompt, group in zip(prompts, generator.generate(prompts, 32), strict=True)
+        for completion in group
+    ]
+    batch = micro_batch(samples)
+    with torch.no_grad():
+        known = policy.head.per_token(policy.deepspeed_engine, batch, TEMPERATURE, Truncation.of(training))
+    logs, whole_logs = (
+        (logprobs_BT - batch.sampling_logprobs_BC)[batch.is_token_BC]
+        for logprobs_BT in (known.logprobs_BT, known.whole_logprobs_BT)
+    )
+    return float(logs.exp().mean()), float(whole_logs.exp().mean()), float(logs.abs().max())
+
+
 def differences(model, head, samples):
     """Return the largest difference between log-probabilities of a model and of the engine, over all tokens."""
     batch = micro_batch(samples)
     with torch.no_grad():
-        logprobs_BT, _ = head.per_token(model, batch, TEMPERATURE)
+        logprobs_BT = head.per_token(model, batch, TEMPERATURE).logprobs_BT
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
@@ -64,11 +92,11 @@ def complaints(policy, generator, check):
     return said
 
 
-def main(model, out, zero_stage, tensor_parallel, trains):
+def main(model, out, zero_stage, tensor_parallel, trains, dtype):
     rank = int(os.environ["RANK"])
     config = TrainerConfig.model_validate(
         {
-            "model": {"path": model, "dtype": "float32"},
+            "model": {"path": model, "dtype": dtype},
             "dataset": {"path": "unused"},
             "rewards": [{"name": "unused", "stopped": {}}],
             "training": {
@@ -117,14 +145,20 @@ def main(model, out, zero_stage, tensor_parallel, trains):
     logged, spreads = [], []
     for step in range(2):
         metrics = train_on(policy, gather(list(generate())), config.training)
-        logged.append(metrics["sampling/sampling_logp_difference/max"])
+        logged.append(metrics["trained/sampling/sampling_logp_difference/max"])
         generator.sync_weights(policy.weights(), step + 1)
         check.run(policy, generator, step + 1)
     # One prompt among different ones on every rank.
     common = Prompt(index=9, text="", token_ids=(5, 6, 7), seed=11)
     *_, answers = generator.generate([*reversed(prompts), common], NUM_GENERATIONS)
+    truncated = [
+        truncated_ratios(policy, generator, prompts, config.training.model_copy(update=options))
+        for options in TRUNCATED
+    ]
+    generator._sampling |= sampling_parameters(config.training)
     samples = list(generate())
     result = {
+        "truncated": truncated,
         "logged": logged,
         "spreads": spreads,
         "tokens": [sample.completion.token_ids for sample in samples],
@@ -140,4 +174,4 @@ def main(model, out, zero_stage, tensor_parallel, trains):
     generator.close()
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])

@@ -39,9 +39,9 @@ def drawn():
     """Yield the step's samples, with random tokens and rewards that are the same in every topology."""
     random = torch.Generator().manual_seed(11)
     prompts = [Prompt(index=index, text="", token_ids=ids) for index, ids in enumerate(PROMPTS)]
-    rewards = torch.rand(len(prompts) * training.num_generations, generator=random)
-    advantages = group_advantages(rewards, training.num_generations, training.scale_rewards).tolist()
-    for position, (reward, advantage) in enumerate(zip(rewards.tolist(), advantages, strict=True)):
+    rewards = torch.rand(len(prompts) * training.num_generations, generator=random).tolist()
+    advantages = group_advantages(rewards, training.num_generations, training.scale_rewards)
+    for position, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
         length = int(torch.randint(1, training.max_completion_length + 1, (), generator=random))
         ids = tuple(torch.randint(3, 250, (length,), generator=random).tolist())
         completion = Completion(

@@ -77,7 +77,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     for ours, line in zip(curve(stopped), expected, strict=True):
         assert ours == pytest.approx(line, rel=1e-5, abs=1e-6)
     assert all(line["grad_norm"] > 0 for line in expected)
-    assert max(line["sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
+    assert max(line["trained/sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
     weights, expected_weights = (
         load_file(folder / "checkpoints" / f"step-{step + 2}" / "model" / "model.safetensors")
         for folder in (stopped, straight_dir)

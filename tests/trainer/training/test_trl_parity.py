@@ -124,7 +124,7 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type,
     expected = trainer._compute_loss(trainer.model, inputs)
     expected.backward()
 
-    logprobs, entropy = head.per_token(model, whole, TEMPERATURE)
+    logprobs, entropy, _ = head.per_token(model, whole, TEMPERATURE)
     output = grpo_loss(
         logprobs,
         old,
@@ -144,7 +144,9 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type,
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
     assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
-    means = token_means({name: value.item() for name, value in output.metrics.items()})
+    means = token_means({name: value.item() for name, value in output.metrics.items()}, scale.num_tokens)
+    # TRL runs the model on every completion, as here.
+    means["entropy"] = means.pop("trained/entropy")
     assert means["clip_ratio/low_mean"] > 0
     assert means["clip_ratio/high_mean"] > 0
     logged = trainer._metrics["train"]
@@ -166,7 +168,8 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
         for name, weight in zip(VALUES, WEIGHTS, strict=True)
     ]
     table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
-    assert torch.allclose(group_advantages(table.totals, GENERATIONS, scale_rewards), expected["advantages"], atol=1e-5)
+    advantages = group_advantages(table.totals, GENERATIONS, scale_rewards)
+    assert advantages == pytest.approx(expected["advantages"].tolist(), abs=1e-5)
     assert expected["advantages"].abs().max() > 0.1
     metrics = summarise(
         table,

@@ -187,4 +187,4 @@ def test_the_page_loads_only_its_own_files_and_reads_no_text_as_html() -> None:
 
 def test_the_stored_run_has_the_columns_that_the_trainer_writes() -> None:
     row = json.loads((RUN / "metrics.jsonl").read_text().splitlines()[0])
-    assert {"reward", "entropy", "time/generate", "padding_fraction", "ranks/slowest"} < row.keys()
+    assert {"reward", "trained/entropy", "time/generate", "padding_fraction", "ranks/slowest"} < row.keys()

@@ -25,7 +25,7 @@ EDITS = {
     ),
     "the operator loads torch, through a module of the workload": (
         "operator/grpo_operator/layout/topology.py",
-        "from grpo_workload.algorithm.advantage import as_groups",
+        "from grpo_workload.algorithm.loss import grpo_loss",
         ["the operator takes the spec from the workload, and nothing else BROKEN"],
     ),
     "the spec loads torch": (

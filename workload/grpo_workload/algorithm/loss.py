@@ -45,6 +45,7 @@ def grpo_loss(
     epsilon_high: float | None,
     beta: float,
     max_completion_length: int,
+    whole_logprobs_BT: Tensor | None = None,
     ref_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
     weights_BT: Tensor | None = None,
@@ -66,14 +67,16 @@ def grpo_loss(
         epsilon_high: None means `epsilon`.
         beta: weight of the KL divergence, estimated for each token as k3 times the ratio.
         max_completion_length: in tokens, for dr_grpo.
+        whole_logprobs_BT: those of the whole distribution, with a graph, if sampling was truncated and `logprobs_BT`
+            are of what it kept. The KL divergence is between whole distributions, as TRL's is.
         ref_logprobs_BT: TRL's `ref_per_token_logps`; given exactly when `beta` > 0.
         entropy_BT: for the metric alone.
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the clipped loss, not the KL
             divergence.
 
     Returns:
-        The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean, entropy if `entropy_BT` is given, kl if
-        `beta` > 0.
+        The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean, trained/entropy if `entropy_BT` is given,
+        kl if `beta` > 0.
     """
     assert (beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
     low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
@@ -94,9 +97,10 @@ def grpo_loss(
         "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
     }
     if entropy_BT is not None:
-        per_token["entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
+        per_token["trained/entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
     if ref_logprobs_BT is not None:
-        log_ratio_BT = (ref_logprobs_BT - logprobs_BT).masked_fill(masked_BT, 0.0)
+        compared_BT = logprobs_BT if whole_logprobs_BT is None else whole_logprobs_BT
+        log_ratio_BT = (ref_logprobs_BT - compared_BT).masked_fill(masked_BT, 0.0)
         k3_BT = log_ratio_BT.exp() - log_ratio_BT - 1  # http://joschu.net/blog/kl-approx.html
         # The gradient of k3 alone is not that of the KL divergence, even where the ratio is 1 (DeepSeek-V3.2,
         # arXiv:2512.02556).
@@ -109,10 +113,15 @@ def grpo_loss(
     return LossOutput(loss=loss, metrics={"num_tokens": mask_BT.sum(), **metrics})
 
 
-def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Turn metrics summed over the whole step into means over tokens; 0 if no token was in the loss."""
-    num_tokens = max(metrics["num_tokens"], 1)
-    return {name: value / num_tokens for name, value in metrics.items() if name != "num_tokens"}
+def token_means(metrics: Mapping[str, float], num_tokens: int) -> dict[str, float]:
+    """Turn metrics summed over the whole step into means over tokens; a mean over no token is left out.
+
+    The model is not run on completions without a gradient (`step_plan`). TRL's clip ratios and KL divergence are still
+    means over all `num_tokens` tokens in the loss: tokens of advantage 0 are never clipped, and with a KL term none is
+    left out. `trained/*` are means over the tokens that the model was run on.
+    """
+    counts = {name: metrics["num_tokens"] if name.startswith("trained/") else num_tokens for name in metrics}
+    return {name: value / counts[name] for name, value in metrics.items() if name != "num_tokens" and counts[name]}
 
 
 def _aggregate(

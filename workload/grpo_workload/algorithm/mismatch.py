@@ -22,8 +22,8 @@ WIDEST = 5.0
 """Largest |log ratio| of the histogram, in nats; larger ones are counted in the outermost bins."""
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
-_PREFIX = "sampling/importance_sampling_ratio"
-_DIFFERENCE = "sampling/sampling_logp_difference"
+_PREFIX = "trained/sampling/importance_sampling_ratio"
+_DIFFERENCE = "trained/sampling/sampling_logp_difference"
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def tally(
     )
     sums = {
         f"{_DIFFERENCE}/mean": log_ratios_BT.abs().sum(),
-        "sampling/kl": ((ratios_BT - 1 - log_ratios_BT) * mask_BT).sum(),
+        "trained/sampling/kl": ((ratios_BT - 1 - log_ratios_BT) * mask_BT).sum(),
         "ratio": (ratios_BT * mask_BT).sum(),
         "ratio_squared": (ratios_BT.square() * mask_BT).sum(),
         "used": (used * counted).sum(),
@@ -91,21 +91,21 @@ def tally(
 def describe(sums: dict[str, Tensor], largest: dict[str, Tensor], num_tokens: float) -> dict[str, float]:
     """Metrics of a step from its combined `tally`: TRL's, and KL divergence, effective sample size, ratio quantiles.
 
-    `sampling/kl` estimates KL(generator || policy) in nats a token, by k3. `sampling/ess` is the effective sample size
-    as a share of the tokens, (sum of ratios)^2 / (n x sum of squared ratios). Quantiles come from a histogram and are
-    exact to 1%.
+    All are over the `num_tokens` tokens that the model was trained on, hence `trained/` before TRL's names; empty if
+    there are none. `sampling/kl` estimates KL(generator || policy) in nats a token, by k3. `sampling/ess` is the
+    effective sample size as a share of the tokens, (sum of ratios)^2 / (n x sum of squared ratios). Quantiles come from
+    a histogram and are exact to 1%.
     """
-    count = max(num_tokens, 1.0)
+    if num_tokens == 0:
+        return {}
     cumulated = sums["histogram"].cumsum(0)
     edges = torch.linspace(-WIDEST, WIDEST, BINS + 1, dtype=torch.float64)
     middles = (edges[1:] + edges[:-1]) / 2
-    metrics = {name: float(sums[name]) / count for name in (f"{_DIFFERENCE}/mean", "sampling/kl")}
+    metrics = {name: float(sums[name]) / num_tokens for name in (f"{_DIFFERENCE}/mean", "trained/sampling/kl")}
     metrics[f"{_DIFFERENCE}/max"] = float(largest[f"{_DIFFERENCE}/max"])
-    if num_tokens == 0:
-        return metrics
     used_count = max(float(sums["used_count"]), 1.0)
     metrics |= {
-        "sampling/ess": float(sums["ratio"]) ** 2 / (count * float(sums["ratio_squared"])),
+        "trained/sampling/ess": float(sums["ratio"]) ** 2 / (num_tokens * float(sums["ratio_squared"])),
         f"{_PREFIX}/min": -float(largest["used_min"]),
         f"{_PREFIX}/mean": float(sums["used"]) / used_count,
         f"{_PREFIX}/max": float(largest[f"{_PREFIX}/max"]),

@@ -7,7 +7,6 @@ Samples without a gradient are left out: those outside the loss, and those of ad
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -127,4 +126,4 @@ def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]
 
 def _in_loss(fact: Fact, training: TrainingConfig) -> bool:
     is_cut = fact.is_truncated and training.mask_truncated_completions
-    return fact.has_logprobs and not math.isnan(fact.reward) and not is_cut
+    return fact.has_logprobs and not is_cut

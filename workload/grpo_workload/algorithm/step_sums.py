@@ -29,13 +29,13 @@ class StepSums:
             name: torch.maximum(self._largest.get(name, value), value) for name, value in differences[1].items()
         }
 
-    def reduce(self) -> dict[str, float]:
-        """Return the metrics of the whole step; collective."""
+    def reduce(self, num_tokens: int) -> dict[str, float]:
+        """Return the metrics of the whole step, with `num_tokens` tokens in its loss; collective."""
         sums = _over_ranks(self._loss | self._sums, dist.ReduceOp.SUM)
         largest = _over_ranks(self._largest, dist.ReduceOp.MAX)
         loss = {name: float(sums[name]) for name in self._loss}
         total = loss.pop("loss")
-        return {"loss": total, **token_means(loss), **mismatch.describe(sums, largest, loss["num_tokens"])}
+        return {"loss": total, **token_means(loss, num_tokens), **mismatch.describe(sums, largest, loss["num_tokens"])}
 
 
 def _added(sums: Numbers, values: Numbers) -> Numbers:

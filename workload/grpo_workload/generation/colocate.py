@@ -25,7 +25,8 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
-from grpo_workload.generation.vllm_api import repack_for_cpu
+from grpo_workload.generation.vllm_api import repack_for_cpu, sampling_parameters
+from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
@@ -62,23 +63,16 @@ class ColocateGenerator:
         """Load the engine; collective.
 
         Raises:
-            ConfigError: `generation.engineArgs` sets an argument that the trainer sets, or vLLM refuses the settings.
+            ConfigError: `generation.engineArgs` has an argument that cannot be set, or vLLM refuses the settings.
         """
         generation, training = config.generation, config.training
-        if taken := sorted(_OURS & generation.engine_args.keys()):
-            raise ConfigError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+        check_engine_args(generation.engine_args, _OURS)
         self._rank, self._tensor_parallel = int(os.environ["RANK"]), generation.tensor_parallel
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
         self._device = device
         self._version = 0
-        self._sampling = {
-            "temperature": training.temperature,
-            "top_p": training.top_p,
-            "top_k": training.top_k,
-            "max_tokens": training.max_completion_length,
-            "logprobs": 0,  # only the sampled token's
-        }
+        self._sampling = sampling_parameters(training) | {"logprobs": 0}  # only the sampled token's
         self._can_sleep = device == Device.CUDA and level > 0
         arguments: dict[str, Any] = {
             "model": config.model.source,

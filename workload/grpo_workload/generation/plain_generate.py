@@ -11,15 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN
 from grpo_workload.policy.policy import Policy
@@ -34,20 +29,15 @@ class TransformersGenerator:
         self._tokenizer = tokenizer
         self._eos_ids = _eos_ids(policy.module.generation_config, tokenizer)
         self._version = 0
-        self._arguments: dict[str, Any] = {
-            "max_new_tokens": training.max_completion_length,
-            "pad_token_id": tokenizer.pad_token_id,
-            "eos_token_id": sorted(self._eos_ids),
-            # `_Sampler` draws instead, with one generator per prompt; generate() has one for the whole batch.
-            "do_sample": False,
-            **dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty")),
-        }
-        self._is_greedy = training.temperature == 0
-        self._warpers: list[Any] = []
-        if not self._is_greedy:
-            self._warpers = [TemperatureLogitsWarper(training.temperature)]
-            self._warpers += [TopKLogitsWarper(training.top_k)] if training.top_k > 0 else []
-            self._warpers += [TopPLogitsWarper(training.top_p)] if training.top_p < 1 else []
+        self._training = training
+        # In place of the model's own, which may have penalties and forbidden words. `_Sampler` draws, with one random
+        # generator for each prompt; generate() has one for the whole batch.
+        self._config = GenerationConfig(
+            max_new_tokens=training.max_completion_length,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=sorted(self._eos_ids),
+            do_sample=False,
+        )
 
     @torch.no_grad()
     def generate(
@@ -58,6 +48,7 @@ class TransformersGenerator:
             return []
         module = self._policy.module
         was_training, attention = module.training, module.config._attn_implementation
+        own_config, module.generation_config = module.generation_config, self._config
         module.eval()
         if attention == VARLEN:  # it supports neither a cache nor padding
             module.set_attn_implementation("sdpa")
@@ -67,20 +58,15 @@ class TransformersGenerator:
         rows = [torch.tensor(prompt.token_ids) for prompt in asked for _ in range(num_generations)]
         ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
         mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
-        sampler = _Sampler(
-            [prompt.seed for prompt in asked],
-            num_generations,
-            self._policy.device,
-            is_greedy=self._is_greedy,
-            moved=listener.moved,
-        )
+        seeds = [prompt.seed for prompt in asked]
+        sampler = _Sampler(seeds, num_generations, self._policy.device, self._training, listener.moved)
         sequences = module.generate(
             input_ids=ids_NP,
             attention_mask=mask_NP,
             synced_gpus=self._policy.is_partitioned,
-            logits_processor=LogitsProcessorList([*self._warpers, sampler]),
-            **self._arguments,
+            logits_processor=LogitsProcessorList([sampler]),
         )
+        module.generation_config = own_config
         module.set_attn_implementation(attention)
         module.train(was_training)
         tokens_NT, logprobs_NT = sequences[:, ids_NP.size(1) :], torch.stack(sampler.logprobs_N, dim=1)
@@ -137,13 +123,12 @@ class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untype
         seeds: Sequence[int],
         rows_per_seed: int,
         device: torch.device,
-        *,
-        is_greedy: bool,
+        training: TrainingConfig,
         moved: Callable[[], None],
     ) -> None:
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self._rows_per_seed = rows_per_seed
-        self._is_greedy = is_greedy
+        self._temperature, self._truncation = training.temperature, Truncation.of(training)
         self._moved = moved
         self.logprobs_N: list[Tensor] = []
         """Log-probabilities of the chosen tokens, one tensor for each position."""
@@ -151,8 +136,11 @@ class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untype
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [N, V] of the next token: 0 for the chosen one, minus infinity for all others."""
         self._moved()
-        logprobs_NV = scores.float().log_softmax(dim=-1)
-        chosen_N1 = (logprobs_NV if self._is_greedy else self._race(logprobs_NV.exp())).argmax(dim=-1, keepdim=True)
+        logits_NV = scores.float() / (self._temperature or 1.0)
+        if self._truncation is not None:
+            logits_NV.masked_fill_(~self._truncation.kept(scores), -torch.inf)
+        logprobs_NV = logits_NV.log_softmax(dim=-1)
+        chosen_N1 = (self._race(logprobs_NV.exp()) if self._temperature else logprobs_NV).argmax(dim=-1, keepdim=True)
         self.logprobs_N.append(logprobs_NV.gather(1, chosen_N1).squeeze(1))
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen_N1, 0.0)
 

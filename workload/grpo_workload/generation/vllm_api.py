@@ -1,4 +1,4 @@
-"""The only module that handles how vLLM's releases differ in the weight transfer that the trainer uses.
+"""What the trainer asks of vLLM: how to sample, and how its releases differ in the weight transfer.
 
 Read in the sources of 0.26.0 and 0.32.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/serve/dev/rlhf/` and
 `vllm/entrypoints/rl/online/`). Weights are sent in our own format (`weights.wire`), because vLLM's packing changed in
@@ -15,6 +15,7 @@ import torch
 from packaging.version import Version
 
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.trainer import TrainingConfig
 
 Backend = Literal["nccl", "gloo"]
 
@@ -86,6 +87,24 @@ def nccl_abort(communicator: Any) -> None:
     with torch.cuda.device(communicator.device):
         communicator.nccl.ncclCommAbort(communicator.comm)
     communicator.available = False
+
+
+def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
+    """Return a request's parameters under vLLM's names, but for the seed.
+
+    They include all that a model's generation_config.json could set, and whatever else would make the distribution
+    differ from the one of which the trainer computes log-probabilities.
+    """
+    return {
+        "max_tokens": training.max_completion_length,
+        "temperature": training.temperature,
+        "top_p": training.top_p,
+        "top_k": training.top_k,
+        "min_p": training.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
 
 
 def adapter_renames(model: Any) -> Any:

@@ -53,6 +53,21 @@ _OURS = frozenset(
 )
 
 
+# Arguments by which completions would follow another distribution than the one that the trainer computes.
+_OTHER_DISTRIBUTION = frozenset({"logits_processors", "watermark_config"})
+
+
+def check_engine_args(arguments: Mapping[str, JsonValue], ours: frozenset[str]) -> None:
+    """Raise ConfigError if `generation.engineArgs` sets what the trainer sets (`ours`), or what it cannot follow."""
+    if taken := sorted(ours & arguments.keys()):
+        raise ConfigError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+    if other := sorted(_OTHER_DISTRIBUTION & arguments.keys()):
+        raise ConfigError(
+            f"generation.engineArgs: {', '.join(other)} cannot be set: completions would follow another distribution "
+            "than the trainer's log-probabilities; training.temperature, topP, topK and minP would work"
+        )
+
+
 def engine_command(
     contract: Contract, engine: Engine, environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], dict[str, str]]:
@@ -67,14 +82,13 @@ def engine_command(
         environ: variables of the container.
 
     Raises:
-        ConfigError: `generation.engineArgs` sets an argument that the trainer sets, or the model cannot be split over
-            the engine's GPUs.
+        ConfigError: `generation.engineArgs` has an argument that cannot be set, or the model cannot be split over the
+            engine's GPUs.
     """
     config = contract.config
     model, generation = config.model, config.generation
     extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
-    if taken := sorted(_OURS & extra.keys()):
-        raise ConfigError(f"generation.engineArgs: {', '.join(taken)} cannot be set, the trainer sets it itself")
+    check_engine_args(extra, _OURS)
     if engine.tensor_parallel > 1:
         check_heads(
             f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model)

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy.kept_words import find_kept, hide_others
 from grpo_workload.spec.errors import ConfigError
 
 WORDS = 8192
@@ -28,6 +30,14 @@ WORDS = 8192
 # Some models change logits after the output layer, which here gives log-probabilities. Field of the model's
 # configuration -> value that changes nothing.
 _AFTERWARDS = {"final_logit_softcapping": None, "logit_scale": 1, "logits_scaling": 1}
+
+
+class PerToken(NamedTuple):
+    """What the model says of the completion tokens, [B, T] in float32 and nats, 0 at padding."""
+
+    logprobs_BT: Tensor  # TRL's `per_token_logps`: of the distribution that sampling draws from
+    entropy_BT: Tensor  # of the whole distribution; no gradient
+    whole_logprobs_BT: Tensor  # of the whole distribution
 
 
 class LogprobHead:
@@ -42,24 +52,25 @@ class LogprobHead:
                     f"model: {config.model_type} changes its logits by {name}, which training does not support; "
                     "use another"
                 )
-        self._asked: tuple[Tensor, Tensor, float] | None = None
+        self._asked: tuple[Tensor, Tensor, float, Truncation | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
             self._wrap(layer)
 
-    def per_token(self, model: Any, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Run `model` for log-probabilities (TRL's `per_token_logps`) and entropies [B, T] of the completion tokens.
+    def per_token(
+        self, model: Any, batch: MicroBatch, temperature: float, truncation: Truncation | None = None
+    ) -> PerToken:
+        """Run `model` for log-probabilities and entropies of the completion tokens.
 
         Args:
             model: the model whose output layer this wraps, or the DeepSpeed engine around it.
             batch: on the model's device.
             temperature: divides the logits.
-
-        Returns:
-            Both in float32 and nats, 0 at padding. Entropies have no gradient.
+            truncation: what sampling left out; None for nothing.
         """
-        with self.targets(batch.places_K, batch.targets_K, temperature):
-            values_K2 = model(**batch.model_inputs()).logits
-        return batch.rows(values_K2[:, 0]), batch.rows(values_K2[:, 1].detach())
+        with self.targets(batch.places_K, batch.targets_K, temperature, truncation):
+            values_K3 = model(**batch.model_inputs()).logits
+        logprobs_BT, entropy_BT = batch.rows(values_K3[:, 0]), batch.rows(values_K3[:, 1].detach())
+        return PerToken(logprobs_BT, entropy_BT, batch.rows(values_K3[:, 2]) if truncation else logprobs_BT)
 
     def _wrap(self, output: nn.Linear) -> None:
         plain = output.forward
@@ -67,19 +78,21 @@ class LogprobHead:
         def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:
             if self._asked is None:
                 return plain(hidden)
-            places_K, targets_K, temperature = self._asked
+            places_K, targets_K, temperature, truncation = self._asked
             hidden_KH = hidden.flatten(0, -2).index_select(0, places_K)
-            return logprobs_and_entropies(hidden_KH, layer.weight, layer.bias, targets_K, temperature)
+            return logprobs_and_entropies(hidden_KH, layer.weight, layer.bias, targets_K, temperature, truncation)
 
         output.forward = MethodType(forward, output)  # type: ignore[method-assign]
 
     @contextmanager
-    def targets(self, places_K: Tensor, targets_K: Tensor, temperature: float) -> Iterator[None]:
-        """Within it, the model's `logits` are `logprobs_and_entropies` [K, 2] of the tokens `targets_K`.
+    def targets(
+        self, places_K: Tensor, targets_K: Tensor, temperature: float, truncation: Truncation | None = None
+    ) -> Iterator[None]:
+        """Within it, the model's `logits` are `logprobs_and_entropies` of the tokens `targets_K`.
 
         `places_K` are the positions of their hidden states, counted over all rows of the batch.
         """
-        self._asked = places_K, targets_K, temperature
+        self._asked = places_K, targets_K, temperature, truncation
         try:
             yield
         finally:
@@ -87,15 +100,25 @@ class LogprobHead:
 
 
 def logprobs_and_entropies(
-    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_K: Tensor, temperature: float
+    hidden_KH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_K: Tensor,
+    temperature: float,
+    truncation: Truncation | None = None,
 ) -> Tensor:
     """Log-probabilities of `targets_K`, and entropies, of softmax((hidden @ weight.T + bias) / temperature).
 
     [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have no gradient. TRL computes
-    the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`.
+    the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`. With a truncation [K, 3]: first
+    the log-probabilities under it, then entropies and log-probabilities of the whole distribution.
     """
+    kept_KY = None
+    if truncation is not None:
+        with torch.no_grad():
+            kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation)
     apply = cast(Callable[..., Tensor], _Function.apply)
-    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0))
+    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY)
 
 
 class _Function(torch.autograd.Function):
@@ -103,33 +126,51 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_K: Tensor, scale: float
+        ctx: Any,
+        hidden_KH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_K: Tensor,
+        scale: float,
+        kept_KY: Tensor | None,
     ) -> Tensor:
         fold, _ = _passes(hidden_KH)
-        state_4K = torch.zeros(4, len(targets_K), device=hidden_KH.device)
-        state_4K[0] = -torch.inf
+        whole_4K, kept_4K = _no_words(targets_K), _no_words(targets_K)
         for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
-            fold(logits_KW, targets_K - start, scale, state_4K)
-        largest_K, sum_K, weighted_K, target_K = state_4K
+            fold(logits_KW, targets_K - start, scale, whole_4K)
+            if kept_KY is not None:
+                hide_others(logits_KW, kept_KY, start)
+                fold(logits_KW, targets_K - start, scale, kept_4K)
+        largest_K, sum_K, weighted_K, target_K = whole_4K
         lse_K = largest_K + sum_K.log()
-        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K)
+        kept_lse_K = lse_K if kept_KY is None else kept_4K[0] + kept_4K[1].log()
+        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY)
         ctx.scale = scale
         # Rounding may bring the entropy to just below 0 where a token is certain.
-        return torch.stack([target_K - lse_K, (lse_K - weighted_K / sum_K).clamp(min=0)], dim=1)
+        columns = [target_K - kept_lse_K, (lse_K - weighted_K / sum_K).clamp(min=0)]
+        return torch.stack(columns if kept_KY is None else [*columns, target_K - lse_K], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        hidden_KH, weight_VH, bias_V, targets_K, lse_K = ctx.saved_tensors
+        hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         _, unfold = _passes(hidden_KH)
-        gradient_K = gradients[0][:, 0].float().contiguous()
+        columns = gradients[0].float().unbind(dim=1)
+        gradient_K = columns[0].contiguous()
         # In float32, since it is a sum over slices.
         hidden_gradient_KH = torch.zeros_like(hidden_KH, dtype=torch.float32) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
         bias_gradient_V = torch.empty_like(bias_V) if needs_bias else None
         for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
-            words = slice(start, start + logits_KW.size(1))
-            unfold(logits_KW, targets_K - start, lse_K, gradient_K, ctx.scale)
+            words, places_K = slice(start, start + logits_KW.size(1)), targets_K - start
+            if kept_KY is None:
+                unfold(logits_KW, places_K, lse_K, gradient_K, ctx.scale)
+            else:
+                whole_KW = logits_KW.clone()
+                unfold(whole_KW, places_K, lse_K, columns[2].contiguous(), ctx.scale)
+                hide_others(logits_KW, kept_KY, start)
+                unfold(logits_KW, places_K, kept_lse_K, gradient_K, ctx.scale)
+                logits_KW += whole_KW
             if hidden_gradient_KH is not None:
                 _add_product(hidden_gradient_KH, logits_KW, weight_VH[words])
             if weight_gradient_VH is not None:
@@ -137,7 +178,14 @@ class _Function(torch.autograd.Function):
             if bias_gradient_V is not None:
                 bias_gradient_V[words] = logits_KW.sum(dim=0)
         hidden_gradient = hidden_gradient_KH.to(hidden_KH.dtype) if hidden_gradient_KH is not None else None
-        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None
+        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None
+
+
+def _no_words(targets_K: Tensor) -> Tensor:
+    """The running softmax of `_fold` before its first slice."""
+    state_4K = torch.zeros(4, len(targets_K), device=targets_K.device)
+    state_4K[0] = -torch.inf
+    return state_4K
 
 
 def _slices(hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Iterator[tuple[int, Tensor]]:

@@ -20,6 +20,7 @@ from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
+from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.finite import clip_or_drop, poisoned
@@ -83,9 +84,12 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        # One group of parameters: with more, DeepSpeed's universal checkpoints count AdamW's steps wrongly.
         optimizer = torch.optim.AdamW(
             self.adapters.trained() if self.adapters else model.parameters(),
             lr=config.training.learning_rate,
+            betas=(config.training.adam_beta1, config.training.adam_beta2),
+            eps=config.training.adam_epsilon,
             weight_decay=config.training.weight_decay,
             fused=device == Device.CUDA,
         )
@@ -128,9 +132,9 @@ class Policy:
             scale: denominators of the whole step, over all ranks.
 
         Returns:
-            Metrics of the whole step under TRL's names: loss, grad_norm (before clipping), learning_rate, and means
-            over the tokens trained on. skipped is 1 if the loss or the gradients were not finite on any rank: then
-            weights and optimizer states did not change on any. In float16 also loss_scale, by which the gradients were
+            Metrics of the whole step: loss, grad_norm (before clipping), learning_rate, those of `loss.token_means` and
+            of `mismatch.describe`. skipped is 1 if the loss or the gradients were not finite on any rank: then weights
+            and optimizer states did not change on any. In float16 also loss_scale, by which the gradients were
             multiplied. With optimizer states that are offloaded during generation, time/offload: the seconds that this
             rank took to move them.
         """
@@ -145,7 +149,7 @@ class Policy:
                 except torch.OutOfMemoryError as error:
                     raise memory_error(batch, error) from error
         finished = self._finish_step()
-        return sums.reduce() | finished | {"learning_rate": learning_rate}
+        return sums.reduce(scale.num_tokens) | finished | {"learning_rate": learning_rate}
 
     def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums) -> None:
         training = self._config.training
@@ -153,7 +157,9 @@ class Policy:
         # expect the backward pass.
         ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
-            logprobs_BT, entropy_BT = self.head.per_token(self.deepspeed_engine, batch, training.temperature)
+            logprobs_BT, entropy_BT, whole_logprobs_BT = self.head.per_token(
+                self.deepspeed_engine, batch, training.temperature, Truncation.of(training)
+            )
         log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
         correction = training.importance_sampling_correction
         weights_BT = mismatch.weights(
@@ -170,6 +176,7 @@ class Policy:
             epsilon_high=training.epsilon_high,
             beta=training.beta,
             max_completion_length=training.max_completion_length,
+            whole_logprobs_BT=whole_logprobs_BT,
             ref_logprobs_BT=ref_logprobs_BT,
             entropy_BT=entropy_BT,
             weights_BT=weights_BT,

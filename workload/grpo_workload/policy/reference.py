@@ -31,7 +31,7 @@ class Reference:
     is_partitioned: bool = False  # over the ranks (ZeRO-3): passes are collective
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding.
+        """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding: of the whole distribution, as TRL's are.
 
         If memory runs out, the halves of the batch are tried one after the other, unless passes are collective.
         """
@@ -48,7 +48,7 @@ class Reference:
     @torch.no_grad()
     def _logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         with self.adapters.disabled() if self.adapters else nullcontext():
-            return self.head.per_token(self.model, batch, temperature)[0]
+            return self.head.per_token(self.model, batch, temperature).logprobs_BT
 
 
 def frozen_copy(

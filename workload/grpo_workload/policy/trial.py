@@ -105,7 +105,7 @@ def _train(policy: Policy, batch: MicroBatch) -> None:
     handle = module.get_input_embeddings().register_forward_hook(capture)
     module.train()
     try:
-        logprobs_BT, _ = policy.head.per_token(module, batch.to(policy.device), 1.0)
+        logprobs_BT = policy.head.per_token(module, batch.to(policy.device), 1.0).logprobs_BT
         torch.autograd.grad(logprobs_BT.sum(), embedded)
     finally:
         handle.remove()
@@ -113,7 +113,7 @@ def _train(policy: Policy, batch: MicroBatch) -> None:
 
 def _last(policy: Policy, batch: MicroBatch) -> Tensor:
     """Log-probabilities [T] of the tokens of the batch's last sequence, in host memory."""
-    rows_BT, _ = policy.head.per_token(policy.module, batch.to(policy.device), 1.0)
+    rows_BT = policy.head.per_token(policy.module, batch.to(policy.device), 1.0).logprobs_BT
     return rows_BT[-1, : SECOND - 1].cpu()
 
 

@@ -1,6 +1,6 @@
-"""Seeds derived from the run's seed, the step and the prompt, but not the rank. Torch-free and pure.
+"""Seeds derived from the run's seed and the step, and from the prompt or the rank. Torch-free and pure.
 
-A run that resumes with another number of ranks draws the same random numbers.
+What is sampled depends on no rank: a run that resumes with another number of ranks draws the same completions.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 
-def step_seed(seed: int, step: int) -> int:
-    """Return the seed of python, numpy and torch on all ranks during `step`, for rewards and layers: 32 bits."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of python, numpy and torch on `rank` during `step`, for rewards and dropout: 32 bits.
+
+    Each rank has its own: with the same dropout masks everywhere, ranks would train on fewer different ones.
+    """
+    return int(np.random.SeedSequence([seed, step], spawn_key=(rank,)).generate_state(1)[0])
 
 
 def prompt_seed(seed: int, step: int, position: int) -> int:

@@ -51,7 +51,9 @@ def tabulate(weights: Mapping[str, float], values: list[Values]) -> RewardTable:
 def _total(weights: Mapping[str, float], row: Sequence[float | None]) -> tuple[float, str | None]:
     """Return the weighted sum, and the function with the largest part if the sum is too large."""
     parts = {name: weights[name] * value for name, value in zip(weights, row, strict=True) if value is not None}
-    total = sum(parts.values()) if parts else math.nan
+    # fsum does not depend on the order: with the same parts in other functions' columns the reward is equal.
+    add = math.fsum if all(abs(part) <= LARGEST for part in parts.values()) else sum
+    total = add(parts.values()) if parts else math.nan
     if not parts or abs(total) <= LARGEST:
         return total, None
     return math.nan, max(parts, key=lambda name: abs(parts[name]))

@@ -51,7 +51,12 @@ class TrainingConfig(TrackingConfig):
     warmup_steps: int = Field(
         0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
     )
-    weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    weight_decay: float = Field(
+        0.0, ge=0, le=1, description="Weight decay of AdamW, also of norms and biases, which TRL leaves out."
+    )
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
+    adam_epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
     max_skipped_steps: int = Field(
         10,
@@ -62,10 +67,27 @@ class TrainingConfig(TrackingConfig):
     )
     max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
     temperature: float = Field(
-        1.0, ge=0, le=10, description="Sampling temperature; training computes log-probabilities at it too."
+        1.0,
+        ge=0.01,
+        le=10,
+        description="Sampling temperature; training computes log-probabilities at it too. Lower ones are refused: vLLM "
+        "would raise them, and at 0 all completions of a prompt would be equal.",
     )
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole vocabulary.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling; 1 keeps the whole vocabulary. What topP, topK and minP leave out of sampling is "
+        "left out of the trainer's log-probabilities, too.",
+    )
     top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
+        "whole vocabulary.",
+    )
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="How token losses are aggregated.")
     epsilon: float = Field(
         0.2,

@@ -125,7 +125,7 @@ def _cut(steps: Sequence[Metrics]) -> RunWarning | None:
 def _zero_gradient(steps: Sequence[Metrics]) -> RunWarning | None:
     if any(step["grad_norm"] != 0 for step in steps):
         return None
-    masked = steps[-1].get("sampling/importance_sampling_ratio/masked_fraction", 0.0)
+    masked = steps[-1].get("trained/sampling/importance_sampling_ratio/masked_fraction", 0.0)
     why = f"; importanceSamplingCorrection masks {masked:.0%} of it" if masked else ""
     message = f"all gradients of the last {WINDOW} steps are 0 although rewards differ{why}"
     return RunWarning(reason=Reason.ZERO_GRADIENT, message=message)

@@ -164,7 +164,7 @@ def _gather(
     own_finite = [all(map(math.isfinite, completion.logprobs)) for _, completion in flat]
     gathered = gather((own_table, own_lengths, own_finite))
     table = RewardTable.concat([rank_table for rank_table, _, _ in gathered])
-    advantages = iter(group_advantages(table.totals, training.num_generations, training.scale_rewards).tolist())
+    advantages = iter(group_advantages(table.totals, training.num_generations, training.scale_rewards))
     facts = [
         [
             Fact(*lengths, reward, next(advantages), is_finite)

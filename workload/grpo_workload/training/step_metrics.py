@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
-from grpo_workload.algorithm.advantage import ScaleRewards, as_groups, nanstd, reward_std
+from grpo_workload.algorithm.advantage import ScaleRewards, mean, reward_stds, std
 from grpo_workload.rewards.table import RewardTable
+
+_ZERO = 1e-8  # up to this, TRL counts a deviation as zero
 
 
 def summarise(
@@ -39,10 +39,9 @@ def summarise(
 
 
 def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: ScaleRewards) -> dict[str, float]:
-    rewards_FG = as_groups(table.totals, num_generations)
-    std_F = reward_std(rewards_FG, scale_rewards)
+    stds = reward_stds(table.totals, num_generations, scale_rewards)
     metrics = {**_mean_std(table.totals, "reward", "reward_std")}
-    metrics["frac_reward_zero_std"] = torch.isclose(std_F, torch.zeros_like(std_F)).float().mean().item()
+    metrics["frac_reward_zero_std"] = sum(one <= _ZERO for one in stds) / len(stds)
     for name, values in zip(table.names, table.values, strict=True):
         known = [math.nan if value is None else value for value in values]
         metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
@@ -52,8 +51,7 @@ def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: Sca
 
 
 def _mean_std(values: Sequence[float], mean_name: str, std_name: str) -> dict[str, float]:
-    values_1N = torch.tensor([values], dtype=torch.float64)
-    return {mean_name: values_1N.nanmean().item(), std_name: nanstd(values_1N).item()}
+    return {mean_name: mean(values), std_name: std(values)}
 
 
 def _length_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:

@@ -60,7 +60,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
         run.monitor.begin()
-        set_seed(step_seed(training.seed, step))
+        set_seed(step_seed(training.seed, step, run.rank))
 
         rollout = roll_out(run, step, clock)
         run.generator.expect_weights()

@@ -99,5 +99,16 @@ def test_clipped_tokens_get_no_gradient_and_are_counted():
     )
     output.loss.backward()
     assert (logprobs.grad == 0).tolist() == [[False, False, False, True], [True, False, False, False]]
-    means = token_means({name: value.item() for name, value in output.metrics.items()})
+    means = token_means({name: value.item() for name, value in output.metrics.items()}, 8)
     assert means == {"clip_ratio/low_mean": 1 / 8, "clip_ratio/high_mean": 1 / 8, "clip_ratio/region_mean": 2 / 8}
+
+
+def test_trls_means_count_tokens_that_the_model_was_not_run_on():
+    sums = {"num_tokens": 4.0, "clip_ratio/low_mean": 1.0, "trained/entropy": 6.0}
+    assert token_means(sums, 8) == {"clip_ratio/low_mean": 1 / 8, "trained/entropy": 6 / 4}
+
+
+def test_a_mean_over_no_token_is_left_out():
+    sums = {"num_tokens": 0.0, "clip_ratio/low_mean": 0.0, "trained/entropy": 0.0}
+    assert token_means(sums, 8) == {"clip_ratio/low_mean": 0.0}
+    assert token_means(sums, 0) == {}

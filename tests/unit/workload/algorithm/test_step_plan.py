@@ -1,7 +1,5 @@
 """Ranks get even shares in equally many micro-batches; only samples without a gradient are left out."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +63,6 @@ def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
     ("left_out", "options", "num_tokens"),
     [
         (fact(advantage=0.0), {}, 8),  # its tokens still count in the denominator
-        (fact(reward=math.nan), {}, 4),
         (fact(has_logprobs=False), {"beta": 0.1}, 4),
         (fact(is_truncated=True), {"mask_truncated_completions": True}, 4),
     ],

@@ -11,6 +11,7 @@ from grpo_workload.generation import vllm_api
 from grpo_workload.pod.vllm_command import as_flags, engine_command
 from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.inputs import ModelConfig
+from grpo_workload.spec.trainer import TrainingConfig
 
 
 def contract(device: str = "cuda", **generation: Any) -> Contract:
@@ -99,6 +100,27 @@ def test_arguments_that_the_trainer_sets_are_refused(name: str) -> None:
     job = contract(engineArgs={name: 1})
     with pytest.raises(ValueError, match=rf"generation.engineArgs: {name.replace('-', '_')} cannot be set"):
         engine_command(job, job.engines[0], {})
+
+
+@pytest.mark.parametrize("name", ["logits_processors", "watermark-config"])
+def test_arguments_that_change_the_distribution_are_refused(name: str) -> None:
+    job = contract(engineArgs={name: ["x"]})
+    with pytest.raises(ValueError, match=r"cannot be set: .* training.temperature, topP, topK and minP would work"):
+        engine_command(job, job.engines[0], {})
+
+
+def test_a_request_switches_off_what_a_generation_config_may_switch_on() -> None:
+    sampling = vllm_api.sampling_parameters(TrainingConfig(temperature=0.6, top_p=0.7, top_k=20, min_p=0.1))
+    assert sampling == {
+        "max_tokens": 256,
+        "temperature": 0.6,
+        "top_p": 0.7,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
 
 
 def test_a_model_that_cannot_be_split_over_the_engine_is_refused(tmp_path: Path) -> None:

@@ -6,15 +6,22 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from grpo_workload.policy import logprobs
+from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy import kept_words, logprobs
 from grpo_workload.policy.logprobs import LogprobHead, logprobs_and_entropies
 
 
-@pytest.fixture(autouse=True)
-def small_slices(monkeypatch):
-    monkeypatch.setattr(logprobs, "WORDS", 100)
+@pytest.fixture(autouse=True, scope="module")
+def small_slices():
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(logprobs, "WORDS", 104)
+    monkeypatch.setattr(kept_words, "LOGITS", 600)  # two rows at a time
+    yield
+    monkeypatch.undo()
 
 
 def expected(hidden, weight, bias, targets, temperature):
@@ -40,6 +47,60 @@ def test_values_and_gradients_equal_those_from_whole_logits(temperature, has_bia
     torch.testing.assert_close(values[:, 1], whole.entropy(), atol=1e-5, rtol=0)
     for ours, theirs in zip(torch.autograd.grad((values[:, 0] * pull).sum(), parameters), gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def truncated(hidden, weight, bias, targets, truncation):
+    """The log-probabilities under the truncation, from whole logits: what is left out is no part of the softmax."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    kept = truncation.kept(logits).scatter(1, targets.unsqueeze(1), True)
+    scaled = (logits / truncation.temperature).masked_fill(~kept, -torch.inf)
+    return scaled.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    truncation=st.builds(
+        Truncation,
+        temperature=st.sampled_from([0.6, 1.0, 5.0]),
+        min_p=st.sampled_from([0.0, 0.1, 1.0]),
+        top_k=st.sampled_from([0, 1, 20, 300]),
+        top_p=st.sampled_from([1e-6, 0.7, 1.0]),
+    ),
+    has_bias=st.booleans(),
+)
+def test_truncated_values_and_gradients_equal_those_from_whole_logits(seed, truncation, has_bias):
+    random = torch.Generator().manual_seed(seed)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=random).requires_grad_() for shape in ((7, 16), (257, 16), (257,))
+    )
+    # Most targets are not kept: then they are added to what is kept.
+    targets, pulls = torch.randint(0, 257, (7,), generator=random), torch.randn(2, 7, generator=random)
+    parameters, own_bias = [hidden, weight, *([bias] if has_bias else [])], bias if has_bias else None
+    whole = expected(hidden, weight, own_bias, targets, truncation.temperature)
+    kept, all_words = truncated(hidden, weight, own_bias, targets, truncation), whole.log_prob(targets)
+    gradients = torch.autograd.grad((kept * pulls[0] + all_words * pulls[1]).sum(), parameters)
+
+    values = logprobs_and_entropies(hidden, weight, own_bias, targets, truncation.temperature, truncation)
+    for column, one in enumerate((kept, whole.entropy(), all_words)):
+        torch.testing.assert_close(values[:, column], one, atol=1e-4, rtol=1e-5)
+    ours = torch.autograd.grad((values[:, 0] * pulls[0] + values[:, 2] * pulls[1]).sum(), parameters)
+    for one, other in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_truncated_probabilities_of_what_is_kept_add_up_to_1_in_half_precision(dtype):
+    """Forward and backward pass agree on the kept words, although each computes the logits anew."""
+    random = torch.Generator().manual_seed(1)
+    row, weight = ((torch.randn(count, 64, generator=random) * size).to(dtype) for count, size in ((1, 0.2), (1000, 1)))
+    truncation = Truncation(0.7, top_k=50, top_p=0.9)
+    (words,) = truncation.kept(row @ weight.T).nonzero(as_tuple=True)[1:]
+    weight.requires_grad_()
+    values = logprobs_and_entropies(row.expand(len(words), -1), weight, None, words, 0.7, truncation)
+    assert 1 < len(words) <= 60
+    assert float(values[:, 0].detach().exp().sum()) == pytest.approx(1, abs=1e-5)
+    values[:, 0].sum().backward()
+    assert weight.grad.nonzero()[:, 0].unique().tolist() == words.tolist()
 
 
 def test_half_precision_is_added_up_in_float32():

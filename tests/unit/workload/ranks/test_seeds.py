@@ -1,4 +1,4 @@
-"""Asserts that seeds stay the same over releases, fit vLLM, and differ between prompts and between epochs."""
+"""Asserts that seeds stay the same over releases, fit vLLM, and differ between prompts, epochs and ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,13 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 def test_seeds_do_not_change_between_releases() -> None:
     assert prompt_seed(42, 7, 3) == 4272836090866208229
-    assert step_seed(42, 7) == 1955881634
+    assert [step_seed(42, 7, rank) for rank in range(2)] == [3022963095, 1820819976]
+
+
+@given(SEEDS, st.integers(0, 10**6), st.integers(2, 512))
+def test_ranks_draw_different_dropout_masks(seed: int, step: int, world_size: int) -> None:
+    # Seeds of 32 bits may meet by chance, but never many of them.
+    assert len({step_seed(seed, step, rank) for rank in range(world_size)}) >= world_size - 2
 
 
 @given(SEEDS, st.integers(0, 10**6), st.integers(0, 10**4), st.integers(0, 10**4))

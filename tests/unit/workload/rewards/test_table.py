@@ -40,9 +40,9 @@ def test_concat_keeps_the_order_of_ranks():
     scale=st.sampled_from(["group", "batch"]),
 )
 def test_advantages_of_rewards_of_any_size_are_finite(rewards, scale):
-    assert group_advantages(rewards, 4, scale).isfinite().all()
+    assert all(map(math.isfinite, group_advantages(rewards, 4, scale)))
 
 
 def test_huge_rewards_that_differ_give_the_advantages_of_small_ones():
-    huge = group_advantages([1e38, 0.0, 1e38, 0.0], 4, "group").tolist()
-    assert huge == pytest.approx(group_advantages([1e4, 0.0, 1e4, 0.0], 4, "group").tolist())
+    huge = group_advantages([1e38, 0.0, 1e38, 0.0], 4, "group")
+    assert huge == pytest.approx(group_advantages([1e4, 0.0, 1e4, 0.0], 4, "group"))

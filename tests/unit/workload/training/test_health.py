@@ -36,7 +36,7 @@ def reasons(steps):
         ({"completions/clipped_ratio": 1.0}, ["CompletionsCut"], "has 64 tokens"),
         ({"grad_norm": 0.0}, ["ZeroGradient"], "although rewards differ"),
         (
-            {"grad_norm": 0.0, "sampling/importance_sampling_ratio/masked_fraction": 1.0},
+            {"grad_norm": 0.0, "trained/sampling/importance_sampling_ratio/masked_fraction": 1.0},
             ["ZeroGradient"],
             "importanceSamplingCorrection masks 100%",
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
@@ -15,7 +14,6 @@ from grpo_workload.generation.servers.http_client import EngineClient, EngineErr
 from grpo_workload.generation.servers.roster import Processes
 from grpo_workload.generation.servers.routing import Router
 from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.trainer import TrainingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class Sampler:
                     prompt.token_ids,
                     model=processes[lane.engine.name],
                     num_samples=num_samples,
-                    sampling=sampling_parameters(self._training, prompt.seed),
+                    sampling=vllm_api.sampling_parameters(self._training) | {"seed": prompt.seed},
                     version=version,
                 )
                 try:
@@ -126,16 +124,3 @@ class Sampler:
 
     async def _version_of(self, client: EngineClient) -> str:
         return await self._link.unless_lost(client, client.weight_version())
-
-
-def sampling_parameters(training: TrainingConfig, seed: int) -> dict[str, Any]:
-    """Return a request's parameters under vLLM's names, including all that generation_config.json could set."""
-    return {
-        "max_tokens": training.max_completion_length,
-        "temperature": training.temperature,
-        "top_p": training.top_p,
-        "top_k": training.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "seed": seed,
-    }
