@@ -132,11 +132,10 @@ class Policy:
             scale: denominators of the whole step, over all ranks.
 
         Returns:
-            Metrics of the whole step: loss, grad_norm (before clipping), learning_rate, those of `loss.token_means` and
-            of `mismatch.describe`. skipped is 1 if the loss or the gradients were not finite on any rank: then weights
-            and optimizer states did not change on any. In float16 also loss_scale, by which the gradients were
-            multiplied. With optimizer states that are offloaded during generation, time/offload: the seconds that this
-            rank took to move them.
+            Metrics of the whole step: loss, grad_norm (before clipping), learning_rate, `loss.token_means` and
+            `mismatch.describe`. skipped is 1 if the loss or the gradients were not finite on any rank: then weights and
+            optimizer states changed on none. In float16 also loss_scale, by which gradients were multiplied. With
+            states that are offloaded during generation, time/offload: the seconds that this rank took to move them.
         """
         self.deepspeed_engine.train()
         sums = StepSums()
@@ -157,17 +156,15 @@ class Policy:
         # expect the backward pass.
         ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
-            logprobs_BT, entropy_BT, whole_logprobs_BT = self.head.per_token(
-                self.deepspeed_engine, batch, training.temperature, Truncation.of(training)
-            )
-        log_ratios_BT = mismatch.log_ratios(logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
+            model = self.head.per_token(self.deepspeed_engine, batch, training.temperature, Truncation.of(training))
+        log_ratios_BT = mismatch.log_ratios(model.logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
         correction = training.importance_sampling_correction
         weights_BT = mismatch.weights(
             log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
         )
         output = grpo_loss(
-            logprobs_BT,
-            logprobs_BT.detach() - (log_ratios_BT if correction == "bypass" else 0),
+            model.logprobs_BT,
+            model.logprobs_BT.detach() - (log_ratios_BT if correction == "bypass" else 0),
             batch.advantages_B,
             batch.mask_BC,
             scale=scale,
@@ -176,9 +173,9 @@ class Policy:
             epsilon_high=training.epsilon_high,
             beta=training.beta,
             max_completion_length=training.max_completion_length,
-            whole_logprobs_BT=whole_logprobs_BT,
+            whole_logprobs_BT=model.whole_logprobs_BT,
             ref_logprobs_BT=ref_logprobs_BT,
-            entropy_BT=entropy_BT,
+            entropy_BT=model.entropy_BT,
             weights_BT=weights_BT,
         )
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
