@@ -70,10 +70,10 @@ class Receiver:
         if self._slot is not None:
             self._slot.fill()
             return
-        super().finish_weight_update()  # type: ignore[misc]
-        if self._is_initial:
-            check_same(self.model, self._before or {})  # type: ignore[attr-defined]
+        before = self._before if self._is_initial else None
         self._before, self._is_initial = {}, False
+        super().finish_weight_update()  # type: ignore[misc]
+        check_same(self.model, before or {})  # type: ignore[attr-defined]
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
         """Receive all pieces by `broadcast` while vLLM loads them, in one call: each call walks the whole model.

@@ -1,0 +1,55 @@
+"""Three pushes to a colocated vLLM on one GPU, each checked: family_pushes.py MODEL TRAINS.
+
+TRAINS is "all", or "adapters". Fails when log-probabilities of engine and trainer differ beyond the bound.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import logging
+import os
+import sys
+
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
+
+environment.prepare(Device.CUDA, os.environ)
+
+import torch
+from transformers import AutoTokenizer
+
+from grpo_workload.generation.colocate import ColocateGenerator
+from grpo_workload.policy.policy import Policy
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.weight_check import WeightCheck
+from grpo_workload.weights.differ import WeightsDifferError
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+model, trains = sys.argv[1:]
+config = TrainerConfig.model_validate(
+    {
+        "model": {"path": model, "dtype": "bfloat16", "attention": "sdpa"},
+        "dataset": {"path": "unused"},
+        "rewards": [{"name": "unused", "stopped": {}}],
+        "parallelism": {"zeroStage": 2},
+        **({"lora": {"r": 8}} if trains == "adapters" else {}),
+        "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
+    }
+)
+policy = Policy(config, Device.CUDA, timeout_seconds=300, pad_token_id=0)
+generator = ColocateGenerator(config, Device.CUDA)
+check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
+for version in range(3):
+    if version > 0:
+        with torch.no_grad():
+            for parameter in policy.module.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * (0.1 if trains == "adapters" else 0.05))
+        try:
+            check.run(policy, generator, version)
+            raise AssertionError("weights that changed and were not pushed are not noticed")
+        except WeightsDifferError as error:
+            logging.info("noticed: %s", error)
+    generator.sleep()
+    generator.sync_weights(policy.weights(), version)
+    check.run(policy, generator, version)
+generator.close()
