@@ -29,7 +29,7 @@ def test_the_reference_model_goes_on_in_halves(tmp_path):
     model = make_random_llama(tmp_path, "cuda", hidden=1024, layers=4, heads=8)
     model.set_attn_implementation("varlen")
     answer = Completion(
-        token_ids=tuple(range(1, LENGTH)),
+        token_ids=tuple(1 + place % 200 for place in range(LENGTH - 1)),
         logprobs=(0.0,) * (LENGTH - 1),
         text="",
         finish_reason="stop",

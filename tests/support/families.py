@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},  # tied
     "olmo2": {},
     "smollm3": {},
-    "hunyuan_v1_dense": {},
+    "hunyuan_v1_dense": {"use_qk_norm": True},  # as published models; vLLM reads the norms only then
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},  # other names, and experts stacked
     "qwen3_moe": {"num_experts": 4} | _EXPERTS,  # experts stacked
     "deepseek_v3": _GROUPS
