@@ -45,6 +45,7 @@ def test_engines_follow_each_push(family: str, trains: str, tmp_path: Path) -> N
     fields = SIZES | (EXPERTS if family in ("qwen3_moe", "glm4_moe", "deepseek_v3") else {})
     if family == "deepseek_v3":
         fields |= {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+        fields |= {"num_key_value_heads": fields["num_attention_heads"]}
     model = make_model(
         family, **fields, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None
     )

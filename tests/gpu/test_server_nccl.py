@@ -105,7 +105,7 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
         assert sender is not None
         link.run(client.pause())
         link.run(client.start_update())
-        info = describe(weights_of(model).specs[:4]) | {"piece_bytes": 2**28}
+        info = describe(weights_of(model).specs) | {"piece_bytes": 2**28, "is_initial": False}
         with ThreadPoolExecutor(1) as pool:
             update = pool.submit(link.run, client.update(info))
             eventually(lambda: torch.cuda.utilization(1) > 0, "the engine waits in the broadcast")
