@@ -35,7 +35,7 @@ def check_damaged(result):
     assert result["names_after_save"] == ["step-1", "step-2"], "a new checkpoint replaces the damaged ones"
     assert_error(
         result["error"],
-        "ValueError",
+        "ConfigError",
         r"none .* is whole: \S*step-2 \(model/model.safetensors: cannot be read.*step-1 \(trainer.json: has 2",
     )
     assert result["names_after_error"] == ["step-1", "step-2"], "not renamed: the next attempt must not begin at step 0"
