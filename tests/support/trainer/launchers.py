@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -135,7 +136,9 @@ class Pod:
     def signal_ranks(self, number: int) -> None:
         """Send a signal to the pod's ranks. When a container's first process ends, they get SIGKILL."""
         for pid in self.rank_pids():
-            os.kill(pid, number)
+            # A child of a rank looks like the rank until it runs its own program, and may have ended since.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def marks(self, name: str) -> list[int]:
         """Return the ranks that called mark(name)."""
