@@ -13,9 +13,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm import micro_batch
-from grpo_workload.data.overlong import scan
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource, load_prompts
+from grpo_workload.data.scan import scan
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
 from grpo_workload.policy.dtype_support import check_precision, own_support

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.algorithm.samples import Prompt
-from grpo_workload.data import overlong
-from grpo_workload.data.overlong import PromptLimit, scan
+from grpo_workload.data import scan as scanning
+from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.data.scan import scan
 
 LIMIT = 10
 
@@ -96,7 +97,7 @@ def test_a_scan_says_what_it_found_and_ends_in_time(caplog, monkeypatch):
         "overlongPrompts is skip: 2 of 4 rows for this rank have more than 10 tokens; the longest, row 1, has 19"
         in caplog.text
     )
-    monkeypatch.setattr(overlong, "SCAN_SECONDS", -1.0)
+    monkeypatch.setattr(scanning, "SCAN_SECONDS", -1.0)
     scan_all(make_source([11, 11], "error"))
     assert "the lengths of 0 rows are known; others are checked at their step" in caplog.text
 
