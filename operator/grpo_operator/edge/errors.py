@@ -53,21 +53,16 @@ def reason_of(error: ApiException) -> str:
 
 def is_forbidden(error: ApiException) -> bool:
     """Whether the operator lacks a right. Other 403s come from quotas, admission plugins and webhooks."""
-    said = reason_of(error)
-    lacks = re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', said)
-    return error.status == 403 and lacks is not None and "cannot find RESTMapping" not in said
+    lacks = re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', reason_of(error))
+    return error.status == 403 and lacks is not None and not _is_early(error)
 
 
 def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
-    """Return what an error says about the child kind/name if repeating the request cannot help, else None.
-
-    With OwnerReferencesPermissionEnforcement the API server also refuses children until it has noticed a new CRD of
-    their owner, for up to half a minute: that is temporary.
-    """
+    """Return what an error says about the child kind/name if repeating the request cannot help, else None."""
     said, child = reason_of(error), f"{kind} {name}"
     # Server-side apply answers 500 for unknown fields, values of another type and items without a name.
     is_malformed = error.status == 500 and "failed to create typed patch object" in said
-    if not (is_malformed or error.status in (400, 403, 422)) or "cannot find RESTMapping" in said:
+    if not (is_malformed or error.status in (400, 403, 422)) or _is_early(error):
         return None
     if error.status == 403 and re.search("(exceeded|failed|status unknown for) quota", said):
         return RefusedError(
@@ -84,5 +79,13 @@ def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
 def is_temporary(error: Exception) -> bool:
     """Whether the cause passes by itself: another writer was faster, or the API server is away or busy."""
     if isinstance(error, ApiException):
-        return error.status is None or error.status == 429 or error.status >= 500
+        return error.status is None or error.status == 429 or error.status >= 500 or _is_early(error)
     return isinstance(error, ConflictError | OSError | TimeoutError | aiohttp.ClientError)
+
+
+def _is_early(error: ApiException) -> bool:
+    """Whether the API server has not noticed the CRD of a child's owner yet, which takes up to half a minute.
+
+    With OwnerReferencesPermissionEnforcement it refuses children until then.
+    """
+    return "cannot find RESTMapping" in reason_of(error)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from kubernetes.aio.client.exceptions import ApiException
+
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
@@ -27,7 +29,7 @@ from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.edge.children import change_children, doing, stop_groups
 from grpo_operator.edge.cluster import Cluster, Object
 from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.errors import ForbiddenError, ObstacleError, is_temporary
+from grpo_operator.edge.errors import ForbiddenError, ObstacleError, is_temporary, reason_of
 from grpo_operator.edge.obstacles import find_obstacle
 from grpo_operator.edge.progress_client import ProgressSource
 from grpo_operator.layout.admission import Allowed
@@ -245,5 +247,5 @@ def _say(error: Exception) -> Obstacle:
     what = "; ".join(getattr(error, "__notes__", ())) or "a pass over the job"
     if isinstance(error, ObstacleError):
         return Obstacle(error.reason, f"{what} failed, and is tried again: {error}")
-    kind = type(error).__name__
-    return Obstacle(Reason.PASS_FAILED, f"{what} failed with {kind}, and is tried again: {error}")
+    said = reason_of(error) if isinstance(error, ApiException) else error
+    return Obstacle(Reason.PASS_FAILED, f"{what} failed with {type(error).__name__}, and is tried again: {said}")

@@ -88,6 +88,8 @@ def test_a_missing_right_is_told_from_other_refusals() -> None:
         (ApiException(status=429), True),
         (ApiException(status=None), True),
         (ApiException(status=422), False),
+        (_error(403, EARLY), True),
+        (_error(403, QUOTA), False),
         (ConflictError("changed"), True),
         (TimeoutError(), True),
         (aiohttp.ServerDisconnectedError(), True),
