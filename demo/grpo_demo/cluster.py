@@ -23,6 +23,7 @@ def run_job(manifest: Path) -> Run:
 
     `scripts/demo.sh` has started the build in the background; what needs no Kubernetes comes first here.
     """
+    name = job_name(manifest)
     model.install()
     with step("The operator's image, and the Debian packages that nodes need"):
         packages.ensure(packages.NODE | packages.IMAGES)
@@ -38,7 +39,6 @@ def run_job(manifest: Path) -> Run:
     kubectl.show("get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{gpus},VERSION:{version}")
     with step(f"helm install {CHART.relative_to(paths.REPO)}"):
         install_operator(kubectl, archive)
-    name = job_name(manifest)
     try:
         return _train(kubectl, manifest, name)
     except DemoError:
@@ -91,8 +91,15 @@ def how_to_look_around() -> None:
 
 
 def job_name(manifest: Path) -> str:
-    """Return the name of the one GRPOJob in a manifest. Raises DemoError when there is none, or more than one."""
-    names = [d["metadata"]["name"] for d in yaml.safe_load_all(manifest.read_text()) if d and d["kind"] == "GRPOJob"]
-    if len(names) != 1:
-        raise DemoError(f"{manifest} holds {len(names)} GRPOJobs; the demo runs exactly one")
-    return str(names[0])
+    """Return the name of the one GRPOJob in a manifest.
+
+    Raises DemoError when there is none, or more than one, or one without a claim, where the demo reads what it shows.
+    """
+    jobs = [
+        document for document in yaml.safe_load_all(manifest.read_text()) if document and document["kind"] == "GRPOJob"
+    ]
+    if len(jobs) != 1:
+        raise DemoError(f"{manifest} holds {len(jobs)} GRPOJobs; the demo runs exactly one")
+    if not jobs[0].get("spec", {}).get("storage", {}).get("claimName"):
+        raise DemoError(f"{manifest}: the demo reads metrics from the job's volume; name a claim in storage.claimName")
+    return str(jobs[0]["metadata"]["name"])

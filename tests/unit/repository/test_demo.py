@@ -86,6 +86,9 @@ def test_the_demo_runs_exactly_one_job(tmp_path: Path) -> None:
     manifest.write_text("kind: GRPOJob\nmetadata: {name: a}\n---\nkind: GRPOJob\nmetadata: {name: b}\n")
     with pytest.raises(DemoError, match="holds 2 GRPOJobs"):
         job_name(manifest)
+    manifest.write_text("kind: GRPOJob\nmetadata: {name: a}\nspec: {}\n")
+    with pytest.raises(DemoError, match=r"name a claim in storage\.claimName"):
+        job_name(manifest)
 
 
 def test_a_failing_program_is_named_after_its_output() -> None:
