@@ -14,8 +14,8 @@ from rich.text import Text
 
 from grpo_cli.screen import words
 from grpo_cli.screen.training import LauncherReport, Training
-from grpo_cli.screen.view import IN_STATUS, JobView, make_view
-from grpo_operator.decide.lifecycle import describe
+from grpo_cli.screen.view import JobView, make_view
+from grpo_operator.decide.lifecycle import IN_STATUS, describe
 
 STYLES = {
     "Succeeded": "bold green",

@@ -19,13 +19,11 @@ from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.conditions import find, holds, is_terminal
-from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.lifecycle import IN_STATUS, after
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
 Object = Mapping[str, Any]
 
-IN_STATUS = " (more in status.lastFailure)"
-"""The operator's reference to the failure, left out because the failure is on the same screen."""
 UNSEEN_SECONDS = 15
 """A job without a status for this long has no operator."""
 
@@ -132,7 +130,7 @@ def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]
             f"kubectl get pods -A -l app.kubernetes.io/name={names.MANAGER}",
         )
     # The failure is on the same screen.
-    why = status.summary.message.replace(IN_STATUS, "")
+    why = status.summary.message.replace(IN_STATUS, "")  # the failure is on the same screen
     if status.observed_generation < job["metadata"].get("generation", 0):
         why = f"{why} (the operator has not processed the newest change of the spec yet)"
     return status.phase, status.summary.reason, why

@@ -133,7 +133,7 @@ def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: str) -> bool:
 
 
 def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:
-    """Whether a launcher reports that no step has finished and no rank of its pod has got on for too long.
+    """Whether a launcher reports that no step has finished and no rank of its pod has made progress for too long.
 
     A launcher that does not answer is not a hang.
     """
@@ -146,7 +146,7 @@ def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:
 def find_hang(
     status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
 ) -> Failure | None:
-    """Return a failure if all pods are ready and no rank gets on; its message says which phase every rank is in.
+    """Return a failure if all pods are ready and no rank makes progress; its message says the phase of every rank.
 
     Ranks that wait for an engine to return do not hang.
     """

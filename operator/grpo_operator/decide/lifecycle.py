@@ -21,6 +21,9 @@ from grpo_workload.spec.reasons import Reason
 
 NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
 
+IN_STATUS = " (more in status.lastFailure)"
+"""Ends a failure's first line where more follow."""
+
 AVOID_SECONDS = 1800
 """Seconds during which new attempts avoid a node that was lost."""
 
@@ -152,7 +155,7 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
 def describe(failure: Failure) -> str:
     """Describe a failure in one line."""
     first, _, more = failure.message.partition("\n")
-    hint = " (more in status.lastFailure)" if more else ""
+    hint = IN_STATUS if more else ""
     if failure.pod is None:
         return first + hint
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None and failure.exit_code >= 0 else ""

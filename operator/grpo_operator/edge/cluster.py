@@ -118,7 +118,7 @@ class Cluster:
         """Apply the manifest server-side under our field manager, unless the object already is as wanted.
 
         `seen`: the object as just listed, which saves a read. Raises ForeignError if the object has another controller
-        or none, and RefusedError if the API server refuses it for good.
+        or none, and RefusedError if the API server refuses it permanently.
         """
         metadata = manifest["metadata"]
         live = seen or await self.get(manifest["kind"], metadata["namespace"], metadata["name"])

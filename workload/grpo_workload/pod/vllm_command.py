@@ -36,7 +36,7 @@ _OURS = frozenset(
         "data_parallel_size",
         "pipeline_parallel_size",
         "weight_transfer_config",
-        "disable_log_stats",  # without statistics nobody can tell whether an engine gets on
+        "disable_log_stats",  # without statistics nobody can tell whether an engine makes progress
         "logprobs_mode",
         "max_model_len",
         "gpu_memory_utilization",

@@ -220,7 +220,7 @@ class Policy:
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities of the completion tokens [B, T] at temperature 1; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
-        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), 1.0)[0]
+        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), 1.0).logprobs_BT
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

@@ -1,8 +1,8 @@
-"""How ranks wait for each other where some work much longer: as long as those that are late get on.
+"""How ranks wait for each other where some work much longer: as long as those that are late make progress.
 
 A collective gives up after a fixed time. How long a rank samples completions and scores them is known to nobody, so
 before the first collective after that all ranks `meet` here, on the store of their process group. A late rank says now
-and then that it gets on (`beat`): a token was sampled, an answer was scored.
+and then that it makes progress (`beat`): a token was sampled, an answer was scored.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Pulse:
         self._write()
 
     def beat(self) -> None:
-        """Say that this rank gets on. Call it in any thread and however often; it does something now and then."""
+        """Say that this rank makes progress. Call it in any thread, however often; it acts now and then."""
         if self._is_waiting or (now := time.monotonic()) < self._due:
             return
         self._due = now + self._interval

@@ -61,13 +61,13 @@ def read_phase(state_dir: Path, rank: int) -> tuple[str, float] | None:
 
 
 def write_beat(state_dir: Path, rank: int) -> None:
-    """Record that the global rank `rank` gets on in its phase: it has just sampled a token or scored an answer."""
+    """Record that the global rank `rank` makes progress: it has just sampled a token or scored an answer."""
     (folder := state_dir / BEATS).mkdir(exist_ok=True)
     (folder / str(rank)).touch()
 
 
 def read_idle(state_dir: Path, ranks: Iterable[int]) -> float | None:
-    """Return for how many seconds none of `ranks` has entered a phase or got on in one; None before the first phase."""
+    """Return the seconds since one of `ranks` entered a phase or made progress in one; None before the first phase."""
     files = [state_dir / folder / str(rank) for rank in ranks for folder in (PHASES, BEATS)]
     moved = [file.stat().st_mtime for file in files if file.exists()]
     return max(0.0, time.time() - max(moved)) if moved else None

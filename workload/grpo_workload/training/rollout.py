@@ -31,7 +31,7 @@ class Rollout:
 
 
 class _Listener:
-    """Begins to score what is sampled, and tells the other ranks that this one gets on."""
+    """Begins to score what is sampled, and tells the other ranks that this one makes progress."""
 
     def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
         self._rewards, self._prompts = run.rewards, prompts

@@ -46,7 +46,7 @@ class Timing:
     poll: float = 2  # seconds between two health checks of an engine
     lost: float = 15  # seconds without a healthy answer after which an engine counts as lost
     stuck: float = 15  # seconds without progress after which an engine with requests counts as lost
-    quiet: float = 5  # seconds without a completion before an engine is asked whether it gets on
+    quiet: float = 5  # seconds without a completion before an engine is asked whether it makes progress
     grace: float = 6  # seconds for the main thread to end by itself
 
 
@@ -73,7 +73,7 @@ class EngineLink:
             )
             for engine in engines
         }
-        self.on_moved: Callable[[], None] = lambda: None  # called in the thread when an engine has got on
+        self.on_moved: Callable[[], None] = lambda: None  # called in the thread when an engine has made progress
         self._watch: asyncio.Task[None] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

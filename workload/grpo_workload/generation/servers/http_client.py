@@ -141,13 +141,15 @@ class EngineClient:
         """Return the text of GET /metrics, which has vLLM's own metrics."""
         text = str(await self._call("GET", "/metrics", deadline=ANSWER_SECONDS))
         if "vllm:num_requests_running" not in text:
-            raise EngineError(self.engine, "has no metrics of vLLM at /metrics, so nobody can tell whether it gets on")
+            raise EngineError(
+                self.engine, "has no metrics of vLLM at /metrics, so nobody can tell whether it makes progress"
+            )
         return text
 
     async def complete(
         self, prompt_ids: Sequence[int], *, model: str, num_samples: int, sampling: Mapping[str, Any], version: int
     ) -> list[Completion]:
-        """Sample completions of one prompt, however long that takes; whether the engine gets on is the caller's task.
+        """Sample completions of one prompt, however long that takes; the caller checks that the engine makes progress.
 
         Args:
             prompt_ids: the prompt's token ids.

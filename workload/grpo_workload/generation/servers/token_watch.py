@@ -1,4 +1,4 @@
-"""Judges by vLLM's metrics whether an engine gets on with its requests, however long these take. Pure.
+"""Judges by vLLM's metrics whether an engine makes progress with its requests, however long these take. Pure.
 
 A server whose workers hang still answers GET /health. But each step of an engine changes its metrics: tokens that were
 sampled, blocks of the cache that a long prompt fills. So an engine hangs if it has requests and its metrics stay the
@@ -31,10 +31,10 @@ class TokenWatch:
     quiet: float  # seconds without an answer after which to look at the metrics: a lively engine need not be asked
     copies: int  # data-parallel copies of the engine
     in_flight: int = 0  # this rank's requests
-    is_stuck: bool = False  # from the moment at which it hangs until it gets on
+    is_stuck: bool = False  # from the moment at which it hangs until it makes progress
     _process: str = ""  # name of the process that has these requests
     _has_answered: bool = False
-    _moved: float = 0.0  # when a first request was sent, or one was answered, or a replica got on
+    _moved: float = 0.0  # when a first request was sent, or one was answered, or a replica made progress
     _samples: dict[str, str] = field(default_factory=dict)  # by replica
     _changed: dict[str, float] = field(default_factory=dict)  # by replica: when its samples changed
 
@@ -59,11 +59,11 @@ class TokenWatch:
             self._has_answered, self._moved = True, now
 
     def needs_look(self, now: float) -> bool:
-        """Return whether to ask for metrics: answers show that the engine gets on, but not that each copy does."""
+        """Return whether to ask for metrics: answers show progress of the engine, but not of each copy."""
         return self.is_stuck or (self.in_flight > 0 and (self.copies > 1 or now - self._moved > self.quiet))
 
     def see(self, metrics: str, now: float) -> bool:
-        """Take in the engine's metrics; return whether it has got on since they were seen last."""
+        """Take in the engine's metrics; return whether it has made progress since they were seen last."""
         moved = False
         for replica, samples in replicas(metrics).items():
             if self._samples.get(replica) != samples:
