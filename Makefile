@@ -4,9 +4,10 @@ export GRPO_VENV ?= $(GRPO_CACHE)/venv
 # The commands of the locked environment, and the packages that the distribution leaves out.
 RUN := PATH=$(GRPO_VENV)/bin:$$PATH PYTHONPATH=$(CURDIR)/devcluster:$(CURDIR)/demo
 MANIFEST ?= examples/quickstart.yaml
+MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long setup lint types format crds binaries images up down status lock sbom clean
+.PHONY: help demo test test-long soak bench-scale setup lint types format crds binaries images up down status lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +20,14 @@ test: ## Lint, types, contracts, CRD drift, chart, and the tests that need no GP
 
 test-long: ## More faults on the devcluster; stores the result in benchmarks/results/test_long.txt
 	@$(RUN) scripts/test_long.sh
+
+soak: setup ## Random work under random faults for MINUTES (60); stores the result in benchmarks/results/soak.json
+	$(RUN) python -m benchmarks.control_plane.soak --minutes $(MINUTES) --output benchmarks/results/soak.json
+
+bench-scale: setup ## Measure GRPOJobs next to StatefulSets, JobSet and LWS; write docs/performance.md (about an hour)
+	rm -f benchmarks/results/scale.jsonl
+	$(RUN) python -m benchmarks.control_plane.scale
+	$(RUN) python -m benchmarks.control_plane.page
 
 setup: ## Install the locked Python environment into the cache
 	@scripts/setup.sh

@@ -19,37 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.common import memory_peak
+from benchmarks.common.lengths import PROMPT_TOKENS
 from benchmarks.common.runs import versions
 
-NUM_PROMPTS, NUM_GENERATIONS, PROMPT_TOKENS = 8, 8, 256
 LOOK_SECONDS = 0.02
 GIB = 2**30
-
-
-def lengths(kind: str, scale: float = 1.0) -> list[int]:
-    """New tokens of each completion of a step.
-
-    All 512; or log-normal (mu 6.0, sigma 0.8, 64 to 2048) with a sum of 34,000, within 1%.
-    """
-    count = NUM_PROMPTS * NUM_GENERATIONS
-    if kind == "equal":
-        return [int(512 * scale)] * count
-    assert kind == "lognormal", kind
-    for seed in range(10_000):
-        drawn = lognormal(count, seed)
-        if abs(sum(drawn) - 34_000) < 340:
-            return [max(2, int(one * scale)) for one in drawn]
-    raise AssertionError("no draw of 34,000 tokens")
-
-
-def lognormal(count: int, seed: int = 0) -> list[int]:
-    """Completion lengths in tokens: log-normal with mu 6.0 and sigma 0.8, clipped to 64 to 2048."""
-    drawn: list[int] = np.random.default_rng(seed).lognormal(6.0, 0.8, count).clip(64, 2048).astype(int).tolist()
-    return drawn
 
 
 def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.metered import PROMPT_TOKENS
+from benchmarks.common.lengths import PROMPT_TOKENS
 from benchmarks.common.runs import set_alone
 
 WORDS = 256  # token ids to draw from; the text does not matter

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -30,24 +32,35 @@ class JobError(Exception):
         self.reason = reason
 
 
-def run_job(folder: Path, spec: dict[str, Any], steps: int, *, seconds: float = 600) -> list[dict[str, Any]]:
+def run_job(
+    folder: Path,
+    spec: dict[str, Any],
+    steps: int,
+    *,
+    seconds: float = 600,
+    variables: Mapping[str, str] | None = None,
+    watch: Callable[[int], None] = lambda _: None,
+) -> list[dict[str, Any]]:
     """Run a GRPOJob below `folder` and return the metrics of its first `steps` steps.
 
     The job's rewards can be functions of the benchmarks' modules. It is ended after these steps, because its last
-    checkpoint would take 16 bytes for each parameter. No process stays.
+    checkpoint would take 16 bytes for each parameter. No process stays. `variables` are added to its environment.
+    `watch` is called five times a second with the number of finished steps.
     Raises JobError when the job ends early or takes longer than `seconds`.
     """
     manifest, output = folder / "job.yaml", folder / "grpo.log"
     head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
     manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
     command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    environ = os.environ | dict(variables or {})
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     deadline = time.monotonic() + seconds
     with ended_with(), output.open("w") as log:
         job = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         while len(rows := _metrics(folder)) < steps:
             if time.monotonic() > deadline:
                 raise _error(folder, f"{len(rows)} of {steps} steps after {seconds:.0f} s")
+            watch(len(rows))
             try:
                 code = job.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
@@ -71,6 +84,25 @@ def _error(folder: Path, what: str) -> JobError:
     end_of_log = (folder / "grpo.log").read_text().rstrip()[-LOG_CHARS:]
     logs = [f"--- {log}\n{log.read_text()[-LOG_CHARS:]}" for log in folder.glob("run/*/pods/*/*.log")]
     return JobError(f"{what}\n{end_of_log}", "\n".join(logs))
+
+
+def measured(name: str, scratch: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `measure` returns for a job, or the `error` that ended it, which is printed.
+
+    `measure` gets a folder of its own in `scratch`, which is deleted before the next job.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        try:
+            return measure(Path(folder))
+        except JobError as error:
+            print(f"FAILED {name}\n{error}", file=sys.stderr, flush=True)
+            return {"error": error.reason}
+
+
+def about(module: str, **options: object) -> dict[str, Any]:
+    """Return the versions of what a job's trainer uses, and the command with these options."""
+    command = " ".join([f"python -m {module}", *(f"--{name} {value}" for name, value in options.items())])
+    return {"versions": versions("torch", "vllm", "deepspeed", "transformers"), "command": command}
 
 
 def set_alone() -> None:

@@ -23,25 +23,30 @@ class FakeNodes:
     plane: ControlPlane
     release: Release
     operator: Operator
+    metrics_port: int  # of the operator
     jobs: Jobs  # in `NAMESPACE`
 
 
 @contextmanager
-def fake_nodes(count: int) -> Iterator[FakeNodes]:
+def fake_nodes(count: int, gpus: int = 8) -> Iterator[FakeNodes]:
     """Start it all with `count` nodes, installed by the chart; end it with the block."""
     binaries.build("controlplane")
-    with tempfile.TemporaryDirectory() as scratch, ControlPlane(Path(scratch) / "plane", kwok_nodes=count) as plane:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ControlPlane(Path(scratch) / "plane", kwok_nodes=count, kwok_gpus=gpus) as plane,
+    ):
+        (port,) = free_ports(1)
 
         def kubectl(*args: str, stdin: str | None = None) -> str:
             return kube.kubectl(plane.kubeconfig, *args, stdin=stdin)
 
         release = install_chart(plane, kubectl)
-        operator = Operator(
-            release.kubeconfig, Path(scratch) / "operator.log", release.arguments, metrics_port=free_ports(1)[0]
-        )
+        log = plane.state / "logs" / "operator.log"
+        operator = Operator(release.kubeconfig, log, release.arguments, metrics_port=port)
         operator.start()
         try:
             kubectl("create", "namespace", NAMESPACE)
-            yield FakeNodes(plane=plane, release=release, operator=operator, jobs=Jobs(kubectl, NAMESPACE))
+            jobs = Jobs(kubectl, NAMESPACE)
+            yield FakeNodes(plane=plane, release=release, operator=operator, metrics_port=port, jobs=jobs)
         finally:
             operator.kill()

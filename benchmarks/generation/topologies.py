@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 from benchmarks.common.models import SHAPES, make_model
-from benchmarks.common.runs import REWARDS, JobError, append, run_job, versions
+from benchmarks.common.runs import REWARDS, about, append, measured, run_job
 
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64]}
 WARMUP = 2
@@ -127,19 +127,13 @@ def main(
         model = make_model(model or Path(scratch) / "model", size, device, kind="qwen2", max_length=4096).resolve()
         for shape in shapes:
             line: dict[str, Any] = {"shape": shape.name, "gpus": gpus, "size": size, "device": device}
-            with tempfile.TemporaryDirectory(
-                dir=scratch
-            ) as folder:  # one per job, so that its files are deleted before the next one
-                try:
-                    line |= summarise(run_job(Path(folder), spec(shape, device, model, steps), steps, seconds=timeout))
-                except JobError as error:
-                    failed += 1
-                    line |= {"error": error.reason}
-                    print(f"FAILED {shape.name}\n{error}", file=sys.stderr, flush=True)
-            line["versions"] = versions("torch", "vllm", "deepspeed", "transformers")
-            options = {"gpus": gpus, "size": size, "device": device, "shape": shape.name, "steps": steps}
-            line["command"] = "python -m benchmarks.generation.topologies " + " ".join(
-                f"--{name} {value}" for name, value in options.items()
+            job = spec(shape, device, model, steps)
+            line |= measured(
+                shape.name, scratch, lambda folder, job=job: summarise(run_job(folder, job, steps, seconds=timeout))
+            )
+            failed += "error" in line
+            line |= about(
+                "benchmarks.generation.topologies", gpus=gpus, size=size, device=device, shape=shape.name, steps=steps
             )
             append(output, line)
             print(as_table([line]), flush=True)

@@ -21,7 +21,8 @@ from typing import Any
 
 import click
 
-from benchmarks.common.metered import GIB, lognormal, now
+from benchmarks.common.lengths import lognormal
+from benchmarks.common.metered import GIB, now
 from benchmarks.common.models import make_model
 from benchmarks.common.ours_micro import ours
 from benchmarks.common.runs import append, versions

@@ -20,7 +20,8 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.common.metered import GIB, PROMPT_TOKENS, lognormal
+from benchmarks.common.lengths import PROMPT_TOKENS, lognormal
+from benchmarks.common.metered import GIB
 from benchmarks.common.models import make_model
 from benchmarks.common.ours_micro import WORDS, Micro, ours
 from benchmarks.common.runs import append, versions

@@ -116,7 +116,8 @@ def drive(rows: list[str], output: Path, size: str, device: str, timeout: int) -
 
 def measure(row: Row, model: Path, output: Path, steps: int, size: str, device: str, profile: bool) -> None:
     """Measure one row in this process; the process ends with it."""
-    from benchmarks.common.metered import Meter, lengths
+    from benchmarks.common.lengths import lengths
+    from benchmarks.common.metered import Meter
 
     def finish(results: dict[str, Any]) -> None:
         settings = {"size": size, "micro_batch": MICRO_BATCH, "warmup": WARMUP, "set": row.changes}

@@ -13,7 +13,8 @@ from typing import Any
 import click
 import yaml
 
-from benchmarks.common.metered import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, prompts, reward
+from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS
+from benchmarks.common.metered import prompts, reward
 from benchmarks.common.runs import REWARDS, set_alone
 
 MICRO_BATCH = 8
@@ -134,7 +135,8 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         section, field = path.split(".")
         spec[section][field] = yaml.safe_load(value)
     from grpo_operator.api.spec import parse_spec
-    from grpo_operator.layout.topology import Job, make_contract, plan_topology
+    from grpo_operator.layout.contracts import make_contract
+    from grpo_operator.layout.topology import Job, plan_topology
 
     job = Job(namespace="bench", name="ours", uid="u", generation=1, spec=parse_spec(spec))
     contract = make_contract(job, plan_topology(job), 0)

@@ -21,7 +21,7 @@ from grpo_devcluster.progress import say, step
 
 KUBERNETES = "v1.36.3"
 CONTAINERD = "v2.3.7"
-KWOK_STAGES = "kwok-stages.yaml"
+KWOK_STAGES = "stages.yaml"
 
 Scope = Literal["cluster", "controlplane", "all"]
 
@@ -53,6 +53,20 @@ PROGRAMS: dict[Scope, dict[str, str]] = {
 }
 """Packages by program, most needed first: for real nodes (cluster), for tests on fake ones (controlplane), for both
 (all)."""
+
+# KWOK's own deletes again on the event of its deletion, by name: on a busy machine that hits the next pod of this name.
+_POD_DELETE = """
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-delete}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+    - {key: .metadata.deletionGracePeriodSeconds == 0, operator: NotIn, values: ["true"]}
+  next: {delete: true}
+"""
 
 _VERSION = "k8s.io/component-base/version"
 _SYMBOLS = {
@@ -133,20 +147,20 @@ def _go_build(missing: dict[str, str], target: Path, scope: Scope) -> None:
     made = {name: "server" if name == "etcd" else Path(package).name for name, package in missing.items()}
     command = ["build", *_FLAGS, "-o", f"{unfinished}/", *missing.values()]
     shown = ""
-    with subprocess.Popen(_go(*command), cwd=paths.TOOLS, env=_environment() | {"GOTMPDIR": str(scratch)}) as go:
+    with subprocess.Popen(go(*command), cwd=paths.TOOLS, env=environment() | {"GOTMPDIR": str(scratch)}) as compiler:
         try:
-            while go.poll() is None:
+            while compiler.poll() is None:
                 time.sleep(0.5)
                 _take(made, unfinished, target)
                 if (news := _progress(target, scope)) != shown:
                     say(shown := news)
         finally:
-            go.terminate()
+            compiler.terminate()
     _take(made, unfinished, target)
     for folder in (unfinished, scratch):
         shutil.rmtree(folder)
-    if go.returncode:
-        raise RuntimeError(f"go build failed with {go.returncode}; its messages are above")
+    if compiler.returncode:
+        raise RuntimeError(f"go build failed with {compiler.returncode}; its messages are above")
 
 
 def _take(made: dict[str, str], unfinished: Path, target: Path) -> None:
@@ -156,28 +170,34 @@ def _take(made: dict[str, str], unfinished: Path, target: Path) -> None:
             (unfinished / file).rename(target / name)
 
 
-def _go(*arguments: str) -> list[str]:
+def go(*arguments: str) -> list[str]:
+    """Return a command line of Go. Raises FileNotFoundError if Go is not installed."""
     if shutil.which("go") is None:
         raise FileNotFoundError("the devcluster builds Kubernetes from source: install Go 1.26 or newer")
     return ["go", *arguments]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment in which Go builds."""
     return {**os.environ, **_ENVIRONMENT}
 
 
+def module(name: str) -> Path:
+    """Return the folder of a module's source, which is downloaded if it is not there: `path` or `path@version`."""
+    download = go("mod", "download", "-json", name)
+    done = subprocess.run(download, cwd=paths.TOOLS, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    return Path(json.loads(done.stdout)["Dir"])
+
+
 def _kwok_stages() -> str:
-    download = _go("mod", "download", "-json", "sigs.k8s.io/kwok")
-    done = subprocess.run(download, cwd=paths.TOOLS, env=_environment(), stdout=subprocess.PIPE, text=True, check=True)
-    folder = Path(json.loads(done.stdout)["Dir"]) / "kustomize" / "stage"
+    folder = module("sigs.k8s.io/kwok") / "kustomize" / "stage"
+    # Pods of Jobs run until they are deleted, like all others.
     names = (
         "node/fast/node-initialize.yaml",
         "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
         "pod/fast/pod-ready.yaml",
-        "pod/fast/pod-complete.yaml",
-        "pod/fast/pod-delete.yaml",
     )
-    return "---\n".join((folder / name).read_text() for name in names)
+    return "---\n".join([*((folder / name).read_text() for name in names), _POD_DELETE])
 
 
 if __name__ == "__main__":

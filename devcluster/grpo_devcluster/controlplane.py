@@ -35,6 +35,7 @@ class ControlPlane:
         state: Path,
         *,
         kwok_nodes: int = 0,
+        kwok_gpus: int = 8,
         feature_gates: Mapping[str, bool] | None = None,
         runtime_config: Mapping[str, bool] | None = None,
         audit: bool = True,
@@ -47,7 +48,7 @@ class ControlPlane:
         self.kubeconfig = state / "kubeconfig"
         self.audit_log = state / "logs" / "audit.jsonl"
         self.pki = Pki(state / "pki")
-        self._kwok_nodes = kwok_nodes
+        self._kwok_nodes, self._kwok_gpus = kwok_nodes, kwok_gpus
         self._features = Features(feature_gates or {}, runtime_config or {})
         self._audit = audit
         self._address = address
@@ -106,7 +107,7 @@ class ControlPlane:
         for daemon in others:
             daemon.start()
         if self._kwok_nodes:
-            kube.apply(self.kubeconfig, [kwok.node(i) for i in range(self._kwok_nodes)])
+            kube.apply(self.kubeconfig, [kwok.node(i, self._kwok_gpus) for i in range(self._kwok_nodes)])
         # Pods are refused until the controller manager has created the namespace's service account.
         self._wait(self._service_account, "service account", others, timeout=60)
         if self._kwok_nodes:

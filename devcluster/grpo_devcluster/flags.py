@@ -85,8 +85,13 @@ def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[P
         "--allow-privileged=true",
         *features.gate_flags(),
         *features.runtime_flags(),
-        *([f"--audit-policy-file={audit[0]}", f"--audit-log-path={audit[1]}"] if audit else []),
+        *(_audit(*audit) if audit else []),
     ]
+
+
+def _audit(policy: Path, log: Path) -> list[str]:
+    # Rotated at 64 GiB, which means never: tests and benchmarks read all of it.
+    return [f"--audit-policy-file={policy}", f"--audit-log-path={log}", "--audit-log-maxsize=65536"]
 
 
 def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[str]:
@@ -101,6 +106,7 @@ def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[s
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
         "--concurrent-statefulset-syncs=20",
+        "--concurrent-job-syncs=20",
         "--node-monitor-period=2s",
         "--node-monitor-grace-period=20s",
         "--secure-port=0",

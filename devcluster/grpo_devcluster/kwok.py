@@ -13,7 +13,7 @@ def node_name(index: int) -> str:
     return f"kwok-{index:03d}"
 
 
-def node(index: int, gpus: int = 8) -> dict[str, object]:
+def node(index: int, gpus: int) -> dict[str, object]:
     """Return the manifest of a fake node with room for many pods."""
     name = node_name(index)
     resources = {"cpu": "96", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": str(gpus)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
+import uuid
 
 import click
 import kopf
@@ -18,6 +20,16 @@ RECURSION_LIMIT = 100_000
 accept 10,000 levels, for example in podTemplate.affinity: one job would end the watch of all jobs."""
 
 
+def _lease(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, str] | None:
+    """Read NAMESPACE/NAME."""
+    if value is None:
+        return None
+    namespace, _, name = value.partition("/")
+    if not namespace or not name or "/" in name:
+        raise click.BadParameter(f"{value!r} is not NAMESPACE/NAME, for example grpo-system/grpo-operator")
+    return namespace, name
+
+
 @click.group()
 def main() -> None:
     """Run the operator, or check an installation."""
@@ -27,7 +39,23 @@ def main() -> None:
 @click.option(
     "--namespace", "namespaces", multiple=True, help="Namespace to watch; may be repeated. Default: all namespaces."
 )
-@click.option("--liveness-port", type=int, default=8080, show_default=True, help="Port of /healthz.")
+@click.option(
+    "--lease",
+    metavar="NAMESPACE/NAME",
+    callback=_lease,
+    help="Act only while holding this Lease, so that a second operator can stand by. Default: act at once.",
+)
+@click.option(
+    "--identity",
+    help="This operator in the Lease, unique among those that run. Default: the host's name and a random part.",
+)
+@click.option(
+    "--liveness-port",
+    type=click.IntRange(1, 65535),
+    default=8080,
+    show_default=True,
+    help="Port of /healthz and /readyz.",
+)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Port of /metrics. Default: not served.")
 @click.option(
     "--no-progress", is_flag=True, help="Do not ask launchers for progress; for clusters whose pods are not real."
@@ -53,6 +81,8 @@ def main() -> None:
 )
 def run(
     namespaces: tuple[str, ...],
+    lease: tuple[str, str] | None,
+    identity: str | None,
     liveness_port: int,
     metrics_port: int | None,
     no_progress: bool,
@@ -65,14 +95,17 @@ def run(
     """Watch GRPOJobs and reconcile them until the process is ended."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
-    # These write a line for every event of every pod and for every probe.
-    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It writes a line for every event of every job.
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     options = Options(
+        namespaces=namespaces,
         ask_progress=not no_progress,
         read_nodes=not no_nodes,
         network_policies=not no_network_policies,
         allowed=Allowed(host_path=allow_host_path, service_account_token=allow_service_account_token),
+        lease=lease,
+        identity=identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        health_port=liveness_port,
         metrics_port=metrics_port,
     )
     asyncio.run(
@@ -82,7 +115,6 @@ def run(
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
-            liveness_endpoint=f"http://0.0.0.0:{liveness_port}/healthz",
         )
     )
 

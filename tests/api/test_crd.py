@@ -23,6 +23,10 @@ pytestmark = pytest.mark.api
             {"training": {"numGenerations": 1}},
             "spec.training.numGenerations in body should be greater than or equal to 2",
         ),
+        (
+            {"training": {"maxStaleness": 1, "stepsPerGeneration": 2}},
+            "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1",
+        ),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         (
@@ -55,6 +59,11 @@ pytestmark = pytest.mark.api
         ),
         ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
         ({"podTemplate": {"hostNetwork": True}}, 'unknown field "spec.podTemplate.hostNetwork"'),
+        (
+            {"scheduling": {"timeoutSeconds": 601}},
+            "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
+            "those that have no node; 600 would work",
+        ),
         ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
         ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
     ],
@@ -107,7 +116,7 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
     with pytest.raises(RuntimeError, match="can change to or from RestartGeneration only while the job is suspended"):
         patch('{"failurePolicy": {"onGenerationFailure": "RestartGeneration"}}')
     patch('{"failurePolicy": {"maxRestarts": 9, "onGenerationFailure": "Fail"}, "activeDeadlineSeconds": 3600}')
-    patch('{"ttlSecondsAfterFinished": 60, "suspend": true}')
+    patch('{"ttlSecondsAfterFinished": 60, "scheduling": {"timeoutSeconds": 60}, "suspend": true}')
     jobs.wait_for("frozen", "Suspended", "True")
     patch('{"podTemplate": {"labels": {"team": "research"}}}')
     jobs("label", "grpo", "frozen", "team=research")

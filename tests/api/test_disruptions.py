@@ -1,4 +1,4 @@
-"""Pods that the cluster takes away: the status names the cause, and says whether the restart counts.
+"""Pods that the cluster takes away, or finds no node for: the status names the cause, and whether the restart counts.
 
 The API server, the controller manager and the scheduler are real.
 """
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, make_job
+from support.control_plane.operators import Jobs, make_job, outcome
 
 pytestmark = pytest.mark.api
 
@@ -93,3 +94,46 @@ def test_a_pod_that_somebody_deletes_by_force_is_named_and_counted(jobs: Jobs) -
     jobs("delete", "pod", "deleted-b-0", "--force", "--grace-period=0")
     failure, restarts, _ = _failure(jobs, "deleted")
     assert (failure["reason"], failure["pod"], restarts["counted"]) == ("PodReplaced", "deleted-b-0", 1)
+
+
+def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) -> None:
+    """Each job needs two nodes whole. A taint keeps the first job from the second one until both hold half."""
+    nodes: list[Any] = [kwok.node(index, 8) for index in (100, 101)]
+    for node in nodes:
+        node["metadata"]["labels"]["only"] = "pair"
+    nodes[1]["spec"] = {"taints": [{"key": "kept", "effect": "NoSchedule"}]}
+    here = {"nodeSelector": {"only": "pair"}}
+    free = {"tolerations": [{"key": "kept", "operator": "Exists"}]}
+    spec = {
+        "trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
+        "training": {"promptsPerStep": 16},
+        "scheduling": {"timeoutSeconds": 2},
+        "failurePolicy": {"backoffSeconds": 2, "maxRestarts": 0},
+    }
+
+    def status(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = jobs.get("grpo", name).get("status", {})
+        return found
+
+    def running() -> list[str]:
+        return [name for name in ("first", "second") if status(name).get("phase") == "Running"]
+
+    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    try:
+        for name, template in (("first", here), ("second", here | free)):
+            jobs.apply(make_job(name, podTemplate=template, **spec))
+            wait_until(lambda name=name: "placement" in status(name), f"{name} holds one node", 30, interval=0.1)
+        kubectl("taint", "node", "kwok-101", "kept-")
+        wait_until(running, "one of them runs", 90, interval=0.2)
+        (winner,) = running()
+        (other,) = {"first", "second"} - {winner}
+        for ordinal in range(2):
+            jobs.finish_pod(f"{winner}-a-{ordinal}", 0, outcome(0))
+        jobs.wait_for(other, "Running", "True")
+        both = [status(winner), status(other)]
+        assert both[0]["phase"] == "Succeeded"
+        assert {one["lastFailure"]["reason"] for one in both if "lastFailure" in one} == {"PlacementTimeout"}
+        assert [one["restarts"]["counted"] for one in both] == [0, 0]
+        assert "1 of 2 pods had a node, and since" in jobs("events", "--types=Warning")
+    finally:
+        kubectl("delete", "node", "kwok-100", "kwok-101", "--wait=false")

@@ -118,7 +118,7 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     assert "volumeMounts" in condition["message"]
     odd = {"resources": {"limits": None, "limit": {"cpu": "1"}}, "affinity": {"nodeAffinity": None}}
     jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}))
-    unknown = "limit: field not declared in schema"
+    unknown = 'unknown field "spec.template.spec.containers[0].resources.limit"'
     wait_until(lambda: unknown in jobs.condition("template", "Accepted")["message"], "the unknown field", 30)
     assert not jobs.list("statefulset,service,configmap", "training.grpo.dev/job=template")
     odd["resources"] = {"limits": None}

@@ -14,19 +14,21 @@ import yaml
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
-from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome
+from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome, report_balance
 
 pytestmark = pytest.mark.api
 
 FINALIZERS = ("training.grpo.dev", "grpojobs/finalizers", "update")
 AHEAD = Path(__file__).parent / "programs" / "operator_ahead.py"
-ENGINE = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+ELASTIC = {"replicas": 1, "minReplicas": 1, "maxReplicas": 2}
+ENGINE = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}], "elastic": ELASTIC}}
 
 
 def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[str, Any]]:
     where = ["role", "-n", namespace] if namespace else ["clusterrole"]
-    role: dict[str, Any] = json.loads(kubectl("get", *where, f"{release.namespace}.{release.name}", "-o", "json"))
-    return [role]
+    own = ["role", "-n", release.namespace, f"{release.name}-leader"]
+    found = ([*where, f"{release.namespace}.{release.name}"], own)
+    return [json.loads(kubectl("get", *each, "-o", "json")) for each in found]
 
 
 def _bound_claim(jobs: Jobs) -> None:
@@ -43,8 +45,11 @@ def _drive(jobs: Jobs) -> None:
     """Take one job through everything that needs a right: claim, restarts, another shape, completion, deletion."""
     _bound_claim(jobs)
     policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
-    jobs.apply(make_job("all", claim="runs", generation=ENGINE, failurePolicy=policy))
+    training = {"maxStaleness": 1}
+    jobs.apply(make_job("all", claim="runs", generation=ENGINE, failurePolicy=policy, training=training))
     jobs.wait_for("all", "Running", "True")
+    report_balance(jobs, "all", engines=3)
+    wait_until(lambda: "all-gen-1" in str(jobs.list("pod", "training.grpo.dev/job=all")), "a second engine", 30)
     jobs.finish_pod("all-gen-0", 70, outcome(70, "EngineDied", "killed"))
     wait_until(lambda: jobs.get("grpo", "all")["status"]["restarts"]["total"] == 1, "the engine's restart", 30)
     jobs.wait_for("all", "Running", "True")
@@ -61,6 +66,25 @@ def _drive(jobs: Jobs) -> None:
     jobs.wait_for("all", "Complete", "True")
     jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 0}}')
     wait_until(lambda: not jobs.list("grpo"), "the job is deleted", 30)
+
+
+def _recreate_unseen(jobs: Jobs, plane: ControlPlane) -> None:
+    """Create a job again under its name while nobody collects what the first one left: its successor's operator does.
+
+    Garbage collection misses it if the API server restarts meanwhile.
+    """
+    jobs.run("twice")
+    earlier = f"training.grpo.dev/job-uid={jobs.get('grpo', 'twice')['metadata']['uid']}"
+    manager = next(daemon for daemon in plane.daemons() if daemon.name == "kube-controller-manager")
+    manager.stop(grace=0)
+    try:
+        jobs("delete", "grpo", "twice")
+        jobs.apply(make_job("twice"))
+        kinds = "service,networkpolicy,configmap,statefulset,pod"
+        wait_until(lambda: not jobs.list(kinds, earlier), "nothing is left of the first job", 30)
+    finally:
+        manager.start()
+    jobs.wait_for("twice", "Running", "True")
 
 
 @contextmanager
@@ -95,6 +119,7 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
     control_plane: ControlPlane, release: Release, operator: Operator, jobs: Jobs, kubectl: Any
 ) -> None:
     _drive(jobs)
+    _recreate_unseen(jobs, control_plane)
     _begin(jobs)
     with operator.down(), _running(control_plane, release, "--no-network-policies"):
         _loses_its_policy(jobs)
@@ -152,6 +177,7 @@ def test_two_namespaced_releases_side_by_side(
         with _running(control_plane, first), _running(control_plane, second):
             theirs.wait_for("other", "Running", "True")
             _drive(mine)
+            _recreate_unseen(mine, control_plane)
             _begin(mine)
             for pod in ("other-a-0", "other-b-0"):
                 theirs.finish_pod(pod, 0, outcome(0))

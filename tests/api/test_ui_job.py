@@ -19,7 +19,8 @@ from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
-from grpo_workload.spec.contract import Contract
+from grpo_workload.reporting.progress_files import write_progress
+from grpo_workload.spec.contract import Contract, Progress
 from support.browser import complaints, open_page, text, wait_for
 from support.control_plane.operators import Jobs, make_job, outcome
 from support.paths import RUN_FOLDER as RUN
@@ -73,6 +74,7 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
     source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
     source.refresh()
     assert "no connection to pod shown-a-0" in source.shown.note, "a fake node forwards no ports"
+    write_progress(tmp_path, Progress(step=8, total_steps=40, advice="run 3 engines in place of 2"))
     with _launcher(_place(jobs, "shown", 0, tmp_path)), open_page(browser, source, "ranks"):
 
         def directly(_api: object, _namespace: str, pod: str, port: int, path: str) -> Any:
@@ -83,6 +85,7 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
         monkeypatch.setattr("grpo_cli.cluster.launchers.get_json", directly)
         wait_for("the ranks", lambda: "shown-b-0" in text(browser, "#rank-table tbody tr:nth-child(3)"))
         wait_for("the phase", lambda: text(browser, "#phase") == "Running")
+        wait_for("the advice", lambda: "Advice run 3 engines in place of 2" in text(browser, "#banners"))
         browser.find_element(By.ID, "tab-curves").click()
         wait_for("the reward's curve", lambda: browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.line"))
         browser.find_element(By.ID, "tab-ranks").click()

@@ -1,7 +1,7 @@
 """Fixtures of the end-to-end tests: one real cluster for all of them; tests are separated by namespace."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,27 @@ from grpo_devcluster.cluster import Cluster
 from support.cluster.jobs_on_cluster import JobOnCluster
 
 Kubectl = Callable[..., str]
+
+WHEN_FAILED = (
+    ("get", "grpojobs", "-A", "-o", "yaml"),
+    ("get", "pods,nodes,leases", "-A", "-o", "wide"),
+    ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+    ("logs", "-n", "grpo-system", "-l", "app.kubernetes.io/name=grpo-operator", "--prefix", "--tail=300"),
+)
+"""What the report of a failed test shows of the cluster, which is gone when somebody reads it."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    kubectl: Kubectl | None = getattr(item, "funcargs", {}).get("kubectl")
+    if report.failed and kubectl is not None:
+        for args in WHEN_FAILED:
+            try:
+                report.sections.append((f"kubectl {' '.join(args)}", kubectl(*args)))
+            except RuntimeError as error:
+                report.sections.append((f"kubectl {' '.join(args)} failed", str(error)))
+    return report
 
 
 @pytest.fixture(scope="session")

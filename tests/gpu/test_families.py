@@ -52,7 +52,7 @@ def test_engines_follow_each_push(family: str, trains: str, tmp_path: Path) -> N
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, str(PROGRAMS / "family_pushes.py"), str(tmp_path / "model"), trains]
+    command = [sys.executable, str(PROGRAMS / "family_pushes.py"), str(tmp_path / "model"), trains, "cuda"]
     env = {**os.environ, **place, "MASTER_PORT": str(free_ports(1)[0])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     print(done.stdout[-2000:])  # the differences that were measured

@@ -1,5 +1,7 @@
 """Sleep level 2 frees memory, generation without weights is refused, and a full push restores every tensor.
 
+Completions that sleep cuts (`training.maxStaleness`) continue after the push.
+
 Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled.
 """
 
@@ -21,8 +23,9 @@ from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig, TrainingConfig
-from support.trainer.engines import PROMPTS, weights_of
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.spec.training import TrainingConfig
+from support.trainer.engines import PROMPTS, own_logprobs, weights_of
 from support.trainer.launchers import free_ports
 from support.trainer.random_llama import make_random_llama, mean_difference
 
@@ -139,6 +142,34 @@ def test_after_sleep_the_engine_samples_from_the_pushed_weights(model: Any, gene
     fresh = mean_difference(model, generator, PROMPT_LIST, 1)
     assert math.isfinite(fresh)
     assert fresh < 0.05
+
+
+def test_completions_that_sleep_cuts_continue_after_a_push(
+    model: Any, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GPUs vLLM schedules a batch ahead, which is in flight when requests are cut."""
+    from grpo_workload.generation.ahead import AheadSampler
+
+    sampling = generator._sampling | {"temperature": 1.0}
+    monkeypatch.setattr(generator, "_ahead", AheadSampler(generator._llm, sampling, generator._gather, 0))
+    generator.begin(PROMPT_LIST, 8)
+    for version in (generator._version + 1, generator._version + 2):
+        room_for_6 = Prompt(index=9, text="", token_ids=tuple(range(3, 125)), seed=version)
+        ((first,),) = generator.generate([room_for_6], 1)
+        assert len(first.token_ids) <= 6
+        generator.sleep()
+        generator.sync_weights(weights_of(model), version)
+    groups = generator.generate(PROMPT_LIST, 8)
+    differences = [
+        (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs()
+        for prompt, group in zip(PROMPT_LIST, groups, strict=True)
+        for one in group
+    ]
+    completions = [one for group in groups for one in group]
+    print(f"{[(len(one.token_ids), one.weight_version, one.weight_updates) for one in completions]}")
+    assert torch.cat(differences).mean() < 0.05
+    assert all(len(one.token_ids) == 16 or one.finish_reason == "stop" for one in completions)
+    assert max(one.weight_updates for one in completions) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": 128,
@@ -21,32 +21,83 @@ SIZES = {
     "eos_token_id": 2,
 }
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1} | _EXPERTS
 _RANKS = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+_LATENT = _GROUPS | _RANKS | {"num_key_value_heads": 4}
+_WINDOW = {"sliding_window": 8}
+_MIXED = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "gemma3_text": {},  # tied
-    "olmo2": {},
-    "smollm3": {},
-    "hunyuan_v1_dense": {"use_qk_norm": True},  # as published models; vLLM reads the norms only then
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},  # other names, and experts stacked
+    "mistral": _WINDOW,
+    "mixtral": _FEW,  # other names, and experts stacked
+    "qwen2": {},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 32} | _EXPERTS,
+    "qwen3": {},
     "qwen3_moe": {"num_experts": 4} | _EXPERTS,  # experts stacked
-    "deepseek_v3": _GROUPS
-    | _RANKS
-    | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # experts stacked in one layer of two, and a buffer
+    "gemma": {},
+    # Caps as small as the scores of a tiny model.
+    "gemma2": _MIXED | {"query_pre_attn_scalar": 48, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0},
+    "gemma3_text": _MIXED,  # tied
+    "gpt_oss": _WINDOW | _FEW,
+    "phi3": {},
+    "olmo2": {},
+    "olmo3": _MIXED,
+    "smollm3": {},
+    "glm4": {},
     "glm4_moe": _GROUPS,
-    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},  # experts stacked, in checkpoints too
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}},
+    "glm4_moe_lite": _LATENT,
+    # Large factors, as published models have.
+    "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.3},
+    "granitemoe": _FEW | {"logits_scaling": 4.0},  # experts stacked, in checkpoints too
+    "deepseek_v3": _LATENT
+    | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # experts stacked in one layer of two, and a buffer
+    "seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": _MIXED | {"logit_scale": 0.25},
+    "exaone4": _MIXED,
+    "ernie4_5": {},
+    "hunyuan_v1_dense": {"use_qk_norm": True},  # as published models; vLLM reads the norms only then
+    "starcoder2": {"residual_dropout": 0.1},
+    "apertus": {},
+    "minimax_m2": _FEW,
 }
-"""What each family's configuration has besides `SIZES`."""
+"""What each family's configuration has besides `SIZES`: families whose sequences can be packed into micro-batches."""
+
+_SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 32} | _EXPERTS
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
+
+STATEFUL: dict[str, dict[str, Any]] = {
+    "qwen3_next": _LINEAR | _SHARED,
+    "qwen3_5_text": _LINEAR,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": _MAMBA | _FEW | {"layer_types": ["mamba", "attention"], "logits_scaling": 4.0},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 256},
+    "nemotron_h": {},
+}
+"""Families whose layers carry a state along the sequence, so that a micro-batch may hold one alone."""
+
+MASKED: dict[str, dict[str, Any]] = {
+    "llama4_text": _FEW
+    | {"num_experts_per_tok": 1, "attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
+    "deepseek_v32": _LATENT,
+}
+"""Families of which only the mask tells what is attended to: also one sequence alone, and eager attention."""
 
 
 def make_model(family: str, **fields: Any) -> Any:
     """Return a model in float32, with the same weights at each call."""
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **SIZES | FAMILIES[family] | fields), dtype=torch.float32
+        AutoConfig.for_model(family, **SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields), dtype=torch.float32
     )
     with torch.no_grad():  # from_config leaves some at 0, such as biases: a wrong one would not show
         for tensor in [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]:

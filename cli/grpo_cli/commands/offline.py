@@ -30,8 +30,9 @@ def render(manifest: Path, namespace: str, show: str) -> None:
 
     from grpo_cli.local.manifest import load_job
     from grpo_cli.screen.rank_table import table
+    from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
-    from grpo_operator.layout.topology import make_contract, plan_topology
+    from grpo_operator.layout.topology import plan_topology
     from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
 
     job = load_job(manifest, namespace)

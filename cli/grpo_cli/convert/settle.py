@@ -9,7 +9,7 @@ from typing import Any
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.sources import dataset, model, rewards
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 
 def _default(name: str) -> Any:
@@ -38,7 +38,8 @@ def settle(draft: Draft, given: Given) -> None:
     ranks = _world(draft, given)
     _topology(draft)
     _batch(draft, ranks)
-    _steps(draft, given)
+    per_push = _reuse(draft, ranks)
+    _steps(draft, given, per_push)
     _loss(draft)
     _length(draft)
 
@@ -163,29 +164,58 @@ def _batch(draft: Draft, ranks: int) -> None:
     draft.set("training.promptsPerStep", prompts, why)
 
 
-def _steps(draft: Draft, given: Given) -> None:
+def _reuse(draft: Draft, ranks: int) -> int:
+    """Set how many steps share a generation; return how many optimizer steps it serves."""
+    facts = draft.facts
+    if "verl_batch" in facts:
+        name, whole, part = "train_batch_size", facts["verl_batch"], facts.get("verl_mini_batch", facts["verl_batch"])
+        why = "train_batch_size / ppo_mini_batch_size"
+    else:
+        name, part = "steps_per_generation", int(facts.get("accumulation") or 1)
+        whole, why = facts.get("steps_per_generation", part), "steps_per_generation / gradient_accumulation_steps"
+        if "generation_batch" in facts:
+            name, part = "generation_batch_size", part * facts.get("per_device", 1) * ranks
+            whole, why = facts["generation_batch"], "generation_batch_size / completions of a step"
+    together = max(1, whole // part)
+    # Several generations for one step are sampled with the same weights: here they are one.
+    if whole % part and part % whole:
+        note = f"{whole} is no multiple of {part}, which are one optimizer step: a generation serves {together}"
+        draft.left(name, whole, note, "training.stepsPerGeneration")
+    if together > 1:
+        draft.set("training.stepsPerGeneration", together, why)
+    per_push = int(together * draft.fields.get("training.numIterations", 1))
+    if per_push > 1 and draft.fields.get("training.maxStaleness"):
+        draft.drop("training.maxStaleness")
+        note = f"a generation that serves {per_push} optimizer steps is sampled between them, not meanwhile"
+        draft.left("async_generate", True, note, "training.maxStaleness")
+    return per_push
+
+
+def _steps(draft: Draft, given: Given, per_push: int) -> None:
     facts, rows = draft.facts, given.rows or draft.facts.get("rows")
     prompts = draft.fields.get("training.promptsPerStep")
-    steps, why = MAX_STEPS, "not known: epochs x rows / promptsPerStep"
+    steps, why = MAX_STEPS, "not known: epochs x rows x numIterations / promptsPerStep"
+    # verl counts generations, others optimizer steps.
+    unit = per_push if "verl_batch" in facts else 1
     if facts.get("max_steps", -1) > 0:
         steps, why = facts["max_steps"], ""
     elif "verl_steps" in facts:
-        steps = facts["verl_steps"] * max(1, facts["verl_batch"] // facts["verl_mini_batch"]) or MAX_STEPS
-        why = f"{facts['verl_steps']} x train_batch_size / ppo_mini_batch_size"
+        steps, why = facts["verl_steps"] * unit or MAX_STEPS, f"{facts['verl_steps']} x {unit} optimizer steps"
     elif "epochs" in facts and rows and prompts:
-        steps = max(1, math.floor(facts["epochs"] * rows / prompts))
-        why = f"{facts['epochs']:g} epochs of {rows} rows / {prompts} prompts"
+        times = draft.fields.get("training.numIterations", 1)
+        steps = max(1, math.floor(facts["epochs"] * rows * times / prompts))
+        why = f"{facts['epochs']:g} epochs of {rows} rows{f' x {times}' if times > 1 else ''} / {prompts} prompts"
     elif "epochs" in facts:
         note = f"no file says how many rows the dataset has: {MAX_STEPS} steps are written; give --rows or set maxSteps"
         draft.left("epochs", f"{facts['epochs']:g}", note, "training.maxSteps")
     draft.set("training.maxSteps", steps, why)
-    warmup = facts.get("warmup", 0)
+    warmup = facts.get("warmup", 0) * unit
     if warmup < 1:
         warmup = (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps
     if warmup:
         draft.set("training.warmupSteps", round(warmup))
     if (every := facts.get("save_steps")) is not None:
-        every = round(every * steps) if 0 < every < 1 else int(every)
+        every = round(every * steps) if 0 < every < 1 else int(every) * unit
         draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
 
 

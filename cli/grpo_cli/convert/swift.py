@@ -76,7 +76,7 @@ OWN = rows(
     not_needed("tau_pos tau_neg", "only other losses use it"),
     left("multi_turn_scheduler max_turns use_gym_env gym_env vllm_server_pass_dataset agent_template", _TURNS, False),
     not_needed("completion_length_limit_scope", _TURNS),
-    left("async_generate", "sampling waits for the newest weights: every batch is on-policy", False),
+    differs("async_generate", "training.maxStaleness", lambda value: int(v.boolean(value)), "true is 1", default=False),
     same("sleep_level", "generation.colocate.sleepLevel", v.integer, default=0),
     left("offload_model", _IN_TURNS, False),
     differs("offload_optimizer", "@offload_generating", v.boolean, "parallelism.offloadOptimizer: generating"),

@@ -15,7 +15,8 @@ _HUB = "nothing is pushed to a hub: copy step-N/model from the storage"
 _PACKED = "sequences are packed, and micro-batches cut by tokens (docs/training.md)"
 ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
-_ONE_STEP = "each batch is used for one optimizer step, and each step samples a new one"
+EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
+_TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
 # fmt: off
 MODEL = rows(
@@ -61,10 +62,11 @@ BATCH = rows(
     same("num_generations", "training.numGenerations", v.positive),
     differs("per_device_train_batch_size", "@per_device", v.positive, BATCH_SIZE, default=8),
     differs("gradient_accumulation_steps", "@accumulation", v.positive, BATCH_SIZE),
-    differs("generation_batch_size steps_per_generation", "", v.as_is, _ONE_STEP),
-    left("num_iterations", _ONE_STEP, 1),
+    differs("steps_per_generation", "@steps_per_generation", v.positive, _TOGETHER),
+    differs("generation_batch_size", "@generation_batch", v.positive, _TOGETHER),
+    same("num_iterations", "training.numIterations", v.positive),
     differs("max_steps", "@max_steps", v.integer, "-1 means that num_train_epochs decides"),
-    differs("num_train_epochs", "@epochs", v.number, "maxSteps = epochs x rows / promptsPerStep", default=3.0),
+    differs("num_train_epochs", "@epochs", v.number, EPOCHS, default=3.0),
     same("max_completion_length", "training.maxCompletionLength", v.integer, default=512),
     left("auto_find_batch_size", "training.maxTokensPerMicroBatch bounds memory: set it", False),
     not_needed("average_tokens_across_devices", "always so"),
@@ -135,7 +137,7 @@ LOSS = rows(
     not_needed("entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target", "only for use_adaptive_entropy"),
     not_needed("sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
         "only other losses use it"),
-    left("off_policy_mask_threshold", "use a mask mode of training.importanceSamplingCorrection"),
+    same("off_policy_mask_threshold", "training.offPolicyMaskThreshold", v.number),
     differs("vllm_importance_sampling_correction", "@correct_importance", v.boolean, "false is the correction none"),
     same("vllm_importance_sampling_mode", "training.importanceSamplingCorrection", v.correction),
     same("vllm_importance_sampling_clip_max vllm_importance_sampling_cap", "training.importanceSamplingClipMax",

@@ -15,7 +15,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_operator.layout.topology import Job, Topology, make_contract
+from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec import contract as c
 from grpo_workload.spec.contract import Contract, Engine, Member, Outcome
 from grpo_workload.spec.reasons import Reason
@@ -70,6 +71,7 @@ def local_contract(job: Job, topology: Topology) -> Contract:
             "engines": tuple(
                 engine.model_copy(update={"host": here, "port": next(ports), "devices": shifted(engine)})
                 for engine in contract.engines
+                if engine.pod in first  # no engine joins or leaves here
             ),
             "transfers": tuple(
                 group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers

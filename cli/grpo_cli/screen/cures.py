@@ -33,6 +33,8 @@ CURES = {
     "StoppedEarly": "nothing: there was no step to save yet",
     "Hung": "find what the ranks wait for: a reward that hangs, a collective that one rank does not reach; "
     "raise failurePolicy.hangSeconds if one phase is that long",
+    "PlacementTimeout": "nothing, if other jobs end soon: it is tried again, and the restart is not counted; otherwise "
+    "free GPUs, add nodes or ask for fewer",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
     "InvalidSpec": "fix the field and submit again: the job then starts",

@@ -11,7 +11,7 @@ class Row(NamedTuple):
     """One rank, or one engine."""
 
     role: str
-    rank: str  # global rank of the training, or ranks in the transfer group
+    rank: str  # global rank of the training; empty for an engine
     pod: str
     group: str
     devices: str  # local devices of the pod
@@ -33,19 +33,17 @@ def rows(contract: Contract) -> list[Row]:
                 notes.append(f"vLLM {rank // tensor_parallel}, TP rank {rank % tensor_parallel}")
             listed.append(Row("trainer", str(rank), member.pod, member.group, str(device), ", ".join(notes)))
     for engine in contract.engines:
-        last = engine.rank_offset + engine.world_size - 1
-        ranks = str(last) if last == engine.rank_offset else f"{engine.rank_offset}-{last}"
         shape = f"TP {engine.tensor_parallel}" + (f", DP {engine.data_parallel}" if engine.data_parallel > 1 else "")
         sender = contract.transfers[engine.transfer].sender
         devices = ",".join(map(str, engine.devices))
         listed.append(
             Row(
                 "engine",
-                ranks,
+                "",
                 engine.name,
                 engine.group,
                 devices,
-                f"{shape}, port {engine.port}, weights from rank {sender}",
+                f"{shape}, port {engine.port}, weights from rank {sender}{', elastic' if engine.elastic else ''}",
             )
         )
     return listed

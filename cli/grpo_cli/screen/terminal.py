@@ -76,6 +76,8 @@ def screen(view: JobView) -> RenderableType:
     if view.training:
         for label, content in _training_rows(view.training):
             rows.add_row(label, content)
+    if view.training and view.training.advice:
+        rows.add_row("advice", Text(view.training.advice))
     if view.warning:
         rows.add_row("warning", Text(view.warning, style="yellow"))
     if view.doing and not view.rank_phases:

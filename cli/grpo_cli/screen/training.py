@@ -42,6 +42,7 @@ class Training:
     checkpoint: str
     curves: Mapping[str, Sequence[float | None]]  # by name: reward, and accuracy if the job has it
     slowest: str
+    advice: str  # what would balance ranks and engines
 
 
 def is_stuck(progress: Progress) -> bool:
@@ -72,6 +73,7 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
         checkpoint=_checkpoint(job, newest.checkpoint_step or (known.checkpoint_step if known else None)),
         curves=_curves(report.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
+        advice=newest.advice or "",
     )
 
 

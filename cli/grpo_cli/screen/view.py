@@ -19,7 +19,7 @@ from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.conditions import find, holds, is_terminal
-from grpo_operator.decide.lifecycle import IN_STATUS, after
+from grpo_operator.decide.lifecycle import IN_STATUS, after, starting_since
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
 Object = Mapping[str, Any]
@@ -89,7 +89,7 @@ def make_view(
         restarts_total=status.restarts.total,
         restarts=_restarts(job, status),
         next_restart=_next_restart(status, now) if restarting else "",
-        gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting") else "",
+        gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting", "Restarting") else "",
         groups=status.groups,
         shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups}
         if topology
@@ -171,11 +171,11 @@ def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
 
 
 def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
-    if status.attempt_start_time is None or status.running_time is not None:
+    if (since := starting_since(status)) is None:
         return ""
     limit = job["spec"].get("startupDeadlineSeconds", GRPOJobSpec.model_fields["startup_deadline_seconds"].default)
-    left = limit - (words.since(status.attempt_start_time, now) or 0.0)
-    at = after(status.attempt_start_time, limit)
+    left = limit - (words.since(since, now) or 0.0)
+    at = after(since, limit)
     return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
 
 

@@ -130,7 +130,14 @@ def crd() -> Schema:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.generation.server.elastic.replicas",
+                "statusReplicasPath": ".status.elastic.replicas",
+                "labelSelectorPath": ".status.elastic.selector",
+            },
+        },
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "priority": priority}
             for name, kind, path, priority in _COLUMNS

@@ -66,8 +66,8 @@ class FailurePolicy(Section):
         10,
         ge=0,
         le=86_400,
-        description="Seconds to wait before the first restart; the wait doubles with each counted restart, plus or "
-        "minus 20 percent.",
+        description="Seconds to wait before the first restart; the wait doubles with each counted restart, and with "
+        "each PlacementTimeout in a row, plus or minus 20 percent.",
     )
     max_backoff_seconds: int = Field(600, ge=0, le=86_400, description="Longest wait before a restart, in seconds.")
     on_trainer_failure: Literal["RestartAll", "Fail"] = Field(
@@ -97,7 +97,7 @@ class FailurePolicy(Section):
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
         (),
         description="Exceptions for some failures; the first rule that matches decides. Where none matches, a wrong "
-        "setting (exit code 64) ends the job, and restarts after an eviction, a preemption, the loss of a node or a "
-        "stop with a checkpoint do not count.",
+        "setting (exit code 64) ends the job, and restarts after an eviction, a preemption, the loss of a node, a "
+        "PlacementTimeout or a stop with a checkpoint do not count.",
         json_schema_extra=list_map("name"),
     )

@@ -31,6 +31,45 @@ class GenerationGroup(PodGroup):
     )
 
 
+class ElasticSpec(Section):
+    """How many engines there are now, and may be, while the job runs."""
+
+    RULES = (
+        Rule(
+            "self.replicas <= self.maxReplicas",
+            "replicas must be at most maxReplicas",
+            lambda e: e.replicas <= e.max_replicas,
+            lambda e: e.max_replicas,
+            "self.maxReplicas",
+        ),
+        Rule(
+            "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+            "minReplicas must be at most maxReplicas",
+            lambda e: (e.min_replicas or 1) <= e.max_replicas,
+            lambda e: e.max_replicas,
+            "self.maxReplicas",
+        ),
+    )
+
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Number of engine pods. May change at any time, by an edit, `kubectl scale` or an autoscaler: the "
+        "others go on, new engines get weights at the next push, and what a removed one was sampling goes to others.",
+    )
+    max_replicas: int = Field(
+        ge=1, le=4096, description="Most engine pods that there may be. Can change only while the job is suspended."
+    )
+    min_replicas: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Fewest engine pods. If set, the operator itself changes `replicas`, between minReplicas and "
+        "maxReplicas, to the number with which neither engines nor ranks wait (metric engines/balanced).",
+    )
+
+
 class ServerSpec(Section):
     """vLLM engines on their own pods."""
 
@@ -43,6 +82,11 @@ class ServerSpec(Section):
     groups: Annotated[tuple[GenerationGroup, ...], Field(min_length=1, max_length=32)] = Field(
         description="Groups of engine pods. Groups may differ in GPUs and pod settings.",
         json_schema_extra=list_map("name"),
+    )
+    elastic: ElasticSpec | None = Field(
+        None,
+        description="Lets the number of engines change while the job runs: that of the first group, whose own "
+        "`replicas` then does not count. Needs failurePolicy.onGenerationFailure RestartGeneration.",
     )
     port: int = Field(8000, ge=1024, le=65535, description="HTTP port of each engine.")
     transfer_port: int = Field(

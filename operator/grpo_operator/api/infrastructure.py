@@ -1,4 +1,4 @@
-"""Sections of the spec about devices, trainer pods, the network, the rendezvous and the cache."""
+"""Sections of the spec about devices, trainer pods, their nodes, the network, the rendezvous and the cache."""
 
 from __future__ import annotations
 
@@ -43,6 +43,20 @@ class TrainerSpec(Section):
     )
 
 
+class SchedulingSpec(Section):
+    """How long an attempt of which only some pods have a node keeps what they hold."""
+
+    timeout_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=86400,
+        description="An attempt of which some pods have a node and others find none gives its GPUs back if no other "
+        "pod gets a node for this many seconds, or up to 20 percent less: of two jobs that hold each other's GPUs, one "
+        "then gives way first. The next attempt begins after a wait, which doubles each time (PlacementTimeout). "
+        "Default: rendezvous.timeoutSeconds, after which pods give up on those that are missing.",
+    )
+
+
 class NetworkSpec(Section):
     """Network between nodes."""
 
@@ -79,8 +93,9 @@ class RendezvousSpec(Section):
         600,
         ge=10,
         le=86400,
-        description="Seconds that pods have to find each other, that a collective operation of the ranks may take, and "
-        "that a rank may sample no token while others wait for it. Sampling itself may take any time.",
+        description="Seconds that pods wait for the next one to answer, that ranks wait for the next engine to load, "
+        "that a collective operation of the ranks may take, and that a rank may sample no token while others wait for "
+        "it. Sampling itself may take any time.",
     )
 
 

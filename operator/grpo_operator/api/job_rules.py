@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
 from grpo_operator.api import names
+from grpo_operator.api.generation import ElasticSpec, GenerationSpec, ServerSpec
 
 FROZEN = ("model", "dataset", "rewards", "training", "lora", "storage", "device", "rendezvous")
 FREE_WHILE_SUSPENDED = (
     "trainer",
-    "generation",
     "parallelism",
     "network",
     "image",
@@ -17,22 +20,41 @@ FREE_WHILE_SUSPENDED = (
 )
 FREE = (
     "failurePolicy",
+    "scheduling",
     "suspend",
     "activeDeadlineSeconds",
     "startupDeadlineSeconds",
     "ttlSecondsAfterFinished",
 )
-"""Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes, and
-failurePolicy.onGenerationFailure has a rule of its own."""
+"""Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes;
+failurePolicy.onGenerationFailure and generation have rules of their own."""
 _SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
 
 
-def _unchanged(*fields: str) -> str:
+def _unchanged(*fields: str, section: str = "spec") -> str:
     return " && ".join(
-        f"has(self.spec.{field}) == has(oldSelf.spec.{field}) && "
-        f"(!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
+        f"has(self.{section}.{field}) == has(oldSelf.{section}.{field}) && "
+        f"(!has(self.{section}.{field}) || self.{section}.{field} == oldSelf.{section}.{field})"
         for field in fields
     )
+
+
+def _others(model: type[BaseModel], *but: str) -> list[str]:
+    return [field for name in model.model_fields if (field := to_camel(name)) not in but]
+
+
+# The first alternative holds nearly always, and costs the API server little.
+_GENERATION = "spec.generation"
+_ELASTIC = f"{_GENERATION}.server.elastic"
+_SCALED = " && ".join(
+    [
+        *(f"has({it}.{_GENERATION}.server) && has({it}.{_ELASTIC})" for it in ("self", "oldSelf")),
+        _unchanged(*_others(GenerationSpec, "server"), section=_GENERATION),
+        _unchanged(*_others(ServerSpec, "elastic"), section=f"{_GENERATION}.server"),
+        _unchanged(*_others(ElasticSpec, "replicas", "minReplicas"), section=_ELASTIC),
+    ]
+)
+_SAME_GENERATION = f"({_unchanged('generation')}) || ({_SCALED})"
 
 
 _GROUPS = (
@@ -69,6 +91,11 @@ ROOT_RULES = (
         "message": "failurePolicy.onGenerationFailure can change to or from RestartGeneration only while the job is "
         "suspended, because ranks learn from their attempt's contract whether they wait for engines; set suspend to "
         "true and wait for the condition Suspended first",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || {_SAME_GENERATION}",
+        "message": "of generation, only replicas and minReplicas of server.elastic can change while the job is not "
+        "suspended; set suspend to true and wait for the condition Suspended first",
     },
     {
         "rule": _unchanged("managedBy"),

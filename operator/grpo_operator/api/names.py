@@ -40,6 +40,9 @@ PATHS = {
 }
 """API path of each kind, with a placeholder for the namespace."""
 
+WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
+"""Kinds of which the operator watches all objects that carry its label."""
+
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
 """Kinds of objects that the operator creates for a job, and deletes when the job no longer needs them."""
 
@@ -51,6 +54,11 @@ label has at most 63 characters (kubernetes#64023)."""
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_FORM = "metadata.name must start with a letter and contain only a-z, 0-9 and -: a Service gets this name"
+
+
+def api_version(kind: str) -> str:
+    """Return the apiVersion of a kind: "apps/v1"."""
+    return PATHS[kind].removeprefix("/apis/").removeprefix("/api/").partition("/namespaces/")[0]
 
 
 class Role(StrEnum):

@@ -14,7 +14,14 @@ from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.faults import explain
 from grpo_operator.api.generation import GenerationSpec
-from grpo_operator.api.infrastructure import CacheSpec, DeviceConfig, NetworkSpec, RendezvousSpec, TrainerSpec
+from grpo_operator.api.infrastructure import (
+    CacheSpec,
+    DeviceConfig,
+    NetworkSpec,
+    RendezvousSpec,
+    SchedulingSpec,
+    TrainerSpec,
+)
 from grpo_operator.api.pod_template import PodGroup, PodTemplate
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.schema import Rule
@@ -94,12 +101,44 @@ class GRPOJobSpec(TrainerConfig):
             "self.rendezvous.timeoutSeconds",
         ),
         Rule(
+            "!has(self.scheduling) || !has(self.scheduling.timeoutSeconds) || "
+            "self.scheduling.timeoutSeconds <= self.rendezvous.timeoutSeconds",
+            "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
+            "those that have no node",
+            lambda s: (s.scheduling.timeout_seconds or 0) <= s.rendezvous.timeout_seconds,
+            lambda s: s.rendezvous.timeout_seconds,
+            "self.rendezvous.timeoutSeconds",
+        ),
+        Rule(
             "self.failurePolicy.onGenerationFailure != 'RestartGeneration' || self.generation.topology == 'Server'",
             "failurePolicy.onGenerationFailure RestartGeneration needs topology Server, where engines have their own "
             "pods; use RestartAll otherwise",
             lambda s: (
                 s.failure_policy.on_generation_failure != "RestartGeneration"
                 or s.generation.topology is Topology.SERVER
+            ),
+        ),
+        Rule(
+            "!has(self.generation.server) || !has(self.generation.server.elastic) || "
+            "self.failurePolicy.onGenerationFailure == 'RestartGeneration'",
+            "generation.server.elastic needs failurePolicy.onGenerationFailure RestartGeneration, with which ranks go "
+            "on when an engine leaves",
+            lambda s: (
+                s.generation.server is None
+                or s.generation.server.elastic is None
+                or s.failure_policy.on_generation_failure == "RestartGeneration"
+            ),
+        ),
+        Rule(
+            "!has(self.generation.server) || !has(self.generation.server.elastic) || "
+            "!has(self.generation.server.elastic.minReplicas) || self.training.maxStaleness > 0",
+            "generation.server.elastic.minReplicas needs training.maxStaleness of at least 1: with 0, ranks and "
+            "engines take turns, and no number of engines balances them",
+            lambda s: (
+                s.generation.server is None
+                or s.generation.server.elastic is None
+                or s.generation.server.elastic.min_replicas is None
+                or s.training.max_staleness > 0
             ),
         ),
     )
@@ -115,6 +154,9 @@ class GRPOJobSpec(TrainerConfig):
     trainer: TrainerSpec = Field(description="Pods that train.")
     generation: GenerationSpec = Field(
         default_factory=GenerationSpec, description="Which engine generates completions, and where."
+    )
+    scheduling: SchedulingSpec = Field(
+        default_factory=SchedulingSpec, description="How the pods of an attempt find nodes together."
     )
     network: NetworkSpec = Field(default_factory=NetworkSpec, description="Network between nodes.")
     rendezvous: RendezvousSpec = Field(
@@ -145,7 +187,8 @@ class GRPOJobSpec(TrainerConfig):
         86_400,
         ge=1,
         le=31_536_000,
-        description="The job fails if not all pods of an attempt are ready this many seconds after it began.",
+        description="The job fails if not all pods of an attempt are ready this many seconds after it began. Attempts "
+        "that end with PlacementTimeout do not reset the count.",
     )
     ttl_seconds_after_finished: int | None = Field(
         None,

@@ -105,7 +105,7 @@ class Failure(StatusSection):
     """The failure that ended an attempt, or that replaced an engine."""
 
     pod: str | None = Field(
-        None, max_length=253, description="Pod that failed first; absent if a deadline ended the job."
+        None, max_length=253, description="Pod that failed first; absent if a deadline ended the attempt or the job."
     )
     role: str | None = Field(None, max_length=16, description="Role of the pod: trainer or generation.")
     node: str | None = Field(None, max_length=253, description="Node that the pod ran on.")
@@ -148,6 +148,12 @@ class ProgressStatus(StatusSection):
     tokens_per_second: float | None = Field(
         None, description="Completion tokens generated and trained per second, in the last step."
     )
+    advice: str | None = Field(
+        None,
+        max_length=512,
+        description="Whether ranks wait for engines or engines for ranks, and what would balance them; absent while it "
+        "is unknown, and if neither waits long.",
+    )
     weight_version: int | None = Field(None, description="Version of the weights that generation uses.")
     checkpoint_step: int | None = Field(None, description="Step of the newest checkpoint.")
     time: Time = Field(description="Time when the operator read this progress.")
@@ -163,10 +169,25 @@ class ProgressStatus(StatusSection):
             reward=None if progress.reward is None else round(progress.reward, 4),
             metrics=rounded,
             tokens_per_second=None if progress.tokens_per_second is None else round(progress.tokens_per_second, 1),
+            advice=progress.advice,
             weight_version=progress.weight_version,
             checkpoint_step=progress.checkpoint_step,
             time=now,
         )
+
+
+class PlacementStatus(StatusSection):
+    """How many pods of the current attempt have a node, while others have none."""
+
+    placed: int = Field(description="Number of pods that have a node; the largest so far in this attempt.")
+    since: Time = Field(description="Time when this number was reached; scheduling.timeoutSeconds counts from it.")
+
+
+class PlacementTimeouts(StatusSection):
+    """Attempts in a row that ended because only some of their pods found a node."""
+
+    total: int = Field(description="Number of these attempts; the wait before the next attempt doubles with each.")
+    since: Time = Field(description="Time when the first of them began; startupDeadlineSeconds counts from it.")
 
 
 class Summary(StatusSection):
@@ -180,6 +201,13 @@ class Summary(StatusSection):
     )
     reason: str = Field("", max_length=128, description="Why the job is in this phase, as one word.")
     message: str = Field("", max_length=32768, description="Why the job is in this phase, as a sentence.")
+
+
+class ElasticStatus(StatusSection):
+    """The engine pods whose number may change, for `kubectl scale` and autoscalers."""
+
+    replicas: int = Field(description="Number of pods that exist.")
+    selector: str = Field(max_length=256, description="Labels of these pods.")
 
 
 class GRPOJobStatus(StatusSection):
@@ -200,6 +228,14 @@ class GRPOJobStatus(StatusSection):
     )
     attempt_start_time: Time | None = Field(None, description="Time when the current attempt began.")
     running_time: Time | None = Field(None, description="Time when all pods of the current attempt were first ready.")
+    placement: PlacementStatus | None = Field(
+        None, description="Set while the current attempt has not run, and some of its pods have a node and others none."
+    )
+    placement_timeouts: PlacementTimeouts | None = Field(
+        None,
+        description="Attempts in a row that ended because only some of their pods found a node; absent once an attempt "
+        "runs.",
+    )
     restarts: Restarts = Field(
         default_factory=Restarts, description="Number of restarts of the whole job and of single engines."
     )
@@ -227,6 +263,9 @@ class GRPOJobStatus(StatusSection):
     )
     members: Annotated[tuple[MemberStatus, ...], Field(max_length=8192)] = Field(
         (), description="Pods of the current attempt."
+    )
+    elastic: ElasticStatus | None = Field(
+        None, description="The pods of generation.server.elastic; absent if the spec does not have it."
     )
     last_failure: Failure | None = Field(None, description="The most recent failure.")
     progress: ProgressStatus | None = Field(None, description="The last progress that rank 0 reported.")

@@ -146,13 +146,13 @@ def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:
 def find_hang(
     status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
 ) -> Failure | None:
-    """Return a failure if all pods are ready and no rank makes progress; its message says the phase of every rank.
+    """Return a failure if all needed pods are ready and no rank makes progress; its message says each rank's phase.
 
     Ranks that wait for an engine to return do not hang.
     """
     member = topology.members[0]
     master = reports.get(member.pod)
-    if not all(name in observed.pods and observed.pods[name].ready for name in topology.pods):
+    if not all(name in observed.pods and observed.pods[name].ready for name in topology.needed_pods):
         return None
     if status.running_time is None or master is None or not all(seems_hung(one, policy) for one in reports.values()):
         return None

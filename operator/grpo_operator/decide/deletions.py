@@ -1,4 +1,4 @@
-"""Which pods the operator deletes itself, which of them by force, and which one does not end. Pure."""
+"""Which objects the operator deletes itself, which pods by force, and which one does not end. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import node_lost_since, seconds_between
+from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed, ObservedPod, has_no_set
 from grpo_operator.layout.topology import Job
 
 OVERSTAY_SECONDS = 60
@@ -19,26 +21,33 @@ HELD_SECONDS = 1800
 lost. A process or a volume may still be in use there, so that a person should have had the time to look."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Deletion:
-    """A pod to delete, by UID: never another pod of the same name."""
+    """An object to delete, by UID: never another one of the same name."""
 
-    pod: str
+    kind: str
+    name: str
     uid: str
-    force: bool  # without waiting for its kubelet
+    force: bool = False  # without waiting for the pod's kubelet
 
 
 def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> tuple[Deletion, ...]:
-    """Return the pods that no controller deletes: on a lost node, of an earlier attempt, or engines to be replaced."""
+    """Return the objects that no controller deletes.
+
+    Those are pods on a lost node or of an earlier attempt, engines to be replaced, pods that should end although their
+    StatefulSet was replaced, and what an earlier job abandoned.
+    """
     replaced = {member.uid for member in status.members if member.replacing}
+    sets = {child.uid for child in observed.children if child.kind == "StatefulSet"}
+    ends = is_terminal(status) or is_between_attempts(status)
     deletions = []
     for pod in observed.pods.values():
         if pod.deletion_time is None:
-            if pod.uid in replaced or pod.attempt != status.attempt:
-                deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=False))
+            if pod.uid in replaced or pod.attempt != status.attempt or (ends and has_no_set(pod, sets)):
+                deletions.append(Deletion("Pod", pod.name, pod.uid))
         elif _is_given_up(pod, observed, job.spec.failure_policy, now):
-            deletions.append(Deletion(pod=pod.name, uid=pod.uid, force=True))
-    return tuple(deletions)
+            deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
+    return (*deletions, *(Deletion(kind, name, uid) for kind, name, uid in observed.abandoned))
 
 
 def describe_held(observed: Observed, policy: FailurePolicy, now: str) -> str | None:

@@ -54,7 +54,7 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
     failure = new.last_failure
     continues = not (is_terminal(new) or holds(new, Condition.RESTARTING))
     if failure is not None and failure != old.last_failure and continues:
-        message = f"{lifecycle.describe(failure)}; only this engine is recreated, the trainer waits for it"
+        message = f"{lifecycle.describe(failure)}; only this engine is recreated, and no trainer pod"
         events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=message))
     if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
         consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"

@@ -12,7 +12,7 @@ from grpo_operator.api.status import Failure, Restarts
 from grpo_workload.spec.contract import ExitCode
 from grpo_workload.spec.reasons import Reason
 
-FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED})
+FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLACEMENT_TIMEOUT})
 """Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so."""
 
 MAX_HALVINGS = 3
@@ -54,6 +54,8 @@ def _decide(policy: FailurePolicy, failure: Failure, halvings: int) -> Decision:
     field = "onGenerationFailure" if failure.role == Role.GENERATION else "onTrainerFailure"
     action = policy.on_generation_failure if failure.role == Role.GENERATION else policy.on_trainer_failure
     why = f"failurePolicy.{field} is {action}"
+    if failure.reason == Reason.PLACEMENT_TIMEOUT:
+        action, why = "RestartAll", "no pod has failed"
     counted = failure.reason not in FREE and not halves_micro_batches(failure, halvings)
     rule = next((rule for rule in policy.rules if _matches(rule, failure)), None)
     if rule is not None:
@@ -79,8 +81,20 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
     )
 
 
-def backoff_seconds(policy: FailurePolicy, counted: int, uid: str, total: int) -> int:
-    """Return the seconds to wait before a restart, after `counted` earlier ones; `uid` and `total` seed the jitter."""
-    wait = min(float(policy.max_backoff_seconds), policy.backoff_seconds * 2.0 ** min(counted, 30))
-    digest = hashlib.sha256(f"{uid}/{total}".encode()).digest()
-    return round(wait * (1 - JITTER + 2 * JITTER * digest[0] / 255))
+def backoff_seconds(policy: FailurePolicy, earlier: int, uid: str, total: int) -> int:
+    """Return the seconds to wait before a restart, after `earlier` ones that doubled the wait.
+
+    `uid` and `total` seed the jitter.
+    """
+    wait = min(float(policy.max_backoff_seconds), policy.backoff_seconds * 2.0 ** min(earlier, 30))
+    return round(wait * (1 - JITTER + 2 * JITTER * _share(uid, total)))
+
+
+def placement_seconds(limit: int, uid: str, attempt: int) -> int:
+    """Return how long an attempt may be placed in part: at most `limit` seconds, less its jitter."""
+    return max(1, round(limit * (1 - JITTER * _share(uid, attempt))))
+
+
+def _share(uid: str, number: int) -> float:
+    """Return a number from 0 to 1 that differs from job to job and from time to time, but not from pass to pass."""
+    return hashlib.sha256(f"{uid}/{number}".encode()).digest()[0] / 255

@@ -10,12 +10,19 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from grpo_operator.api.names import Condition, Role, child_name
-from grpo_operator.api.status import AvoidedNode, Failure, GRPOJobStatus, MemberStatus, Restarts
+from grpo_operator.api.status import (
+    AvoidedNode,
+    Failure,
+    GRPOJobStatus,
+    MemberStatus,
+    PlacementTimeouts,
+    Restarts,
+)
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, holds
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
-from grpo_operator.layout.topology import smaller_micro_batches
+from grpo_operator.layout.contracts import smaller_micro_batches
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
 
@@ -43,6 +50,7 @@ def suspend(draft: Draft, pods: Iterable[str]) -> None:
     """Stop the deadline's clock and set `Suspended`. `pods`: the names of those that exist."""
     if not holds(draft.status, Condition.SUSPENDED):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
+        draft.update(placement_timeouts=None)
         draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
     stay_suspended(draft, pods)
 
@@ -72,9 +80,13 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
     if decision.action == "RestartGeneration":
         _replace_engine(draft, failure)
         return decision
-    wait = backoff_seconds(policy, restarts.counted if decision.counted else 0, draft.job.uid, restarts.total)
-    at = after(draft.now, wait)
+    earlier = restarts.counted if decision.counted else 0
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
+    if failure.reason == Reason.PLACEMENT_TIMEOUT:
+        timeouts = _count_placement_timeout(draft)
+        earlier = timeouts.total - 1
+        count += f"; {timeouts.total} in a row since {timeouts.since}" if earlier else ""
+    at = after(draft.now, backoff_seconds(policy, earlier, draft.job.uid, restarts.total))
     if halves_micro_batches(failure, halvings):
         smaller = smaller_micro_batches(draft.job.spec.training, halvings + 1)
         count += f"; micro-batches are halved, to {smaller.max_tokens_per_micro_batch} tokens"
@@ -82,6 +94,13 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
     draft.update(next_restart_time=at)
     _announce_restart(draft, failure, count, at)
     return decision
+
+
+def _count_placement_timeout(draft: Draft) -> PlacementTimeouts:
+    old, began = draft.status.placement_timeouts, draft.status.attempt_start_time or draft.now
+    new = PlacementTimeouts(total=old.total + 1 if old else 1, since=old.since if old else began)
+    draft.update(placement_timeouts=new)
+    return new
 
 
 def correct_cause(draft: Draft, failure: Failure | None) -> None:
@@ -171,23 +190,35 @@ def passed_deadline(draft: Draft) -> Failure | None:
             f"the job has been active for {active} s; spec.activeDeadlineSeconds is {spec.active_deadline_seconds}"
         )
         return Failure(reason=Reason.DEADLINE_EXCEEDED, message=message, time=draft.now, attempt=status.attempt or 0)
-    if is_between_attempts(status) or status.running_time is not None or status.attempt_start_time is None:
+    since = starting_since(status)
+    if since is None or (waited := seconds_between(since, draft.now)) < spec.startup_deadline_seconds:
         return None
-    waited = seconds_between(status.attempt_start_time, draft.now)
-    if waited < spec.startup_deadline_seconds:
-        return None
-    obstacle = next(
-        (c for kind in (Condition.SCHEDULED, Condition.RUNNING) if (c := find(status, kind)) and c.status != "True"),
-        None,
-    )
-    why = f"; {obstacle.reason}: {obstacle.message}" if obstacle else ""
-    message = f"attempt {status.attempt} is not running after {waited:.0f} s (spec.startupDeadlineSeconds){why}"
+    message = f"attempt {status.attempt} is not running after {waited:.0f} s (spec.startupDeadlineSeconds)"
+    if status.placement_timeouts is not None:
+        message += f", and {status.placement_timeouts.total} attempts found nodes for only some of their pods"
+    message += _obstacle(status)
     return Failure(
         reason=Reason.STARTUP_DEADLINE_EXCEEDED,
         message=clip(message, 4096),
         time=draft.now,
         attempt=status.attempt or 0,
     )
+
+
+def starting_since(status: GRPOJobStatus) -> str | None:
+    """Return the time from which startupDeadlineSeconds counts, or None while it does not count."""
+    if status.placement_timeouts is not None:
+        return status.placement_timeouts.since
+    return None if is_between_attempts(status) or status.running_time is not None else status.attempt_start_time
+
+
+def _obstacle(status: GRPOJobStatus) -> str:
+    """Say what keeps the current attempt from running, or ended the last one."""
+    if is_between_attempts(status):
+        return f"; {describe(status.last_failure)}" if status.last_failure else ""
+    kinds = (Condition.SCHEDULED, Condition.RUNNING)
+    obstacles = [c for kind in kinds if (c := find(status, kind)) is not None and c.status != "True"]
+    return f"; {obstacles[0].reason}: {obstacles[0].message}" if obstacles else ""
 
 
 def active_seconds(status: GRPOJobStatus, now: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class ObservedPod:
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
+    controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,9 @@ class Observed:
     foreign: tuple[str, ...] = ()
     """Objects that an earlier job of the same name left behind: kind/name."""
 
+    abandoned: tuple[tuple[str, str, str], ...] = ()
+    """Those of them whose owner no longer exists and that nobody is deleting: kind, name and UID."""
+
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Since when a node is not ready, by its name; only nodes that were read."""
 
@@ -76,28 +80,78 @@ class Observed:
     """Nodes that were read and are not lost."""
 
 
-def observe(uid: str, *, pods: Iterable[Object], others: Iterable[Object], gone: Iterable[Object] = ()) -> Observed:
+_KEPT_METADATA = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences", "deletionTimestamp")
+
+
+def observe(
+    uid: str,
+    *,
+    pods: Iterable[tuple[str, ObservedPod]],
+    others: Iterable[tuple[str, Child]] = (),
+    gone: Iterable[ObservedPod] = (),
+) -> Observed:
     """Sort objects that carry the job's label into those of the job with this UID and those of an earlier job of the
     same name.
 
-    `gone`: the final state of the job's pods that were just deleted.
+    Each object comes after the UID of its job. `gone`: the final state of the job's pods that were just deleted.
     """
-    own: dict[str, ObservedPod] = {}
-    children: list[Child] = []
-    foreign: list[str] = []
-    for pod in pods:
-        if _labels(pod).get(names.LABEL_JOB_UID) == uid:
-            own[pod["metadata"]["name"]] = read_pod(pod)
-        else:
-            foreign.append(f"pod/{pod['metadata']['name']}")
-    for child in others:
-        metadata = child["metadata"]
-        if _labels(child).get(names.LABEL_JOB_UID) == uid:
-            children.append(Child(kind=child["kind"], name=metadata["name"], uid=metadata["uid"], raw=dict(child)))
-        else:
-            foreign.append(f"{child['kind'].lower()}/{metadata['name']}")
-    last = {pod["metadata"]["uid"]: read_pod(pod) for pod in gone}
-    return Observed(pods=own, gone=last, children=tuple(children), foreign=tuple(foreign))
+    pods, others = list(pods), list(others)
+    strangers = [pod for owner, pod in pods if owner != uid]
+    foreign = [child for owner, child in others if owner != uid]
+    sets = {child.uid for _, child in others if child.kind == "StatefulSet"}
+    return Observed(
+        pods={pod.name: pod for owner, pod in pods if owner == uid},
+        gone={pod.uid: pod for pod in gone},
+        children=tuple(child for owner, child in others if owner == uid),
+        foreign=(
+            *(f"pod/{pod.name}" for pod in strangers),
+            *(f"{child.kind.lower()}/{child.name}" for child in foreign),
+        ),
+        abandoned=(
+            *(("Pod", pod.name, pod.uid) for pod in strangers if has_no_set(pod, sets)),
+            *((child.kind, child.name, child.uid) for child in foreign if _is_abandoned(child, uid)),
+        ),
+    )
+
+
+def _is_abandoned(child: Child, uid: str) -> bool:
+    """Whether nothing will delete an object of an earlier job, because its owner was replaced by one of the same name.
+
+    Garbage collection takes the two for one object if its watch was interrupted meanwhile, as by a restart of the API
+    server. A name has one object at a time, so an owner of the job's name and another UID no longer exists.
+    """
+    metadata = child.raw["metadata"]
+    owner = controller_of(child.raw)
+    is_of_the_name = (owner.get("kind"), owner.get("name")) == (names.KIND, _labels(child.raw).get(names.LABEL_JOB))
+    return is_of_the_name and owner.get("uid") != uid and "deletionTimestamp" not in metadata
+
+
+def has_no_set(pod: ObservedPod, sets: Collection[str]) -> bool:
+    """Whether a pod's StatefulSet is none of those that exist (UIDs), so that nothing will delete the pod."""
+    return pod.deletion_time is None and pod.controller not in ("", *sets)
+
+
+def controller_of(child: Object) -> Object:
+    """Return the owner reference of an object's controller, empty if it has none."""
+    return next((ref for ref in mappings(child["metadata"].get("ownerReferences")) if ref.get("controller")), {})
+
+
+def owner_of(child: Object) -> str:
+    """Return the UID of an object's job by its label, "" if it has none."""
+    return text(_labels(child).get(names.LABEL_JOB_UID))
+
+
+def read_pods(pods: Iterable[Object]) -> list[tuple[str, ObservedPod]]:
+    """Read pods, each after the UID of its job."""
+    return [(owner_of(pod), read_pod(pod)) for pod in pods]
+
+
+def read_child(kind: str, child: Object) -> Child:
+    """Read a child other than a pod, without what changes although nothing does that the operator wrote."""
+    said = {name: child["metadata"][name] for name in _KEPT_METADATA if name in child["metadata"]}
+    rest = {name: value for name, value in child.items() if name not in ("metadata", "status")}
+    raw = rest | {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}
+    return Child(kind=kind, name=said["name"], uid=said["uid"], raw=raw)
 
 
 def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
@@ -150,6 +204,7 @@ def read_pod(pod: Object) -> ObservedPod:
         disruption=_disruption(status),
         evicted_by_taint=_condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(metadata, container),
+        controller=text(controller_of(pod).get("uid")),
     )
 
 

@@ -15,17 +15,20 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import attempts, lifecycle
 from grpo_operator.decide.blame import (
+    EFFECTS,
     Reports,
     find_failure,
     find_hang,
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import Draft, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, find, holds, is_terminal
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.placement import find_placement_timeout, held_groups
 from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
+from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
 
@@ -36,8 +39,9 @@ CALM_SECONDS = 10.0
 """Seconds to the next pass while all pods are ready, none is being deleted and steps are reported: a change of a pod
 wakes the job anyway, and progress is not written more often than this."""
 
-RETRY_SECONDS = 10.0
-"""Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken."""
+RETRY_SECONDS, LAST_RETRY_SECONDS = 10.0, 60.0
+"""Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken. The
+longer it stays refused, the rarer its passes."""
 
 
 class Mode(StrEnum):
@@ -62,8 +66,10 @@ class Plan:
 
     status: GRPOJobStatus
     mode: Mode = Mode.KEEP
+    held: frozenset[str] = frozenset()  # StatefulSets that must wait until others' pods have nodes
     deletions: tuple[Deletion, ...] = ()
     delete_job: bool = False
+    scale: Scale | None = None  # to write into the spec
     requeue_after: float | None = None  # seconds until the next pass; None: only when something changes
     events: tuple[Event, ...] = ()
 
@@ -112,7 +118,9 @@ def plan(
     return Plan(
         status=new,
         mode=_mode(new, topology, observed),
+        held=held_groups(draft, topology, observed),
         deletions=find_deletions(job, new, observed, now),
+        scale=find_scale(job, topology, new, observed),
         requeue_after=_requeue(job, new, observed, reports, now, obstacle),
         events=events_between(status, new, job),
     )
@@ -161,9 +169,11 @@ def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Act on the failure or hang of the attempt that runs."""
+    """Act on what ends the attempt: a failure, GPUs that are held in vain, or a hang."""
     policy = draft.job.spec.failure_policy
     failure = find_failure(draft.status, observed, policy, draft.now)
+    if failure is None or failure.exit_code in EFFECTS:  # launchers also end because others have no node
+        failure = find_placement_timeout(draft, topology, observed) or failure
     if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
         failure = None
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
@@ -188,10 +198,10 @@ def _requeue(
     left = None if deadline is None else max(0.2, deadline - lifecycle.active_seconds(status, now))
     if obstacle is not None:
         # Only a change of the spec mends it, but the clock of a job that has run goes on.
-        most = None if obstacle.reason == Reason.INVALID_SPEC else RETRY_SECONDS
+        most = None if obstacle.reason == Reason.INVALID_SPEC else _retry_seconds(status, now)
         return most if left is None or status.active_since is None else min(most or left, left)
     if holds(status, Condition.SUSPENDED):
-        return CALM_SECONDS
+        return CALM_SECONDS if observed.pods else None
     if status.next_restart_time is not None:
         return min(
             POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
@@ -204,3 +214,9 @@ def _requeue(
     calm = holds(status, Condition.RUNNING) and not is_ending and (has_stepped or not reports)
     most = CALM_SECONDS if calm else POLL_SECONDS
     return most if left is None else min(most, left)
+
+
+def _retry_seconds(status: GRPOJobStatus, now: str) -> float:
+    refused = find(status, Condition.ACCEPTED)
+    waited = 0.0 if refused is None else seconds_between(refused.last_transition_time, now)
+    return min(max(RETRY_SECONDS, waited / 10), LAST_RETRY_SECONDS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import (
     Disruption,
+    ElasticStatus,
     GroupStatus,
     GRPOJobStatus,
     MemberOutcome,
@@ -18,6 +20,7 @@ from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_betwee
 from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
 from grpo_operator.layout.topology import Topology
 from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.lenient import clip
@@ -34,11 +37,13 @@ PROGRESS_SECONDS = 10
 
 
 def record(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Record members, progress and groups: some of it can be seen only now."""
+    """Record members, progress, groups and placement: some of it can be seen only now."""
     runs = is_running_undisturbed(draft.job, draft.status)
     draft.update(members=_members(topology, draft.status, observed, runs=runs))
     _read_progress(draft, topology, observed, reports)
     observe_groups(draft, topology, observed)
+    if runs:
+        record_placement(draft, topology, observed)
 
 
 def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
@@ -57,7 +62,9 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
     for group in topology.groups:
         for name in group.pods:
             pod, old = observed.pods.get(name), known.get(name)
-            if pod is not None and pod.attempt == status.attempt:
+            # An elastic engine that was removed and added again: its old pod still ends, which is no failure.
+            is_leaving = old is None and pod is not None and pod.deletion_time and name not in group.needed_pods
+            if pod is not None and pod.attempt == status.attempt and not is_leaving:
                 old = _seen(old, pod, group.role, runs=runs)
             if old is not None and old.uid in observed.gone:
                 old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
@@ -111,18 +118,27 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
 def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
     """Record how many pods each group has and how many are ready."""
     incarnations = {group.name: group.incarnation for group in draft.status.groups}
-    pods = [pod for pod in observed.pods.values() if pod.attempt == draft.status.attempt]
+    ready = {pod.name for pod in observed.pods.values() if pod.ready and pod.attempt == draft.status.attempt}
     groups = tuple(
         GroupStatus(
             name=group.name,
             role=group.role,
             desired=group.spec.replicas,
-            ready=sum(pod.ready for pod in pods if pod.name in group.pods),
+            ready=len(ready & set(group.pods)),
             incarnation=incarnations.get(group.name, 0),
         )
         for group in topology.groups
     )
-    draft.update(groups=groups)
+    draft.update(groups=groups, elastic=_elastic_status(draft, topology, observed))
+
+
+def _elastic_status(draft: Draft, topology: Topology, observed: Observed) -> ElasticStatus | None:
+    group = next((group for group in topology.groups if group.most is not None), None)
+    if group is None:
+        return None
+    selector = f"{names.LABEL_JOB_UID}={draft.job.uid},{names.LABEL_GROUP}={group.name}"
+    existing = sum(pod.group == group.name for pod in observed.pods.values())
+    return ElasticStatus(replicas=existing, selector=selector)
 
 
 def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
@@ -137,6 +153,7 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
         reason, message = _why_none_runs(draft.status)
         draft.set(Condition.SCHEDULED, False, reason, message)
         draft.set(Condition.RUNNING, False, reason, message)
+        draft.update(placement=None)
         if not observed.pods:
             draft.clear(Condition.HUNG, reason, message)
 
@@ -150,28 +167,9 @@ def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
 
 
 def _observe_running(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    expected, attempt = topology.pods, draft.status.attempt
-    pods = [
-        observed.pods[name] for name in expected if name in observed.pods and observed.pods[name].attempt == attempt
-    ]
-    unschedulable = next((pod for pod in pods if pod.unschedulable), None)
-    waiting = [pod.name for pod in pods if pod.node is None]
-    if len(pods) < len(expected):
-        missing = next(name for name in expected if name not in {pod.name for pod in pods})
-        hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
-        why = f"{len(pods)} of {len(expected)} pods exist; {missing} is missing ({hint})"
-        draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_PODS, why)
-    elif unschedulable is not None:
-        draft.set(
-            Condition.SCHEDULED, False, Reason.UNSCHEDULABLE, f"pod {unschedulable.name}: {unschedulable.unschedulable}"
-        )
-    elif waiting:
-        draft.set(
-            Condition.SCHEDULED,
-            False,
-            Reason.WAITING_FOR_PODS,
-            f"{len(waiting)} pods wait for the scheduler; the first is {waiting[0]}",
-        )
+    pods = pods_of_attempt(draft, topology, observed)
+    if (obstacle := find_obstacle(topology, pods)) is not None:
+        draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
     running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
@@ -179,15 +177,15 @@ def _observe_running(draft: Draft, topology: Topology, observed: Observed, repor
     if running:
         draft.clear(Condition.HUNG, Reason.STEPPING, "the ranks run again")
         if draft.status.running_time is None:
-            draft.update(running_time=draft.now)
+            draft.update(running_time=draft.now, placement_timeouts=None)
 
 
 def _running(
     draft: Draft, topology: Topology, pods: list[ObservedPod], observed: Observed, progress: Progress | None
 ) -> tuple[bool, str, str]:
-    expected, ready = len(topology.pods), sum(pod.ready for pod in pods)
+    expected, ready = len(topology.needed_pods), sum(pod.ready for pod in pods)
     if ready == expected:
-        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready"
+        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready{_elastic(topology, observed)}"
     silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
     if silent:
         return False, Reason.NODE_NOT_READY, _not_ready(silent, observed, draft)
@@ -206,6 +204,20 @@ def _running(
     fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
     more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""
     return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
+
+
+def _elastic(topology: Topology, observed: Observed) -> str:
+    """Say how many pods are ready of those that the job does not need, and what the first other one waits for."""
+    wanted = topology.elastic_pods
+    late = [name for name in wanted if name not in observed.pods or not observed.pods[name].ready]
+    more = f", and {len(wanted) - len(late)} of {len(wanted)} elastic ones" if wanted else ""
+    if not late:
+        return more
+    if (pod := observed.pods.get(late[0])) is None:
+        return f"{more}; {late[0]} does not exist yet"
+    if pod.unschedulable or pod.node is None:
+        return f"{more}; {pod.name} has no node: {pod.unschedulable or 'it waits for the scheduler'}"
+    return f"{more}; {pod.name} on node {pod.node}: {pod.waiting or 'its engine loads'}"
 
 
 def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> str:

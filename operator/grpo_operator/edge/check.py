@@ -13,7 +13,8 @@ import aiohttp
 
 from grpo_operator.api import names
 from grpo_operator.api.crd import crd
-from grpo_operator.edge.cluster import Cluster, configure
+from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.transport import Transport, configure
 from grpo_operator.metrics.instruments import Instruments
 
 Schema = dict[str, Any]
@@ -39,7 +40,7 @@ def missing_fields(served: Schema) -> list[str]:
 
 async def check(namespace: str, selector: str, port: int, seconds: float) -> list[str]:
     """Return what is wrong, one line each. Checks again every second until nothing is wrong, for at most `seconds`."""
-    cluster = Cluster(await configure(), Instruments())
+    cluster = Cluster(Transport(await configure(), Instruments()))
     try:
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -81,6 +82,7 @@ async def _ask(address: str, port: int) -> str | None:
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}/healthz"
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session, session.get(url) as answer:
-            return None if answer.status == 200 else f"the operator answers {answer.status} on {url}"
+            said = (await answer.text()).strip()
+            return None if answer.status == 200 else f"the operator answers {answer.status} on {url}: {said}"
     except (aiohttp.ClientError, TimeoutError) as error:
         return f"the operator does not answer on {url}: {type(error).__name__} {error}"

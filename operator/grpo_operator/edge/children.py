@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
-from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observe import Child, Observed, controller_of
 from grpo_operator.decide.plan import Mode, Plan
-from grpo_operator.edge.cluster import Cluster, Object
+from grpo_operator.edge.applied import Applied
+from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.transport import Object
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology
 
@@ -24,42 +28,115 @@ def doing(what: str) -> Iterator[None]:
         raise
 
 
-async def change_children(
-    cluster: Cluster, job: Job, topology: Topology, observed: Observed, decided: Plan, *, policies: bool
-) -> None:
-    """Delete pods. While an attempt runs, apply its children and delete those that it does not want.
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What separates a job's children from a plan."""
 
-    Otherwise stop the groups, which does not depend on the spec.
+    plan: Plan
+    stops: Sequence[Child] = ()
+    applies: Sequence[Object] = ()
+    removals: Sequence[Child] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.stops or self.applies or self.removals or self.plan.deletions or self.plan.delete_job)
+
+
+def find_changes(
+    job: Job, topology: Topology, observed: Observed, decided: Plan, applied: Applied, *, policies: bool
+) -> Changes:
+    """Return what to change. While an attempt runs, its children are applied, and those that it does not want deleted.
+
+    Otherwise groups are stopped, which does not depend on the spec.
     """
-    for pod in decided.deletions:
-        await cluster.delete("Pod", job.namespace, pod.pod, pod.uid, force=pod.force)
-    if decided.delete_job:
-        await cluster.delete(names.KIND, job.namespace, job.name, job.uid)
-    sets = [child.raw for child in observed.children if child.kind == "StatefulSet"]
-    await stop_groups(cluster, job, sets, decided.mode)
+    stops = groups_to_stop(observed.children, decided.mode)
     if decided.mode != Mode.RUN or decided.status.attempt is None or job.fault is not None:
-        return
+        return Changes(decided, stops)
     avoid = [node.name for node in decided.status.avoid_nodes]
     with doing("building the job's objects"):
         wanted = manifests(job, topology, decided.status.attempt, avoid, policies=policies)
-    seen = {(child.kind, child.name): child.raw for child in observed.children}
-    for manifest in wanted:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        with doing(f"applying {kind} {name}"):
-            await cluster.apply(manifest, seen=seen.get((kind, name)))
+    seen = {(child.kind, child.name): child for child in observed.children}
+    places = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted]
+    applies = [
+        manifest
+        for place, manifest in zip(places, wanted, strict=True)
+        if ((child := seen.get(place)) is None or not applied.is_in_force(manifest, child.raw))
+        and not (place[0] == "StatefulSet" and place[1] in decided.held)
+    ]
     # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
     # switched off.
-    kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
-    for child in observed.children:
-        if (child.kind, child.name) not in kept:
-            await cluster.delete(child.kind, job.namespace, child.name, child.uid)
+    removals = [child for child in observed.children if (child.kind, child.name) not in places]
+    return Changes(decided, stops, applies, removals)
 
 
-async def stop_groups(cluster: Cluster, job: Job, sets: Sequence[Object], mode: Mode) -> None:
-    """Scale those of these StatefulSets to 0 that are the job's and that should have no pods in this mode."""
-    for one in sets if mode in (Mode.STOPPED, Mode.ENGINES_ONLY) else ():
-        metadata, labels = one["metadata"], one["metadata"]["labels"]
-        stays = mode == Mode.ENGINES_ONLY and labels.get(names.LABEL_ROLE) == Role.GENERATION
-        if labels.get(names.LABEL_JOB_UID) == job.uid and not stays and one["spec"].get("replicas") != 0:
-            with doing(f"stopping StatefulSet {metadata['name']}"):
-                await cluster.stop_statefulset(job.namespace, metadata["name"], metadata["uid"])
+def groups_to_stop(children: Sequence[Child], mode: Mode) -> list[Child]:
+    """Return the StatefulSets among these children that should have no pods in this mode and are not at 0 yet."""
+    if mode not in (Mode.STOPPED, Mode.ENGINES_ONLY):
+        return []
+    return [
+        child
+        for child in children
+        if child.kind == "StatefulSet"
+        and child.raw["spec"].get("replicas") != 0
+        and not (mode == Mode.ENGINES_ONLY and child.raw["metadata"]["labels"].get(names.LABEL_ROLE) == Role.GENERATION)
+    ]
+
+
+def owned(children: Sequence[Child], uid: str) -> set[tuple[str, str]]:
+    """Return the kind and the name of those children whose controller is the job with this UID."""
+    return {(child.kind, child.name) for child in children if controller_of(child.raw).get("uid") == uid}
+
+
+class Changer:
+    """Makes changes, and hands each answer to `seen`."""
+
+    def __init__(self, cluster: Cluster, applied: Applied, seen: Callable[[Object], None]) -> None:
+        self._cluster, self._applied, self._seen = cluster, applied, seen
+
+    async def make(self, job: Job, observed: Observed, changes: Changes, *, is_checked: bool) -> None:
+        """Make the changes. `is_checked`: no object of a child's name that is not the job's exists, as just read."""
+        for one in changes.plan.deletions:
+            await self._cluster.delete(one.kind, job.namespace, one.name, one.uid, force=one.force)
+        if changes.plan.delete_job:
+            await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
+        await self.stop(job, changes.stops)
+        ours = owned(observed.children, job.uid)
+        # Pods need what their groups share, so that comes first.
+        for stage in (_shared, _groups):
+            await _together(
+                self._apply(one, is_ours=is_checked or (one["kind"], one["metadata"]["name"]) in ours)
+                for one in changes.applies
+                if stage(one)
+            )
+        for child in changes.removals:
+            await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+
+    async def stop(self, job: Job, groups: Sequence[Child]) -> None:
+        """Scale these StatefulSets of the job to 0."""
+        await _together(self._stop(job.namespace, child) for child in groups)
+
+    async def _stop(self, namespace: str, child: Child) -> None:
+        with doing(f"stopping StatefulSet {child.name}"):
+            answer = await self._cluster.stop_statefulset(namespace, child.name, child.uid)
+        if answer is not None:
+            self._seen(answer)
+
+    async def _apply(self, manifest: Object, *, is_ours: bool) -> None:
+        with doing(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
+            answer = await self._cluster.apply(manifest, is_ours=is_ours)
+        self._applied.remember(manifest, answer)
+        self._seen(answer)
+
+
+def _shared(manifest: Object) -> bool:
+    return bool(manifest["kind"] != "StatefulSet")
+
+
+def _groups(manifest: Object) -> bool:
+    return not _shared(manifest)
+
+
+async def _together(requests: Iterator[Awaitable[None]]) -> None:
+    """Await all requests, then raise the first one's error if any failed."""
+    for result in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -1,75 +1,43 @@
-"""The only module that talks to the API server."""
+"""What the operator reads from the API server and writes to it. Objects are plain dicts."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
-from kubernetes.aio import client, config
+import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
-from kubernetes.aio.config.config_exception import ConfigException
-from kubernetes.aio.dynamic import DynamicClient
-from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from grpo_operator.api import names
-from grpo_operator.edge.applied import Applied
-from grpo_operator.edge.errors import (
-    ConflictError,
-    ForbiddenError,
-    ForeignError,
-    is_forbidden,
-    reason_of,
-    refusal,
-)
-from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.decide.observe import controller_of
+from grpo_operator.edge.errors import ConflictError, ForbiddenError, ForeignError, reason_of, refusal
+from grpo_operator.edge.transport import Object, Transport
 from grpo_workload.spec.lenient import clip
 
-Object = dict[str, Any]
 log = logging.getLogger(__name__)
 
 _PATHS = names.PATHS | {"Event": "/apis/events.k8s.io/v1/namespaces/{}/events"}
-_METHODS = {
-    "get": "get",
-    "list": "get",
-    "create": "post",
-    "apply": "patch",
-    "dry-run": "patch",
-    "scale": "patch",
-    "update": "put",
-    "delete": "delete",
-}
-"""HTTP method of each verb that metrics count; dry-run is an apply that changes nothing."""
+_MERGE = "application/merge-patch+json"
 
-
-async def configure() -> client.ApiClient:
-    """Return a client for the cluster that this process runs in, else for the one in KUBECONFIG."""
-    configuration = client.Configuration()
-    try:
-        config.load_incluster_config(configuration)
-    except ConfigException:
-        await config.load_kube_config(client_configuration=configuration)
-    return client.ApiClient(configuration)
+WATCH_SECONDS = 540
+"""Seconds after which the API server ends a watch; the next one continues where it ended."""
 
 
 class Cluster:
-    """Reads from and writes to one API server. Objects are plain dicts.
+    """Reads from and writes to one API server. Methods raise what `Transport` raises."""
 
-    Methods raise ForbiddenError if the operator's roles do not allow it, and ApiException if the API server fails.
-    """
-
-    def __init__(self, api: client.ApiClient, instruments: Instruments) -> None:
-        self._dynamic = DynamicClient(api)
-        self._api, self._instruments = api, instruments
-        self._applied = Applied()
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._send = transport, transport.request
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._api.close()
+        await self._transport.close()
 
     async def serves_jobs(self) -> bool:
         """Whether the API server serves GRPOJobs."""
         try:
-            await self._request("get", "APIResourceList", f"/apis/{names.API_VERSION}")
+            await self._send("get", "APIResourceList", f"/apis/{names.API_VERSION}")
         except ApiException as error:
             if error.status == 404:
                 return False
@@ -79,7 +47,7 @@ class Cluster:
     async def openapi(self) -> Object:
         """Return the OpenAPI v3 document of our API group; empty while the API server does not serve it."""
         try:
-            return await self._request("get", "OpenAPI", f"/openapi/v3/apis/{names.API_VERSION}")
+            return await self._send("get", "OpenAPI", f"/openapi/v3/apis/{names.API_VERSION}")
         except ApiException as error:
             if error.status == 404:
                 return {}
@@ -88,7 +56,7 @@ class Cluster:
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return an object, or None if it does not exist."""
         try:
-            return await self._request("get", kind, self._path(kind, namespace, name))
+            return await self._send("get", kind, _path(kind, namespace, name))
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -98,68 +66,121 @@ class Cluster:
         """Return a node, or None if it does not exist."""
         return await self.get("Node", "", name)
 
+    async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
+        """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
+        answer = await self._send("list", kind, _path(kind, namespace), label_selector=label_selector)
+        return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
+
+    async def page(self, kind: str, namespace: str | None, selector: str, limit: int, token: str) -> Object:
+        """Return a part of a consistent list, of all namespaces if `namespace` is None.
+
+        `token` is `metadata.continue` of the part before, "" for the first one. Items lack `apiVersion` and `kind`.
+        """
+        query = [("labelSelector", selector), ("limit", str(limit)), *([("continue", token)] if token else [])]
+        return await self._send("list", kind, _scope(kind, namespace), query_params=query)
+
+    def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Object]:
+        """Yield the watch events ({type, object}) after a resourceVersion, with bookmarks, until the server ends it."""
+        query = {
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+            "watch": "true",
+        }
+        return self._transport.stream(_scope(kind, namespace), list(query.items()))
+
+    async def apply(self, manifest: Object, *, is_ours: bool) -> Object:
+        """Apply the manifest server-side under our field manager. Return the object as it is then.
+
+        `is_ours`: an object of this name is known to be the job's, or not to exist. Raises ForeignError if the object
+        has another controller or none, and RefusedError if the API server refuses it permanently.
+        """
+        if not is_ours:
+            await self.check_owner(manifest)
+        return await self._apply(manifest)
+
+    async def try_apply(self, manifest: Object, *, is_ours: bool) -> None:
+        """Apply the manifest without effect. Raises what `apply` raises.
+
+        Where no object is known, creating one is tried instead: it costs the API server half.
+        """
+        if is_ours:
+            await self._apply(manifest, dry_run="All")
+            return
+        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        strict = [("dryRun", "All"), ("fieldValidation", "Strict"), ("fieldManager", names.MANAGER)]
+        try:
+            await self._offer("dry-create", manifest, path, query_params=strict)
+        except ApiException as error:
+            if error.status != 409:
+                raise
+            await self.check_owner(manifest)  # the name is taken
+            await self._apply(manifest, dry_run="All")
+
+    async def check_owner(self, manifest: Object) -> None:
+        """Raise ForeignError if an object of the manifest's name exists that has another controller or none."""
+        metadata = manifest["metadata"]
+        path, name = _path(manifest["kind"], metadata["namespace"]), metadata["name"]
+        # A list, for which the operator has the right anyway.
+        found = await self._send("list", manifest["kind"], path, field_selector=f"metadata.name={name}")
+        for live in found["items"]:
+            _check_owner(manifest, live)
+
+    async def _apply(self, manifest: Object, **params: str) -> Object:
+        metadata = manifest["metadata"]
+        return await self._offer(
+            "dry-apply" if "dry_run" in params else "apply",
+            manifest,
+            _path(manifest["kind"], metadata["namespace"], metadata["name"]),
+            content_type="application/apply-patch+yaml",
+            field_manager=names.MANAGER,
+            force_conflicts="true",
+            **params,
+        )
+
+    async def _offer(self, verb: str, manifest: Object, path: str, **params: Any) -> Object:
+        """Send a manifest and return the answer. Raises RefusedError if the API server refuses it permanently."""
+        kind = manifest["kind"]
+        try:
+            return await self._send(verb, kind, path, body=manifest, **params)
+        except ApiException as error:
+            if (refused := refusal(error, kind, manifest["metadata"]["name"])) is not None:
+                raise refused from error
+            raise
+
+    async def stop_statefulset(self, namespace: str, name: str, uid: str) -> Object | None:
+        """Set the replicas of the StatefulSet with this UID to 0, and change nothing else. Return it as it is then, or
+        None if it no longer exists.
+        """
+        path, body = _path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
+        try:
+            return await self._send(
+                "scale", "StatefulSet", path, body=body, content_type=_MERGE, field_manager=names.MANAGER
+            )
+        except ApiException as error:
+            if error.status in (404, 409):  # gone, or another object by now
+                return None
+            raise
+
+    async def scale(self, job: Object, replicas: int) -> None:
+        """Set the number of a job's elastic engines in its spec. Raises ConflictError if the job changed since."""
+        body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "spec": {"replicas": replicas}}
+        await self._change_job("scale", job, "/scale", body=body, content_type=_MERGE)
+
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         """Delete the object with this UID, if it still exists. `force`: do not wait for the pod's kubelet."""
         options: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if force:
             options["gracePeriodSeconds"] = 0
         try:
-            await self._request("delete", kind, self._path(kind, namespace, name), body=options)
-        except ApiException as error:
-            if error.status not in (404, 409):  # gone, or another object by now
-                raise
-
-    async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
-        """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
-        answer = await self._request("list", kind, self._path(kind, namespace), label_selector=label_selector)
-        return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
-
-    async def apply(self, manifest: Object, *, seen: Object | None = None, dry_run: bool = False) -> Object:
-        """Apply the manifest server-side under our field manager, unless the object already is as wanted.
-
-        `seen`: the object as just listed, which saves a read. Raises ForeignError if the object has another controller
-        or none, and RefusedError if the API server refuses it permanently.
-        """
-        metadata = manifest["metadata"]
-        live = seen or await self.get(manifest["kind"], metadata["namespace"], metadata["name"])
-        if live is not None:
-            _check_owner(manifest, live)
-            # An immutable object stays as an earlier release wrote it: a running attempt keeps its contract.
-            if live.get("immutable") or (not dry_run and self._applied.is_in_force(manifest, live)):
-                return live
-        try:
-            answer = await self._request(
-                "dry-run" if dry_run else "apply",
-                manifest["kind"],
-                self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
-                body=manifest,
-                content_type="application/apply-patch+yaml",
-                field_manager=names.MANAGER,
-                force_conflicts="true",
-                dry_run="All" if dry_run else None,
-            )
-        except ApiException as error:
-            if (refused := refusal(error, manifest["kind"], metadata["name"])) is not None:
-                raise refused from error
-            raise
-        if not dry_run:
-            self._applied.remember(manifest, answer)
-        return answer
-
-    async def stop_statefulset(self, namespace: str, name: str, uid: str) -> None:
-        """Set the replicas of the StatefulSet with this UID to 0, if it still exists, and change nothing else."""
-        path, body = self._path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
-        merge = "application/merge-patch+json"
-        try:
-            await self._request(
-                "scale", "StatefulSet", path, body=body, content_type=merge, field_manager=names.MANAGER
-            )
+            await self._send("delete", kind, _path(kind, namespace, name), body=options)
         except ApiException as error:
             if error.status not in (404, 409):  # gone, or another object by now
                 raise
 
     async def write_status(self, job: Object, status: Object) -> Object:
-        """Replace the status of a job as it was read. Raises ConflictError if the job has changed since."""
+        """Replace the status of a job as it was read, and return the job. Raises ConflictError if it changed since."""
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
@@ -167,9 +188,13 @@ class Cluster:
             "spec": job["spec"],
             "status": status,
         }
-        path = self._path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + "/status"
+        return await self._change_job("update", job, "/status", body=body)
+
+    async def _change_job(self, verb: str, job: Object, subresource: str, **params: Any) -> Object:
+        """Change a job as it was read, and return the answer. Raises ConflictError if it changed since."""
+        path = _path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + subresource
         try:
-            return await self._request("update", names.KIND, path, body=body, field_manager=names.MANAGER)
+            return await self._send(verb, names.KIND, path, field_manager=names.MANAGER, **params)
         except ApiException as error:
             if error.status in (404, 409):
                 raise ConflictError(reason_of(error)) from error
@@ -198,43 +223,26 @@ class Cluster:
             "reportingInstance": names.MANAGER,
         }
         try:
-            await self._request("create", "Event", self._path("Event", metadata["namespace"]), body=event)
-        except (ApiException, ForbiddenError) as error:
+            await self._send("create", "Event", _path("Event", metadata["namespace"]), body=event)
+        except (ApiException, ForbiddenError, aiohttp.ClientError, OSError) as error:
             said = reason_of(error) if isinstance(error, ApiException) else error
             log.warning(
                 "%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, said
             )
 
-    @staticmethod
-    def _path(kind: str, namespace: str, name: str | None = None) -> str:
-        return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
 
-    async def _request(self, verb: str, kind: str, path: str, **params: Any) -> Object:
-        code = None
-        try:
-            answer = await self._dynamic.request(
-                _METHODS[verb], path, serialize=False, query_params=[], header_params={}, **params
-            )
-            code = answer.status
-        except DynamicApiError as error:
-            code = error.status
-            failed = ApiException(status=error.status, reason=error.reason, body=error.body)
-            if is_forbidden(failed):
-                raise ForbiddenError(verb, kind, path, reason_of(failed)) from error
-            raise failed from error
-        finally:
-            self._instruments.requested(verb, kind, code)
-        body = await answer.json()
-        assert isinstance(body, dict)
-        return body
+def _path(kind: str, namespace: str, name: str | None = None) -> str:
+    return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
+
+
+def _scope(kind: str, namespace: str | None) -> str:
+    return _PATHS[kind].replace("/namespaces/{}", "" if namespace is None else f"/namespaces/{namespace}")
 
 
 def _check_owner(manifest: Object, live: Object) -> None:
-    metadata = live["metadata"]
-    wanted = manifest["metadata"]["ownerReferences"][0]["uid"]
-    owner = next((ref for ref in metadata.get("ownerReferences", ()) if ref.get("controller")), None)
-    if owner is not None and owner["uid"] == wanted:
+    owner = controller_of(live)
+    if owner.get("uid") == manifest["metadata"]["ownerReferences"][0]["uid"]:
         return
     holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
     cure = "it is not adopted; delete it, or give the job another name"
-    raise ForeignError(f"{manifest['kind']} {metadata['name']} already exists and {holder}: {cure}")
+    raise ForeignError(f"{manifest['kind']} {live['metadata']['name']} already exists and {holder}: {cure}")

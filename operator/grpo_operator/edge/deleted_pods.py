@@ -7,14 +7,18 @@ such a pod counts as PodReplaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from grpo_operator.decide.observe import ObservedPod
 
 K = TypeVar("K", bound=Hashable)
-Object = Mapping[str, Any]
 
 PATIENCE_SECONDS = 2.0
 """Seconds that the watch may lag behind a list that no longer has a pod."""
+
+KEPT_SECONDS = 600.0
+"""Seconds for which the state of a pod is kept at least. Nothing records it in an operator that does not lead."""
 
 
 class DeletedPods(Generic[K]):
@@ -23,16 +27,18 @@ class DeletedPods(Generic[K]):
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives seconds; only their differences matter."""
         self._clock = clock
-        self._pods: dict[K, dict[str, Object]] = {}
+        self._pods: dict[K, dict[str, tuple[float, ObservedPod]]] = {}
         self._waiting_since: dict[K, float] = {}
 
-    def remember(self, key: K, pod: Object) -> None:
+    def remember(self, key: K, pod: ObservedPod) -> None:
         """Keep the final state of a deleted pod. Wake the job's next pass only after this."""
-        self._pods.setdefault(key, {})[pod["metadata"]["uid"]] = pod
+        now, pods = self._clock(), self._pods.get(key, {})
+        recent = {uid: kept for uid, kept in pods.items() if now - kept[0] < KEPT_SECONDS}
+        self._pods[key] = recent | {pod.uid: (now, pod)}
 
-    def of(self, key: K) -> list[Object]:
+    def of(self, key: K) -> list[ObservedPod]:
         """Return the final states of a job's deleted pods."""
-        return list(self._pods.get(key, {}).values())
+        return [pod for _, pod in self._pods.get(key, {}).values()]
 
     def may_still_arrive(self, key: K) -> bool:
         """Whether the watch may still deliver a pod that a list lacks: until PATIENCE_SECONDS after the first call."""

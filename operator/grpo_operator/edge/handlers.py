@@ -1,12 +1,16 @@
-"""Watching, with kopf. Every event only wakes the job's key in the queue.
+"""The operator as kopf runs it: its parts, and the watch of GRPOJobs. Events only wake the job's key in the queue.
 
-Only low-level `on.event` handlers are used: they write no annotation and need no finalizer, so a job can be deleted
-while the operator is down.
+Only a low-level `on.event` handler is used: it writes no annotation and needs no finalizer, so a job can be deleted
+while the operator is down. The children of jobs are watched by `watches.py`, because a pass must know that the mirror
+lacks nothing: kopf does not tell when a list is complete, nor which objects a new list no longer has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,23 +18,33 @@ from typing import Any
 import kopf
 
 from grpo_operator.api import names
-from grpo_operator.edge.cluster import Cluster, configure
-from grpo_operator.edge.progress_client import HttpProgress, NoProgress
-from grpo_operator.edge.reconcile import Key, Reconciler
+from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.deleted_pods import DeletedPods
+from grpo_operator.edge.errors import is_temporary
+from grpo_operator.edge.health import ended_tasks, health_page, show_standstill, stuck_passes
+from grpo_operator.edge.http_server import Handler, HttpServer
+from grpo_operator.edge.launchers import Launchers
+from grpo_operator.edge.leader import Leadership
+from grpo_operator.edge.mirror import Key, Mirror, Object
+from grpo_operator.edge.progress_client import HttpProgress
+from grpo_operator.edge.reconcile import Reconciler
+from grpo_operator.edge.transport import Transport, configure
+from grpo_operator.edge.watches import Watches, scopes
 from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.layout.admission import Allowed
+from grpo_operator.metrics.exposition import metrics_page
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import WatchedJob
-from grpo_operator.metrics.server import MetricsServer
-
-RESYNC_SECONDS = 3600.0
-"""Seconds between two wakes of every existing job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of the command line."""
 
+    namespaces: tuple[str, ...] = ()  # empty: all
+    lease: tuple[str, str] | None = None  # its namespace and name; None: act at once
+    identity: str = ""  # in the Lease
+    health_port: int = 8080
     ask_progress: bool = True
     metrics_port: int | None = None
     read_nodes: bool = True
@@ -46,22 +60,17 @@ def registry(options: Options) -> kopf.OperatorRegistry:
     kopf.on.startup(registry=handlers)(state.start)
     kopf.on.cleanup(registry=handlers)(state.stop)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)
-    kopf.on.event("apps", "v1", "statefulsets", registry=handlers)(state.child_changed)
-    kopf.on.event("", "v1", "pods", registry=handlers)(state.pod_changed)
-    kopf.on.probe(id="seconds_since_last_pass", registry=handlers)(state.age)
     return handlers
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: it posts no events, discovers no other resources and watches only our children."""
+    """Return kopf's settings: it posts no events, discovers no other resources."""
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.scanning.disabled = True
     chosen.peering.standalone = True
     chosen.watching.server_timeout = 600
     chosen.watching.client_timeout = 660
-    chosen.watching.label_selectors["apps", "v1", "statefulsets"] = names.SELECTOR_MANAGED
-    chosen.watching.label_selectors["", "v1", "pods"] = names.SELECTOR_MANAGED
     return chosen
 
 
@@ -71,45 +80,108 @@ class _State:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._instruments = Instruments()
-        self._metrics: MetricsServer | None = None
+        self._servers: list[HttpServer] = []
+        self._tasks: list[asyncio.Task[None]] = []  # none ever ends
+        self._passes: Mapping[Key, float] = {}
+        self._missing = "the API server has not answered yet"
+        self._leadership: Leadership | None = None
 
     async def start(self, **_: Any) -> None:
-        self._cluster = Cluster(await configure(), self._instruments)
-        if not await self._cluster.serves_jobs():  # kopf discovers resources once: it would watch nothing, forever
-            await self._cluster.close()
-            raise kopf.TemporaryError(
-                f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/", delay=5
-            )
-        self._progress = HttpProgress() if self._options.ask_progress else NoProgress()
+        options, instruments, watched = self._options, self._instruments, scopes(self._options.namespaces)
+        if not self._servers:  # else kopf calls again: the API server did not answer, or the CRD was missing
+            api = await configure(watches=len(watched))
+            if options.lease is not None:
+                self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
+            before_write = self._leadership.check if self._leadership else None
+            self._cluster = Cluster(Transport(api, instruments, before_write))
+            await self._serve()
+        try:
+            served = await self._cluster.serves_jobs()
+        except Exception as error:
+            if not is_temporary(error):
+                raise
+            raise kopf.TemporaryError(f"the API server does not answer: {error}", delay=2) from error
+        if not served:  # kopf discovers resources once: it would watch nothing, forever
+            self._missing = f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/"
+            raise kopf.TemporaryError(self._missing, delay=5)
+        self._missing = "the pods and other objects of jobs are not read yet"
+        deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
+        self._mirror = Mirror(watched, self._wake, deleted_pods.remember, self._job_seen, instruments.gone)
+        self._watches = Watches(self._cluster, self._mirror, instruments)
+        self._progress = HttpProgress() if options.ask_progress else None
+        self._launchers = Launchers(self._progress, self._wake, instruments)
         reconciler = Reconciler(
             self._cluster,
-            self._progress,
+            self._mirror,
+            self._launchers,
+            deleted_pods,
             lambda: datetime.now(UTC),
-            self._instruments,
-            read_nodes=self._options.read_nodes,
-            network_policies=self._options.network_policies,
-            allowed=self._options.allowed,
+            instruments,
+            read_nodes=options.read_nodes,
+            network_policies=options.network_policies,
+            allowed=options.allowed,
         )
-        self._deleted_pods = reconciler.deleted_pods
-        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, self._instruments)
-        self._resync = asyncio.create_task(self._wake_all(), name="resync")
-        if self._options.metrics_port is not None:
-            self._metrics = MetricsServer(self._instruments.registry, self._options.metrics_port)
-            try:
-                await self._metrics.start()
-            except OSError as error:
-                raise kopf.PermanentError(
-                    f"--metrics-port {self._options.metrics_port}: {error.strerror}; choose another port"
-                ) from error
+        self._gate = asyncio.Event()
+        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, instruments, gate=self._gate)
+        self._passes = self._queue.started
+        instruments.mirror.count = self._mirror.count
+        self._watches.start()
+        self._tasks = [*self._watches.tasks]
+        self._spawn("standstill", show_standstill())
+        self._beginning = asyncio.create_task(self._begin(), name="begin")
 
     async def stop(self, **_: Any) -> None:
-        self._resync.cancel()
+        self._beginning.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await self._watches.close()
         await self._queue.close()
+        await self._launchers.close()
+        if self._leadership is not None:  # nothing is written any more
+            await self._leadership.close()
         await self._cluster.close()
-        if isinstance(self._progress, HttpProgress):
+        if self._progress is not None:
             await self._progress.close()
-        if self._metrics is not None:
-            await self._metrics.close()
+        for server in self._servers:
+            await server.close()
+
+    async def _begin(self) -> None:
+        """Let passes begin once the mirror lacks nothing and, where there is a Lease, this operator holds it."""
+        await self._mirror.synced.wait()
+        self._missing = ""
+        if self._leadership is not None:
+            self._spawn("leader election", self._leadership.run())
+            await self._leadership.leading.wait()
+        self._instruments.leads()
+        self._gate.set()
+        for key in self._mirror.job_keys():
+            self._wake(key)
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _serve(self) -> None:
+        health = {"/healthz": health_page(self._stuck), "/readyz": health_page(self._not_ready)}
+        await self._listen("--liveness-port", self._options.health_port, health)
+        if self._options.metrics_port is not None:
+            metrics = {"/metrics": metrics_page(self._instruments.registry)}
+            await self._listen("--metrics-port", self._options.metrics_port, metrics)
+
+    async def _listen(self, option: str, port: int, pages: Mapping[str, Handler]) -> None:
+        server = HttpServer(port, pages)
+        try:
+            await server.start()
+        except OSError as error:
+            raise kopf.PermanentError(f"{option} {port}: {error.strerror}; choose another port") from error
+        self._servers.append(server)
+
+    def _stuck(self) -> Iterator[str]:
+        yield from ended_tasks(self._tasks)
+        yield from stuck_passes(self._passes, asyncio.get_running_loop().time())
+
+    def _not_ready(self) -> Iterator[str]:
+        if self._missing:
+            yield self._missing
 
     async def job_changed(
         self,
@@ -117,41 +189,27 @@ class _State:
         name: str | None,
         uid: str | None,
         event: kopf.RawEvent,
-        spec: kopf.Spec,
-        status: kopf.Status,
         **_: Any,
     ) -> None:
         assert namespace is not None
         assert name is not None
         assert uid is not None
         key = Key(namespace, name, uid)
-        self._queue.wake(key)
         if event["type"] == "DELETED":
-            self._instruments.gone(key)
-        elif spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER:
-            self._instruments.jobs.seen(key, WatchedJob.read(namespace, name, status))
+            self._mirror.drop_job(key)
+        elif not self._mirror.keep_job(event["object"]):
+            return  # the operator's own write, or older: no reason for a pass
+        self._wake(key)
 
-    async def pod_changed(self, namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, **_: Any) -> None:
-        if (key := _job_of(namespace, labels)) is not None:
-            if event["type"] == "DELETED":
-                self._deleted_pods.remember(key, event["object"])
+    def _wake(self, key: Key) -> None:
+        if self._gate.is_set():  # else an operator that stands by would gather passes for as long as it does
             self._queue.wake(key)
 
-    async def child_changed(self, namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        if (key := _job_of(namespace, labels)) is not None:
-            self._queue.wake(key)
-
-    async def _wake_all(self) -> None:
-        """Wake every job now and then: a watch that restarts misses deletions, and a pass finds the job gone."""
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            for key in self._instruments.jobs.keys:
-                self._queue.wake(key)
-
-    async def age(self, **_: Any) -> float:
-        return asyncio.get_running_loop().time() - self._queue.last_pass
+    def _job_seen(self, key: Key, raw: Object) -> None:
+        if (raw["spec"].get("managedBy") or names.CONTROLLER) == names.CONTROLLER:
+            self._instruments.jobs.seen(key, WatchedJob.read(key.namespace, key.name, raw.get("status", {})))
 
 
-def _job_of(namespace: str | None, labels: kopf.Labels) -> Key | None:
-    job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
-    return Key(namespace, job, uid) if namespace and job and uid else None
+def _end_at_once() -> None:
+    """End the process without an orderly end, which takes time: another operator may act from now on."""
+    os._exit(1)

@@ -1,27 +1,43 @@
-"""What stands in the way of an attempt, checked live before each one: names, claims, and a dry run of every child."""
+"""What stands in the way of an attempt, checked live before each one: names, claims, and a dry run of every group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_operator.edge.cluster import Cluster, Object
+from grpo_operator.decide.observe import Child
+from grpo_operator.edge.children import owned
+from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.errors import ObstacleError
+from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
 
 
 async def find_obstacle(
-    cluster: Cluster, job: Job, topology: Topology, children: Sequence[Object], allowed: Allowed
+    cluster: Cluster,
+    job: Job,
+    topology: Topology,
+    wanted: Sequence[Object],
+    children: Sequence[Child],
+    allowed: Allowed,
 ) -> tuple[Reason, str] | None:
-    """Return why an attempt with these children cannot begin (reason, message), or None."""
+    """Return why an attempt cannot begin (reason, message), or None.
+
+    `wanted`: the children that it needs; `children`: those that the job has.
+    """
     if fault := find_fault(job, allowed):
         return Reason.INVALID_SPEC, fault
+    ours = owned(children, job.uid)
     try:
         if wrong := await _find_wrong_claim(cluster, job, topology):
             return wrong
-        for child in children:
-            await cluster.apply(child, dry_run=True)
+        for child in wanted:
+            is_ours = (child["kind"], child["metadata"]["name"]) in ours
+            if child["kind"] == "StatefulSet":  # which podTemplate shapes; the others are always the same
+                await cluster.try_apply(child, is_ours=is_ours)
+            elif not is_ours:
+                await cluster.check_owner(child)
     except ObstacleError as error:
         return error.reason, str(error)
     return None

@@ -62,11 +62,3 @@ async def _at_most(content: aiohttp.StreamReader, limit: int) -> bytes | None:
     except asyncio.IncompleteReadError as ended:
         return ended.partial
     return None
-
-
-class NoProgress:
-    """No progress at all: for clusters whose pods are not real."""
-
-    async def fetch(self, ip: str, port: int) -> Progress | None:
-        """Return None."""
-        return None

@@ -1,4 +1,4 @@
-"""One pass over one job: read, plan, write the status once, emit events, change children.
+"""One pass over one job: look, plan, look again if it matters, write the status once, change children, emit events.
 
 A pass keeps no state except the final state of pods just deleted. The status is written before any child is touched, as
 a compare-and-swap on the job's resourceVersion: if two operators plan at the same time, one gets a conflict and plans
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from kubernetes.aio.client.exceptions import ApiException
@@ -19,54 +17,52 @@ from kubernetes.aio.client.exceptions import ApiException
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_about_to_begin, is_running_undisturbed, next_attempt
-from grpo_operator.decide.blame import Reports, has_unexplained_pods, seems_hung
+from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal
-from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe
+from grpo_operator.decide.observe import owner_of, read_child
 from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.rescue import recovered, rescue
-from grpo_operator.edge.children import change_children, doing, stop_groups
-from grpo_operator.edge.cluster import Cluster, Object
+from grpo_operator.decide.scaling import Scale
+from grpo_operator.decide.second_look import can_wait, changes_course
+from grpo_operator.edge.applied import Applied
+from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop
+from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.errors import ForbiddenError, ObstacleError, is_temporary, reason_of
+from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary, reason_of
+from grpo_operator.edge.launchers import Launchers, Round
+from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.obstacles import find_obstacle
-from grpo_operator.edge.progress_client import ProgressSource
+from grpo_operator.edge.sight import Eyes, Sight, children, is_ours, read_job
+from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_operator.metrics.instruments import Instruments
-from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.schema import dump
 
 log = logging.getLogger(__name__)
 
 DELETION_EVENT_SECONDS = 0.5
-"""Seconds to the next pass while a pod is gone and the watch has not delivered its deletion yet; the event wakes the
-job too."""
+"""Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
 
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A job by its UID: a job recreated under the same name is another job."""
-
-    namespace: str
-    name: str
-    uid: str
+DETAIL_SECONDS = 5.0
+"""Seconds between two writes of a status in which only details changed: pods of an attempt come one after another."""
 
 
 class Reconciler:
     """Brings one job at a time closer to its spec.
 
-    `read_nodes`: whether the nodes of silent pods are read. `network_policies`: whether jobs get a NetworkPolicy; if
-    not, existing ones are deleted. `allowed`: what podTemplate may hold.
+    `network_policies`: whether jobs get a NetworkPolicy; if not, existing ones are deleted. `allowed`: what podTemplate
+    may hold.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        progress: ProgressSource,
+        mirror: Mirror,
+        launchers: Launchers,
+        deleted_pods: DeletedPods[Key],
         clock: Callable[[], datetime],
         instruments: Instruments,
         *,
@@ -74,88 +70,133 @@ class Reconciler:
         network_policies: bool = True,
         allowed: Allowed,
     ) -> None:
-        self._cluster, self._progress, self._clock, self._instruments = cluster, progress, clock, instruments
-        self._read_nodes, self._network_policies, self._allowed = read_nodes, network_policies, allowed
-        self.deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
+        self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
+        self._deleted_pods, self._clock, self._instruments = deleted_pods, clock, instruments
+        self._eyes = Eyes(cluster, mirror, deleted_pods, read_nodes=read_nodes)
+        self._network_policies, self._allowed = network_policies, allowed
+        self._applied = Applied()
+        self._changer = Changer(cluster, self._applied, mirror.keep)
+        self._written: dict[Key, float] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
 
-        Raises ConflictError if the job changed meanwhile, and whatever else made the pass fail; the queue tries again.
+        Raises ConflictError if the mirror was behind, and whatever else made the pass fail; the queue tries again.
         Unless the API server is at fault for the moment, the job's condition Blocked then names what failed.
         """
-        raw = await self._read(key)
+        raw = self._mirror.job(key)
         if raw is None:
-            self._instruments.gone(key)
-            self.deleted_pods.forget(key)
+            self.forget(key)
             return None
         if not is_ours(raw):
             return None
         try:
             return await self._pass(key, raw)
+        except ConflictError:
+            await self.refresh(key)
+            raise
         except Exception as error:
             if not is_temporary(error):
                 await self._rescue(key, error)
             raise
 
+    async def refresh(self, key: Key) -> None:
+        """Read a job into the mirror, or drop it everywhere if it no longer exists."""
+        if await self._eyes.read(key) is None:
+            self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """Drop everything about a job that no longer exists."""
+        self._instruments.gone(key)
+        self._deleted_pods.forget(key)
+        self._launchers.forget(key)
+        self._written.pop(key, None)
+
     async def _pass(self, key: Key, raw: Object) -> float | None:
-        now = self._now()
-        status = read_status(raw.get("status"))
-        with doing("reading the spec"):
-            job = _read_job(key, raw, status)
-            topology = plan_topology(job)
-        with doing("reading the job's pods and other objects"):
-            observed = await self._observe(job, key, status, now)
-        unexplained = is_running_undisturbed(job, status) and has_unexplained_pods(status, observed)
-        if unexplained and self.deleted_pods.may_still_arrive(key):
-            return DELETION_EVENT_SECONDS
-        with doing("checking whether an attempt can begin"):
-            obstacle = await self._find_obstacle(job, topology, status, observed, now)
-        reports = {} if is_terminal(status) else await self._ask(topology, job, observed)
-        with doing("planning"):
-            decided = plan(job, topology, status, observed, reports, now, obstacle)
-        delay = await self._publish(key, raw, status, decided, now)
-        self.deleted_pods.recorded(key, observed.gone)
-        await change_children(self._cluster, job, topology, observed, decided, policies=self._network_policies)
-        self._instruments.children_applied(key)
-        if holds(decided.status, Condition.BLOCKED) and (latest := await self._read(key)) is not None:
-            status = recovered(job, read_status(latest.get("status")), now)
-            await self._cluster.write_status(latest, dump(status))
+        seen = await self._eyes.mirrored(key, raw, self._now())
+        begins = _begins(seen)
+        obstacle = await self._find_obstacle(seen) if begins else None
+        decided = self._plan(key, seen, obstacle)
+        if is_live := changes_course(seen.status, decided):
+            seen = await self._eyes.live(key, seen)
+            if self._misses_a_deletion(key, seen):
+                return DELETION_EVENT_SECONDS
+            if _begins(seen) and not begins:
+                begins, obstacle = True, await self._find_obstacle(seen)
+            decided = self._plan(key, seen, obstacle)
+            self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
+        delay, written = await self._publish(key, seen.raw, seen.status, decided)
+        try:
+            changes = self._find_changes(seen, decided)
+            if changes:
+                if not (written or (is_live and seen.status.attempt is not None)):  # else the job was not read live
+                    await self._eyes.check_current(key, seen.raw)
+                await self._changer.make(seen.job, seen.observed, changes, is_checked=begins and obstacle is None)
+            if decided.scale is not None:
+                await self._scale(key, decided.scale, seen.now)
+        finally:
+            await self._tell(seen.raw, decided if written else None, seen.now)
+        self._deleted_pods.recorded(key, seen.observed.gone)
+        if not decided.held:
+            self._instruments.children_applied(key)
+        if holds(decided.status, Condition.BLOCKED):
+            await self._recover(key, seen)
+        self._follow(key, seen, decided, delay)
         return delay
 
-    async def _rescue(self, key: Key, error: Exception) -> None:
-        """Say on the job what failed, and do what can be done nevertheless."""
-        raw = await self._read(key)
-        if raw is None:
-            return
-        status, now = read_status(raw.get("status")), self._now()
-        job = _read_job(key, raw, status)
-        pods = {
-            pod["metadata"]["name"]: pod["metadata"]["labels"].get(names.LABEL_ROLE, "")
-            for pod in await self._children(job, "Pod")
-        }
-        decided = rescue(job, status, pods, _say(error), now)
-        await self._publish(key, raw, status, decided, now)
-        await stop_groups(self._cluster, job, await self._children(job, "StatefulSet"), decided.mode)
+    def _misses_a_deletion(self, key: Key, seen: Sight) -> bool:
+        """Whether a pod is gone of which the watch may still show the end."""
+        unexplained = is_running_undisturbed(seen.job, seen.status) and has_unexplained_pods(seen.status, seen.observed)
+        return unexplained and self._deleted_pods.may_still_arrive(key)
 
-    async def _read(self, key: Key) -> Object | None:
-        raw = await self._cluster.get(names.KIND, key.namespace, key.name)
-        return raw if raw is not None and raw["metadata"]["uid"] == key.uid else None
+    async def _find_obstacle(self, seen: Sight) -> Obstacle | None:
+        """Return why the attempt that is about to begin cannot, or None; checked live before each attempt."""
+        if seen.job.fault is not None:
+            return None
+        with doing("checking whether an attempt can begin"):
+            attempt, policies = next_attempt(seen.status), self._network_policies
+            try:
+                wanted = manifests(seen.job, seen.topology, attempt, policies=policies)
+            except ValueError as error:
+                return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
+            children = seen.observed.children
+            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, children, self._allowed)
+        return None if found is None else Obstacle(*found)
 
-    def _now(self) -> str:
-        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _plan(self, key: Key, seen: Sight, obstacle: Obstacle | None) -> Plan:
+        reports = {} if is_terminal(seen.status) else self._launchers.reports(key, list(seen.observed.pods.values()))
+        with doing("planning"):
+            return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle)
 
-    async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan, now: str) -> float | None:
-        """Write the status and its events, if anything changed. Return the seconds until the next pass is due."""
-        if decided.status != old:
-            await self._cluster.write_status(raw, dump(decided.status))
-            self._measure(key, raw, old, decided.status)
-            for event in decided.events:
-                log.info(
-                    "%s/%s: %s: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], event.reason, event.message
-                )
-                await self._cluster.emit(raw, kind=event.type, reason=event.reason, message=event.message, now=now)
-        return decided.requeue_after
+    def _find_changes(self, seen: Sight, decided: Plan) -> Changes:
+        policies = self._network_policies
+        return find_changes(seen.job, seen.topology, seen.observed, decided, self._applied, policies=policies)
+
+    async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
+        """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
+        new, time = decided.status, asyncio.get_running_loop().time()
+        if new == old:
+            return decided.requeue_after, False
+        due = self._written.get(key, -DETAIL_SECONDS) + DETAIL_SECONDS
+        if time < due and can_wait(old, new):
+            return min(due - time, decided.requeue_after or DETAIL_SECONDS), False
+        self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
+        self._written[key] = time
+        self._measure(key, raw, old, new)
+        return decided.requeue_after, True
+
+    async def _scale(self, key: Key, scale: Scale, now: str) -> None:
+        """Change the number of elastic engines in the spec; the next pass acts on it."""
+        if (latest := self._mirror.job(key)) is not None:
+            await self._cluster.scale(latest, scale.replicas)
+            await self._cluster.emit(latest, kind="Normal", reason=Reason.SCALED, message=scale.message, now=now)
+
+    async def _tell(self, raw: Object, decided: Plan | None, now: str) -> None:
+        """Create the events of a plan whose status was written."""
+        for event in decided.events if decided else ():
+            metadata = raw["metadata"]
+            log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
+            await self._cluster.emit(raw, kind=event.type, reason=event.reason, message=event.message, now=now)
 
     def _measure(self, key: Key, raw: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
         self._instruments.status_written(key)
@@ -168,78 +209,46 @@ class Reconciler:
             fresh = new.attempt == 0 and new.observed_generation == 1
             self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
-    async def _find_obstacle(
-        self, job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str
-    ) -> Obstacle | None:
-        """Return why the attempt that is about to begin cannot, or None; checked live before each attempt."""
-        if job.fault is not None or not is_about_to_begin(job, status, observed, now):
-            return None
-        try:
-            children = manifests(job, topology, next_attempt(status), policies=self._network_policies)
-        except ValueError as error:
-            return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
-        found = await find_obstacle(self._cluster, job, topology, children, self._allowed)
-        return None if found is None else Obstacle(*found)
+    def _follow(self, key: Key, seen: Sight, decided: Plan, delay: float | None) -> None:
+        """Ask launchers again shortly before the next pass is due, while pods may answer."""
+        there = seen.observed.pods
+        pods = [there[member.pod] for member in seen.topology.members if member.pod in there]
+        if is_terminal(decided.status) or delay is None or not pods or pods[0].name != seen.topology.members[0].pod:
+            self._launchers.forget(key)
+            return
+        policy, port = seen.job.spec.failure_policy, seen.job.spec.rendezvous.status_port
+        self._launchers.follow(key, Round(port, pods, lambda said: seems_hung(said, policy)), delay * 0.9)
 
-    async def _children(self, job: Job, kind: str) -> list[Object]:
-        """Return the objects of a kind that carry the job's label, those of an earlier job of this name too."""
-        return await self._cluster.list(kind, job.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={job.name}")
+    async def _rescue(self, key: Key, error: Exception) -> None:
+        """Say on the job what failed, and do what can be done nevertheless; all of it from live reads."""
+        raw = await self._eyes.read(key)
+        if raw is None:
+            return
+        status, now = read_status(raw.get("status")), self._now()
+        job = read_job(key, raw, status)
+        pods = {
+            pod["metadata"]["name"]: pod["metadata"]["labels"].get(names.LABEL_ROLE, "")
+            for pod in await children(self._cluster, key, "Pod")
+        }
+        decided = rescue(job, status, pods, _say(error), now)
+        _, written = await self._publish(key, raw, status, decided)
+        await self._tell(raw, decided if written else None, now)
+        groups = [read_child("StatefulSet", one) for one in await children(self._cluster, key, "StatefulSet")]
+        ours = [child for child in groups if owner_of(child.raw) == key.uid]
+        await self._changer.stop(job, groups_to_stop(ours, decided.mode))
 
-    async def _observe(self, job: Job, key: Key, status: GRPOJobStatus, now: str) -> Observed:
-        pods = await self._children(job, "Pod")
-        others = [child for kind in names.CHILD_KINDS for child in await self._children(job, kind)]
-        observed = observe(job.uid, pods=pods, others=others, gone=self.deleted_pods.of(key))
-        lost, absent, ready = {}, set(), set()
-        suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
-        for name in sorted(suspects):
-            try:
-                node = await self._cluster.node(name)
-            except ForbiddenError:
-                break  # without the right to read nodes, a lost node shows later: Kubernetes evicts its pods
-            if node is None:
-                absent.add(name)
-            if (since := lost_since(node, now)) is not None:
-                lost[name] = since
-            else:
-                ready.add(name)
-        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
+    async def _recover(self, key: Key, seen: Sight) -> None:
+        """Clear `Blocked` after a pass that succeeded."""
+        if (latest := self._mirror.job(key)) is not None:
+            status = recovered(seen.job, read_status(latest.get("status")), seen.now)
+            self._mirror.renew_job(await self._cluster.write_status(latest, dump(status)))
 
-    async def _ask(self, topology: Topology, job: Job, observed: Observed) -> Reports:
-        """Ask rank 0's launcher for its progress, and all others too if the job seems hung."""
-        master = topology.members[0].pod
-        reports = await self._fetch(job, observed, [master])
-        if seems_hung(reports.get(master), job.spec.failure_policy):
-            reports |= await self._fetch(job, observed, [member.pod for member in topology.members[1:]])
-        return reports
-
-    async def _fetch(self, job: Job, observed: Observed, names_of_pods: Sequence[str]) -> dict[str, Progress]:
-        pods = [observed.pods[name] for name in names_of_pods if name in observed.pods]
-        running = [(pod.name, pod.ip) for pod in pods if pod.ip is not None and pod.outcome is None]
-        port = job.spec.rendezvous.status_port
-        answers = await asyncio.gather(*(self._progress.fetch(ip, port) for _, ip in running))
-        for progress in answers:
-            self._instruments.asked(answered=progress is not None)
-        return {name: progress for (name, _), progress in zip(running, answers, strict=True) if progress is not None}
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def is_ours(raw: Object) -> bool:
-    """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
-    manager = raw["spec"].get("managedBy") or names.CONTROLLER
-    return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
-
-
-def _read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
-    stored = read_spec(raw["spec"], status)
-    return Job(
-        namespace=key.namespace,
-        name=key.name,
-        uid=key.uid,
-        generation=raw["metadata"]["generation"],
-        spec=stored.spec,
-        fault=stored.fault,
-        ignored=stored.ignored,
-        micro_batch_halvings=status.micro_batch_halvings,
-    )
+def _begins(seen: Sight) -> bool:
+    return is_about_to_begin(seen.job, seen.status, seen.observed, seen.now)
 
 
 def _say(error: Exception) -> Obstacle:

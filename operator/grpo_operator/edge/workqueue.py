@@ -2,13 +2,15 @@
 
 It keeps the contract of client-go's rate-limited queue, for one process and thousands of keys: a key has one pass at a
 time, a wake that arrives during a pass causes another pass, and a pass that failed is retried after 0.2 s, doubling up
-to a minute.
+to a minute. Between two passes over a key lies a pause, so that a burst of changes costs few passes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -20,18 +22,30 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 60.0
 
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 2.0
+"""Pause between two passes over a key. It is as long as the pass before, within these limits: a job with a thousand
+pods leaves time for others."""
+
 
 class WorkQueue(Generic[K]):
-    """Runs `work(key)` for every woken key; `work` returns the seconds until its next run, None to wait for a wake."""
+    """Runs `work(key)` for every woken key; `work` returns the seconds until its next run, None to wait for a wake.
+
+    Passes begin while `gate` is set. `started` holds when each pass under way began, on the loop's clock.
+    """
 
     def __init__(
-        self, work: Callable[[K], Awaitable[float | None]], instruments: Instruments, *, limit: int = 32
+        self,
+        work: Callable[[K], Awaitable[float | None]],
+        instruments: Instruments,
+        *,
+        gate: asyncio.Event,
+        limit: int = 32,
     ) -> None:
         self._work, self._instruments = work, instruments
-        self._slots = asyncio.Semaphore(limit)
+        self._gate, self._slots = gate, asyncio.Semaphore(limit)
         self._wakes: dict[K, asyncio.Event] = {}
         self._tasks: dict[K, asyncio.Task[None]] = {}
-        self.last_pass = asyncio.get_running_loop().time()
+        self.started: dict[K, float] = {}
 
     def wake(self, key: K) -> None:
         """Request a pass over a key."""
@@ -55,35 +69,41 @@ class WorkQueue(Generic[K]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, key: K) -> None:
-        wake, backoff = self._wakes[key], _FIRST_BACKOFF
+        loop, wake, backoff = asyncio.get_running_loop(), self._wakes[key], _FIRST_BACKOFF
         while True:
-            wake.clear()  # before the pass reads anything: a change during the pass causes another one
+            await self._gate.wait()
+            began = loop.time()
             try:
                 delay = await self._pass(key)
                 backoff = _FIRST_BACKOFF
             except ConflictError:
-                delay = 0.0
+                delay = random.uniform(0.0, PAUSE_SECONDS)
             except Exception:  # a fault of one job, whatever it is, must not stop the others
                 log.exception("%s: the pass failed; retrying in %.1f s", key, backoff)
                 delay, backoff = backoff, min(backoff * 2, _LAST_BACKOFF)
-            self.last_pass = asyncio.get_running_loop().time()
+            pause = min(max(PAUSE_SECONDS, loop.time() - began), LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(pause)
             if delay is None and not wake.is_set():
                 del self._tasks[key], self._wakes[key]
                 return
-            try:
-                await asyncio.wait_for(wake.wait(), delay)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(wake.wait(), None if delay is None else max(0.0, delay - pause))
 
     async def _pass(self, key: K) -> float | None:
         self._instruments.waiting()
         try:
             await self._slots.acquire()
+            while not self._gate.is_set():  # closed while the key waited for a slot
+                self._slots.release()
+                await self._gate.wait()
+                await self._slots.acquire()
         except asyncio.CancelledError:
             self._instruments.turn_given_up()
             raise
+        self._wakes[key].clear()  # before the pass reads anything: a change during the pass causes another one
         result: Result = "error"
         began = self._instruments.begin_pass(key)
+        self.started[key] = asyncio.get_running_loop().time()
         try:
             delay = await self._work(key)
             result = "success" if delay is None else "requeue_after"
@@ -91,6 +111,7 @@ class WorkQueue(Generic[K]):
             result = "conflict"
             raise
         finally:
+            del self.started[key]
             self._slots.release()
             self._instruments.end_pass(key, began, result)
         return delay

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_operator.api import names
+from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.pods import Manifest, child_labels, pod_template, port_numbers
-from grpo_operator.layout.topology import Group, Job, Topology, make_contract
+from grpo_operator.layout.topology import Group, Job, Topology
 
 
 def manifests(

@@ -6,17 +6,17 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.generation import GenerationGroup, NodeLocalSpec
+from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
 from grpo_operator.api.infrastructure import TrainerGroup
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
-from grpo_workload.spec.contract import Contract, Engine, JobRef, Member, TransferGroup
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.contract import Engine, JobRef, Member, TransferGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +54,40 @@ class Job:
         return names.pod_host(pod, self.name, self.namespace)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """One StatefulSet: pods that differ only in their ordinal."""
 
     role: Role
     statefulset: str
     spec: PodGroup
+    most: int | None = None  # most pods that an elastic group may have while the job runs
 
     @property
     def name(self) -> str:
         """Name of the group in the spec."""
         return self.spec.name
 
-    @property
+    @cached_property
     def pods(self) -> tuple[str, ...]:
         """Names of the pods, in the order of their ordinals."""
-        return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(self.spec.replicas))
+        return self._pods(self.spec.replicas)
+
+    @cached_property
+    def possible_pods(self) -> tuple[str, ...]:
+        """Names of all pods that the group may have while the job runs."""
+        return self._pods(self.most or self.spec.replicas)
+
+    @cached_property
+    def needed_pods(self) -> tuple[str, ...]:
+        """Names of the pods without which the job does not run. Of an elastic group, the first one."""
+        return self.pods if self.most is None else self._pods(1)
+
+    def _pods(self, number: int) -> tuple[str, ...]:
+        return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(number))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """All pod groups, the trainer pods in rank order, the engines, and the transfer groups that send them weights."""
 
@@ -87,12 +101,22 @@ class Topology:
         """Number of ranks in all trainer pods."""
         return sum(member.gpus for member in self.members)
 
-    @property
+    @cached_property
     def pods(self) -> tuple[str, ...]:
         """Names of all pods, trainer pods first."""
         return tuple(pod for group in self.groups for pod in group.pods)
 
-    @property
+    @cached_property
+    def needed_pods(self) -> tuple[str, ...]:
+        """Names of the pods without which the job does not run, trainer pods first."""
+        return tuple(pod for group in self.groups for pod in group.needed_pods)
+
+    @cached_property
+    def elastic_pods(self) -> tuple[str, ...]:
+        """Names of the other pods that the spec asks for."""
+        return tuple(pod for group in self.groups if group.most is not None for pod in group.pods[1:])
+
+    @cached_property
     def trainer_pods(self) -> frozenset[str]:
         """Names of the pods that train."""
         return frozenset(member.pod for member in self.members)
@@ -104,7 +128,9 @@ def plan_topology(job: Job) -> Topology:
     trainers = [_group(job, Role.TRAINER, group) for group in spec.trainer.groups]
     members = _members(job, trainers)
     if spec.generation.server is not None:
-        generators = [_group(job, Role.GENERATION, group) for group in spec.generation.server.groups]
+        first, *others = spec.generation.server.groups
+        generators = [_elastic_group(job, first, spec.generation.server.elastic)]
+        generators += [_group(job, Role.GENERATION, group) for group in others]
         engines, transfer = _server_engines(job, generators, members[0])
         return Topology(groups=(*trainers, *generators), members=members, engines=engines, transfers=(transfer,))
     if spec.generation.node_local is not None:
@@ -113,36 +139,15 @@ def plan_topology(job: Job) -> Topology:
     return Topology(groups=tuple(trainers), members=members)
 
 
-def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
-    """Return the contract that every pod of the attempt reads."""
-    config = job.spec.trainer_config()
-    return Contract(
-        job=job.ref,
-        attempt=attempt,
-        device=job.spec.device.type,
-        members=topology.members,
-        engines=topology.engines,
-        transfers=topology.transfers,
-        master_port=job.spec.rendezvous.port,
-        timeout_seconds=job.spec.rendezvous.timeout_seconds,
-        restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
-        durable=job.spec.storage.claim_name is not None,
-        config=config.model_copy(update={"training": smaller_micro_batches(config.training, job.micro_batch_halvings)}),
-    )
-
-
-def smaller_micro_batches(training: TrainingConfig, halvings: int) -> TrainingConfig:
-    """Return the section with micro-batches halved so many times. A step computes the same with them."""
-    size = training.per_device_train_batch_size
-    changes = {
-        "max_tokens_per_micro_batch": max(1, training.max_tokens_per_micro_batch >> halvings),
-        "per_device_train_batch_size": None if size is None else max(1, size >> halvings),
-    }
-    return training.model_copy(update=changes)
-
-
 def _group(job: Job, role: Role, spec: TrainerGroup | GenerationGroup) -> Group:
     return Group(role=role, statefulset=names.child_name(job.name, spec.name), spec=spec)
+
+
+def _elastic_group(job: Job, spec: GenerationGroup, elastic: ElasticSpec | None) -> Group:
+    group = _group(job, Role.GENERATION, spec)
+    if elastic is None:
+        return group
+    return replace(group, spec=spec.model_copy(update={"replicas": elastic.replicas}), most=elastic.max_replicas)
 
 
 def generation_devices(node_local: NodeLocalSpec | None, gpus: int) -> tuple[int, ...]:
@@ -174,17 +179,18 @@ def _members(job: Job, groups: Sequence[Group]) -> tuple[Member, ...]:
 
 
 def _server_engines(job: Job, groups: Sequence[Group], master: Member) -> tuple[tuple[Engine, ...], TransferGroup]:
-    """Return one engine for each pod.
+    """Return one engine for each pod that may exist: the contract is the same however many there are.
 
     All are in one transfer group: rank 0 sends once, however many engines there are.
     """
     server = job.spec.generation.server
     assert server is not None
-    engines, rank = [], 1
+    engines = []
     for group in groups:
         assert isinstance(group.spec, GenerationGroup)
         tensor_parallel = group.spec.tensor_parallel or job.spec.generation.tensor_parallel
-        for pod in group.pods:
+        needed = set(group.needed_pods)
+        for pod in group.possible_pods:
             engine = Engine(
                 name=pod,
                 pod=pod,
@@ -194,11 +200,10 @@ def _server_engines(job: Job, groups: Sequence[Group], master: Member) -> tuple[
                 tensor_parallel=tensor_parallel,
                 data_parallel=group.spec.gpus // tensor_parallel,
                 devices=tuple(range(group.spec.gpus)),
-                rank_offset=rank,
+                elastic=pod not in needed,
             )
             engines.append(engine)
-            rank += engine.world_size
-    return tuple(engines), TransferGroup(sender=0, host=master.host, port=server.transfer_port, world_size=rank)
+    return tuple(engines), TransferGroup(sender=0, host=master.host, port=server.transfer_port)
 
 
 def _node_local_engines(
@@ -221,12 +226,7 @@ def _node_local_engines(
                     tensor_parallel=size,
                     devices=devices[index * size : (index + 1) * size],
                     transfer=number,
-                    rank_offset=1 + index * size,
                 )
             )
-        transfers.append(
-            TransferGroup(
-                sender=member.rank_offset, host=member.host, port=spec.transfer_port, world_size=1 + len(devices)
-            )
-        )
+        transfers.append(TransferGroup(sender=member.rank_offset, host=member.host, port=spec.transfer_port))
     return tuple(engines), tuple(transfers)

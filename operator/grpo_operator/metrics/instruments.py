@@ -23,6 +23,7 @@ from prometheus_client import (
 )
 
 from grpo_operator.metrics.jobs import WatchedJobs, label_of
+from grpo_operator.metrics.mirror import MirrorCollector
 
 Result = Literal["success", "requeue_after", "conflict", "error"]
 
@@ -44,6 +45,9 @@ class Instruments:
         GCCollector(registry=registry)
         build = Info("grpo_operator_build", "Versions of the operator, of kopf and of Python.", registry=registry)
         build.info({"version": version("grpo-operator"), "kopf": version("kopf"), "python": platform.python_version()})
+        self._leader = Gauge(
+            "grpo_operator_leader", "1 if this operator acts on jobs; 0 while it stands by.", registry=registry
+        )
         self._passes = Histogram(
             "grpo_operator_reconcile_duration_seconds",
             "Duration of a pass over a job in seconds, by result.",
@@ -101,6 +105,20 @@ class Instruments:
             buckets=_SLOW,
             registry=registry,
         )
+        self.mirror = MirrorCollector(clock)
+        registry.register(self.mirror)
+        self._lists = Counter(
+            "grpo_operator_mirror_lists",
+            "Number of full lists of a kind, by why: start, expired (version no longer served), disorder, hourly.",
+            ["kind", "reason"],
+            registry=registry,
+        )
+        self._second_looks = Counter(
+            "grpo_operator_second_looks",
+            "Number of plans that were made again from a live read, by whether it confirmed them.",
+            ["result"],
+            registry=registry,
+        )
         # Every series starts at 0: rates include the first event.
         for result in get_args(Result):
             self._passes.labels(result)
@@ -108,10 +126,17 @@ class Instruments:
             self._answers.labels(result)
         for attempt in ("first", "later"):
             self._applied.labels(attempt)
+        for result in ("confirmed", "outdated"):
+            self._second_looks.labels(result)
         self._noticed: dict[Hashable, float] = {}
         self._in_pass: dict[Hashable, float] = {}
         self._failing: set[Hashable] = set()
         self._begun: dict[Hashable, tuple[str, float]] = {}
+
+    def leads(self) -> None:
+        """Record that this operator acts from now on; another, which may have acted before, shows no jobs any more."""
+        self._leader.set(1)
+        self.jobs.shown = True
 
     def noticed(self, key: Hashable) -> None:
         """Record that something about a job changed. The status lag counts from here."""
@@ -176,6 +201,14 @@ class Instruments:
     def asked(self, *, answered: bool) -> None:
         """Record that a launcher was asked for its progress."""
         self._answers.labels("answered" if answered else "silent").inc()
+
+    def listed(self, kind: str, reason: str) -> None:
+        """Record that the mirror listed a kind."""
+        self._lists.labels(kind, reason).inc()
+
+    def looked_again(self, *, confirmed: bool) -> None:
+        """Record that a plan from the mirror was made again from a live read."""
+        self._second_looks.labels("confirmed" if confirmed else "outdated").inc()
 
     def gone(self, key: Hashable) -> None:
         """Forget a job that no longer exists."""

@@ -62,11 +62,13 @@ def _unix_time(timestamp: str) -> float:
 class WatchedJobs(Collector, Generic[K]):
     """Gauges of the jobs that exist now.
 
-    They come from the watch: they are right after a restart, and end with their job.
+    They come from the watch: they are right after a restart, and end with their job. An operator that stands by shows
+    none, so that no job is counted twice.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[K, WatchedJob] = {}
+        self.shown = False
 
     def seen(self, key: K, job: WatchedJob) -> None:
         """Record the state of a job."""
@@ -83,6 +85,8 @@ class WatchedJobs(Collector, Generic[K]):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Return the gauges. A namespace with a job gets all phases, so that a phase without jobs reads 0."""
+        if not self.shown:
+            return
         phases = Counter((job.namespace, job.phase) for job in self._jobs.values())
         jobs = GaugeMetricFamily("grpo_operator_jobs", "Number of GRPOJobs, by phase.", labels=["namespace", "phase"])
         for namespace in sorted({namespace for namespace, _ in phases}):

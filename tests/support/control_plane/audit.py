@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 Grant = tuple[str, str, str]
 """Group, resource (with its subresource), verb."""
@@ -24,6 +27,20 @@ def requests(log: Path, user: str) -> Iterator[dict[str, Any]]:
     for event in events(log, user):
         if event["user"].get("username") == user and "objectRef" in event:
             yield event
+
+
+def writes(log: Path, user: str, kubeconfig: Path) -> list[dict[str, Any]]:
+    """Return the successful requests that changed something, of those of the user with the token of this kubeconfig."""
+    token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]
+    claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    credential = [f"JTI={claims['jti']}"]
+    return [
+        event
+        for event in requests(log, user)
+        if event["user"].get("extra", {}).get("authentication.kubernetes.io/credential-id") == credential
+        and event["verb"] not in ("get", "list", "watch")
+        and event["responseStatus"]["code"] < 400
+    ]
 
 
 def _grant(event: dict[str, Any]) -> Grant:

@@ -25,6 +25,8 @@ def _name(o: dict[str, Any]) -> str:
     end = o["metadata"]["name"].rpartition("-")[2]
     if o["kind"] == "ClusterRole" and end in ("view", "edit"):
         return f"ClusterRole {end}"
+    if end == "leader":
+        return f"{o['kind']} leader"
     return f"{o['kind']} {o['metadata'].get('namespace', '')}".strip() if "Role" in o["kind"] else str(o["kind"])
 
 
@@ -33,7 +35,8 @@ def render(
 ) -> dict[str, dict[str, Any]]:
     """Return the rendered objects without those of `helm test`. Raises ValueError if helm refuses the values.
 
-    Keys: the kind; for roles the kind and the namespace; for aggregated roles the kind and the end of the name.
+    Keys: the kind; for roles the kind and the namespace; for aggregated roles, and those of the Lease, the kind and the
+    end of the name.
     """
     command = [str(helm), "template", release, str(CHART), "--skip-tests", "--namespace", namespace, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

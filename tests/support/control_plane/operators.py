@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_cli.local.processes import free_ports
 from grpo_devcluster import binaries
@@ -69,25 +72,25 @@ def install_chart(
     return Release(name, namespace, kubeconfig_of(plane, kubectl, namespace, name), tuple(container["args"]))
 
 
-def kubeconfig_of(plane: ControlPlane, kubectl: Any, namespace: str, account: str) -> Path:
-    """Write a kubeconfig for a service account."""
+def kubeconfig_of(plane: ControlPlane, kubectl: Any, namespace: str, account: str, name: str = "") -> Path:
+    """Write a kubeconfig for a service account. One for each `name`, each with its own token."""
     token = kubectl("create", "token", account, "-n", namespace, "--duration=2h").strip()
     config = yaml.safe_load(plane.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
-    path = plane.state / f"{namespace}.{account}.kubeconfig"
+    path = plane.state / f"{namespace}.{account}{name}.kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
 
 
-def wait_for_crd(kubectl: Any) -> None:
-    """Wait until the API server serves GRPOJobs; `kubectl wait` gives up on a CRD that has no conditions yet."""
+def wait_for_crd(kubectl: Any, name: str = "grpojobs.training.grpo.dev") -> None:
+    """Wait until the API server serves a CRD's objects; `kubectl wait` gives up on one that has no conditions yet."""
 
     def established() -> bool:
-        crd = json.loads(kubectl("get", "crd", "grpojobs.training.grpo.dev", "-o", "json"))
+        crd = json.loads(kubectl("get", "crd", name, "-o", "json"))
         conditions = crd.get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
-    wait_until(established, "the CRD is established", 60, interval=0.2)
+    wait_until(established, f"the CRD {name} is established", 60, interval=0.2)
 
 
 class Operator:
@@ -101,15 +104,18 @@ class Operator:
         program: Sequence[str] = ("-m", "grpo_operator"),
         *,
         metrics_port: int | None = None,
+        pod: str = "operator-0",
     ) -> None:
+        """Operators of one release that run at one time need different names of their `pod`."""
         self.kubeconfig, self.log, self.metrics_port = kubeconfig, log, metrics_port
-        self._arguments, self._program = arguments, program
-        self.port = free_ports(1)[0]  # port of /healthz; kopf would read 0 as 80
+        self._arguments = [argument.replace("$(POD_NAME)", pod) for argument in arguments]
+        self._program = program
+        self.port = free_ports(1)[0]  # port of /healthz and /readyz
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the operator, unless it runs."""
-        if self._process is not None:
+        """Start the operator, unless it runs. It may have ended by itself: without its Lease, as after a long stall."""
+        if self._process is not None and not self.has_ended:
             return
         command = [
             sys.executable,
@@ -125,10 +131,37 @@ class Operator:
             environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
+    def passes(self) -> float:
+        """Return the number of passes over jobs so far, from the operator's metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        name = "grpo_operator_reconcile_duration_seconds_count"
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if the operator was not started."""
+        return None if self._process is None else self._process.pid
+
     @property
     def has_ended(self) -> bool:
         """Whether the operator was started and has ended by itself."""
         return self._process is not None and self._process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the running operator."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status code and the text of /healthz or /readyz; 0 if nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
 
     def kill(self) -> None:
         """End the operator by SIGKILL."""
@@ -202,18 +235,31 @@ class Jobs:
 
     def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
         """Report, in place of the kubelet, that a pod's container ended."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
-        status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
-        status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
-        conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
-        patch = {"status": {"containerStatuses": [status], "conditions": conditions}}
-        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))
+        patch = json.dumps(ended_container(exit_code, message))
+        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+
+
+def ended_container(exit_code: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return the change of a pod's status by which a kubelet reports that its container ended and runs again."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
+    status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
+    status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
+    conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
+    return {"status": {"containerStatuses": [status], "conditions": conditions}}
 
 
 def outcome(exit_code: int, reason: str = "Done", message: str = "", **more: Any) -> dict[str, Any]:
     """Return a launcher's result."""
     return {"attempt": 0, "podUid": "", "exitCode": exit_code, "reason": reason, "message": message, **more}
+
+
+def report_balance(jobs: Jobs, name: str, *, engines: int) -> None:
+    """Write into a job's status, in place of its ranks, that so many engines would balance them."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    progress = {"step": 9, "totalSteps": 99, "metrics": {"engines/balanced": engines}, "time": now}
+    patch = json.dumps({"status": {"progress": progress}})
+    jobs("patch", "grpo", name, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:

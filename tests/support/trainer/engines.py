@@ -28,14 +28,20 @@ PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
 
 def make_contract(
-    model: Path, sizes: Sequence[tuple[int, int]], *, timeout: int = 400, restarts: bool = False, **generation: Any
+    model: Path,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    timeout: int = 400,
+    restarts: bool = False,
+    elastic: Sequence[int] = (),
+    **generation: Any,
 ) -> Contract:
     """Return a contract with one rank, and an engine on its own pod for each pair of (tensor, data) parallel sizes.
 
-    All engines are in one transfer group; everything runs on this machine.
+    All engines are in one transfer group; everything runs on this machine. `elastic`: positions of elastic engines.
     """
     *ports, transfer_port, status_port, master_port = free_ports(len(sizes) + 3)
-    engines, offset = [], 1
+    engines = []
     for index, ((tensor, data), port) in enumerate(zip(sizes, ports, strict=True)):
         engine = {
             "name": f"engine-{index}",
@@ -45,8 +51,7 @@ def make_contract(
             "port": port,
         }
         parallel = {"tensorParallel": tensor, "dataParallel": data, "devices": list(range(tensor * data))}
-        engines.append({**engine, **parallel, "rankOffset": offset})
-        offset += tensor * data
+        engines.append({**engine, **parallel, "elastic": index in elastic})
     settings = {
         "topology": "Server",
         "maxModelLen": 128,
@@ -69,7 +74,7 @@ def make_contract(
                 }
             ],
             "engines": engines,
-            "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port, "worldSize": offset}],
+            "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port}],
             "masterPort": master_port,
             "timeoutSeconds": timeout,
             "restartEngines": restarts,
@@ -117,7 +122,7 @@ class Engines:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start all engines, and stop them at the end.
+        """Start all engines but elastic ones, and stop them at the end.
 
         If a launcher ends meanwhile and the test has not called `expect_end` or `kill`, the main thread fails at once
         with the end of the launcher's log, whatever it waits for.
@@ -126,8 +131,8 @@ class Engines:
 
         def failure() -> str | None:
             for engine in self.contract.engines:
-                launcher = self.launchers[engine.name]
-                if launcher.poll() is not None and launcher not in self._may_end:
+                launcher = self.launchers.get(engine.name)
+                if launcher and launcher.poll() is not None and launcher not in self._may_end:
                     log = self.log(engine).read_text()[-4000:]
                     return f"the launcher of {engine.name} ended with {launcher.returncode}:\n{log}"
             return None
@@ -142,7 +147,8 @@ class Engines:
             pytest.fail(failure() or "")
 
         for engine in self.contract.engines:
-            self.start(engine)
+            if not engine.elastic:
+                self.start(engine)
         previous = signal.signal(signal.SIGUSR1, fail)
         watcher = threading.Thread(target=watch, name="engines-watch", daemon=True)
         watcher.start()

@@ -1,5 +1,7 @@
 """A colocated vLLM samples from the policy's current weights after each push, on every rank.
 
+With `training.maxStaleness` it samples later steps too. Pushes cut them, and they continue under the new weights.
+
 Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled.
 """
 
@@ -9,26 +11,28 @@ import torch
 from support.families import make_model
 from support.trainer.tiny_model import make_tiny_tokenizer
 
+LENGTHS, EOS = (6, 9, 12), 2
+
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("world_size", "zero_stage", "tensor_parallel", "trains", "family", "dtype"),
+    ("world_size", "zero_stage", "tensor_parallel", "trains", "family", "dtype", "staleness"),
     [
-        (2, 2, 1, "all", "olmo2", "float32"),  # vLLM has no model for it: it changes transformers' class
-        (2, 2, 1, "adapters", "qwen3_moe", "float32"),  # adapters of stacked experts
-        (2, 3, 1, "all", "mixtral", "float32"),  # other names in checkpoints
-        (4, 2, 2, "all", "llama", "float32"),  # tied
-        (1, 2, 1, "all", "llama", "bfloat16"),  # logits are rounded, and so is what sampling keeps
+        (2, 2, 1, "all", "olmo2", "float32", 0),  # vLLM has no model for it: it changes transformers' class
+        (2, 2, 1, "adapters", "qwen3_moe", "float32", 2),  # adapters of stacked experts
+        (2, 3, 1, "all", "mixtral", "float32", 0),  # other names in checkpoints
+        (4, 2, 2, "all", "llama", "float32", 2),  # tied
+        (1, 2, 1, "all", "llama", "bfloat16", 0),  # logits are rounded, and so is what sampling keeps
     ],
 )
 def test_vllm_samples_from_the_trained_weights(
-    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family, dtype
+    run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family, dtype, staleness
 ):
-    """Also of families whose weights are renamed and split for checkpoints."""
+    """Also of families whose weights are renamed and split for checkpoints, and with `training.maxStaleness`."""
     model = tiny_model if family == "llama" else save_with_tokenizer(family, tmp_path / "model")
-    arguments = (model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains, dtype)
+    arguments = (model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains, dtype, staleness)
     run_program("colocate_sync.py", world_size, *arguments)
-    results = torch.load(tmp_path / "out.pt")
+    results = torch.load(tmp_path / "out.pt", weights_only=False)
     # Rank r has r + 1 prompts and gets its own completions back, also where ranks with uneven shares sample together.
     assert [len(result["versions"]) for result in results] == [4 * (rank + 1) for rank in range(world_size)]
     # A prompt's samples depend on its seed, not on the rank that asks or on its other prompts.
@@ -37,6 +41,7 @@ def test_vllm_samples_from_the_trained_weights(
     for result in results:
         assert min(result["spreads"]) > 0, "rewards of each group differ, so that there is something to learn"
         assert set(result["versions"]) == {2}
+        assert result["texts"] == result["whole_texts"]
         for mean, without, largest in result["truncated"]:
             assert without < 0.95, "a trainer that knows of no truncation must be noticed"
             assert abs(mean - 1) < 0.01
@@ -52,6 +57,25 @@ def test_vllm_samples_from_the_trained_weights(
         assert "fixed tokens log-probabilities that differ by" in stale
         assert "the same weights that it had loaded, and then had others in" in changed
         assert "the push has no weights, or too few, for model.layers." in missing
+        if staleness:
+            check_ahead(result["ahead"])
+
+
+def check_ahead(ahead):
+    """Completions that two pushes cut are whole, and each token is from the weights that the engine had then."""
+    completions = [[one for group in groups for one in group] for _, groups in ahead["steps"]]
+    for step, (whole, before, after) in enumerate(zip(completions, ahead["before"], ahead["after"], strict=True)):
+        for one, old, new in zip(whole, before, after, strict=True):
+            assert len(old) == len(new) == len(one.token_ids) == len(one.logprobs) <= LENGTHS[step]
+            assert one.finish_reason == ("stop" if one.token_ids[-1] == EOS else "length")
+            assert one.finish_reason == "stop" or len(one.token_ids) == LENGTHS[step]
+            assert 3 <= one.weight_version <= one.weight_version + one.weight_updates <= 3 + step
+            num_old = next((place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a > b), len(old))
+            assert max([*old[:num_old], *new[num_old:]]) < 1e-4
+            assert (num_old < len(old)) == (one.weight_version + one.weight_updates == 5)
+            assert (num_old == 0) == (one.weight_version == 5)
+    assert any(one.weight_updates for one in completions[1]), "no push of the same weights cut a completion"
+    assert any(one.weight_version < 5 <= one.weight_version + one.weight_updates for one in completions[2])
 
 
 def save_with_tokenizer(family, folder):

@@ -1,8 +1,8 @@
 """Real vLLM servers that die and come back: completions and weights are the same as without the loss of an engine.
 
-One of the two servers has two workers. They die in a push, while generating, and all at once while generating. The
-tests share the engines, since each restart takes long: a test starts with the engines and the version that the one
-before has left.
+One of the two servers has two workers. They die in a push, while generating, and all at once while generating. A third
+server is elastic: it joins later, and leaves. The tests share the engines, since each restart takes long: a test starts
+with the engines and the version that the one before has left.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.spec.contract import Engine
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
+from support.trainer.launchers import eventually
 
 pytestmark = pytest.mark.vllm
 
@@ -37,7 +38,8 @@ def model(tiny_model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def pods(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    started = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [(2, 1), (1, 1)], restarts=True))
+    contract = make_contract(tiny_model, [(2, 1), (1, 1), (1, 1)], restarts=True, elastic=[2])
+    started = Engines(tmp_path_factory.mktemp("engines"), contract)
     with started.running():
         yield started
 
@@ -47,7 +49,7 @@ def generator(pods: Engines, model: Any, tmp_path_factory: pytest.TempPathFactor
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1
     )
-    ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5))
+    ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5, late=0, away=0.5))
     yield ready
     ready.close()
     dist.destroy_process_group()
@@ -71,6 +73,9 @@ def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> 
     """Assert that each engine samples with the model's weights and reports their version."""
     link = generator._link
     for client in link.clients:
+        if client.engine.name not in generator._roster.current:
+            assert client.engine.elastic
+            continue
         for prompt in prompts()[:3]:
             sampling = sampling_parameters(generator._sampler._training) | {"seed": prompt.seed}
             process = generator._roster.current[client.engine.name]
@@ -115,7 +120,7 @@ def test_after_a_loss_in_a_push_all_engines_get_all_weights(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one, two = pods.contract.engines
+    one, two, _ = pods.contract.engines
     first = dict(generator._roster.current)
     change(model)
     # Pieces so small that they cut layers: the other engine has received parts of some when the push fails.
@@ -142,7 +147,7 @@ def test_an_engine_lost_while_generating_gets_weights_at_the_next_push(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, two = pods.contract.engines
+    _, two, _ = pods.contract.engines
     on_call(monkeypatch, EngineClient, "complete", 3, lambda: pods.kill(two), of=two)
     groups = generator.generate(prompts(), 2)
     check_complete(groups, model, generator._version)
@@ -166,11 +171,14 @@ def test_generation_continues_after_all_engines_were_lost(
     version = generator._version
     before = generator.generate(prompts(), 2)
 
+    *needed, third = pods.contract.engines
+
     def lose() -> None:
-        for engine in pods.contract.engines:
+        for engine in needed:
             pods.kill(engine)
-        for engine in pods.contract.engines:
+        for engine in needed:
             pods.replace(engine)
+        pods.start(third)  # for the next test
 
     on_call(monkeypatch, EngineClient, "complete", 8, lose)
     groups = generator.generate(prompts(), 2)
@@ -180,3 +188,29 @@ def test_generation_continues_after_all_engines_were_lost(
         [one.token_ids for one in group] for group in before
     ]
     check_every_engine(generator, model, version)
+
+
+def test_an_elastic_engine_joins_with_a_push_and_leaves_without_one(
+    generator: ServerGenerator,
+    pods: Engines,
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    *needed, third = pods.contract.engines
+    # Perhaps it was there when all weights were pushed to the engines that came back.
+    eventually(lambda: third.name in generator._link.observe().processes, "the elastic engine is there")
+    change(model)
+    generator.sync_weights(weights_of(model), 3)
+    assert third.name in generator._roster.current
+    check_every_engine(generator, model, 3)
+
+    on_call(monkeypatch, EngineClient, "complete", 2, lambda: pods.kill(third), of=third)
+    groups = generator.generate(prompts(), 2)
+    check_complete(groups, model, 3)
+    assert "to another engine: engine engine-2 (pod engine-2" in caplog.text
+
+    change(model)
+    generator.sync_weights(weights_of(model), 4)  # waits for nobody
+    assert generator._roster.current.keys() == {engine.name for engine in needed}
+    check_every_engine(generator, model, 4)

@@ -14,9 +14,10 @@ from support.trainer.launchers import free_ports
 RANK = """
 import sys, threading
 from grpo_workload.spec.contract import Engine
-from grpo_workload.generation.servers.engine_watch import EngineLink, Timing
+from grpo_workload.generation.servers.engine_link import EngineLink
+from grpo_workload.generation.servers.engine_watch import Timing
 port, is_stuck = int(sys.argv[1]), sys.argv[2] == "stuck"
-engine = Engine(name="engine-3", pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1)
+engine = Engine(name="engine-3", pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,))
 timing = Timing(poll=0.1, lost=0.5, stuck=0.5, quiet=0.1, grace=0.5)
 link = EngineLink([engine], deadline=3 if sys.argv[2] == "slow" else 30, timing=timing)
 link.wait_ready()
@@ -28,7 +29,7 @@ async def ask():
     for seed in range(2):
         (client,) = link.clients
         work = client.complete([1], model="process", num_samples=1, sampling={"seed": seed}, version=0)
-        print([one.token_ids for one in await link.sample(client, "process", work)], flush=True)
+        print([one.token_ids for one in await link.watch.sample(client, "process", work)], flush=True)
 
 link.run(ask())
 link.close()

@@ -38,7 +38,7 @@ ANSWER = {
 
 
 def engine(port: int, name: str = "engine-3", **sizes: int) -> Engine:
-    return Engine(name=name, pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), rank_offset=1, **sizes)
+    return Engine(name=name, pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), **sizes)
 
 
 @asynccontextmanager

@@ -6,10 +6,13 @@ One server has two data-parallel copies, the other has one copy over two workers
 from __future__ import annotations
 
 import json
+import operator
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,8 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    pods = Engines(tmp_path_factory.mktemp("engines"), make_contract(tiny_model, [(1, 2), (2, 1)]))
+    contract = make_contract(tiny_model, [(1, 2), (2, 1)], maxModelLen=512)
+    pods = Engines(tmp_path_factory.mktemp("engines"), contract)
     with pods.running():
         yield pods
 
@@ -162,6 +166,58 @@ def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, ca
         assert f"is not used: it has weights of version 2, not {version}" in caplog.text
     finally:
         generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": str(version)}))
+
+
+def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGenerator, model: Any) -> None:
+    contract = with_ranks(engines.contract, 1)
+    training = contract.config.training.model_copy(update={"max_staleness": 1, "max_completion_length": 480})
+    config = contract.config.model_copy(update={"training": training})
+    ahead = ServerGenerator(contract.model_copy(update={"config": config}), 0, lambda: weights_of(model))
+    later = [replace(prompt, seed=9) for prompt in prompts()]
+    old = deepcopy(model)
+    try:
+        ahead.sync_weights(weights_of(model), 4)
+        before = tokens_sampled(ahead)
+        ahead.begin(prompts(), 4, heard := Heard())
+        eventually(lambda: all(map(operator.gt, tokens_sampled(ahead), before)), "both engines sample")
+        # Before the model changes, which takes a moment: its new weights wait for nothing but this pause.
+        ahead.expect_weights()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+        ahead.sync_weights(weights_of(model), 5)
+        ahead.begin(later, 2)
+        groups, fresh = ahead.generate(prompts(), 4), ahead.generate(later, 2)
+    finally:
+        ahead.close()
+        generator._with_engines(generator._join)  # the other one's group took its place
+        generator.sync_weights(weights_of(model), 6)
+
+    assert heard.groups == dict(enumerate(groups)), "the listener that was there when they began hears of them"
+    cut = [
+        (own_logprobs(old, prompt, one) - torch.tensor(one.logprobs)).abs()
+        for prompt, group in zip(prompts(), groups, strict=True)
+        for one in group
+        if (one.weight_version, one.weight_updates) == (4, 1)
+    ]
+    # One whose request arrived during the push has no token of the old weights; it is called as old as the others.
+    begun = [differences for differences in cut if differences[0] < 1e-4]
+    assert begun
+    assert any(differences[-5:].max() > 1e-3 for differences in begun), "and goes on with the new weights"
+    assert {(one.weight_version, one.weight_updates) for group in groups for one in group} <= {(4, 0), (4, 1)}
+    # The same prompts: nothing that the old weights have cached is used.
+    for prompt, group in zip(later, fresh, strict=True):
+        for one in group:
+            assert (one.weight_version, one.weight_updates) == (5, 0)
+            assert (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs().max() < 1e-4
+
+
+def tokens_sampled(generator: ServerGenerator) -> list[float]:
+    """Return how many tokens each engine has sampled so far. This never falls, so no moment is missed."""
+    link = generator._link
+    texts = [link.run(client.metrics()) for client in link.clients]
+    return [sum(map(float, re.findall(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)", text, re.M))) for text in texts]
 
 
 def test_each_engine_gives_log_probabilities_of_given_tokens(generator: ServerGenerator, model: Any) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from grpo_workload.generation.servers.generator import engines_of
 from grpo_workload.pod.contract_file import ContractError
 from grpo_workload.pod.engine_main import EnginePod
 from grpo_workload.spec.contract import Contract, ExitCode, Outcome
@@ -56,8 +55,8 @@ def test_with_nodelocal_ranks_use_the_engines_of_their_own_pod() -> None:
     raw["config"]["generation"]["topology"] = "NodeLocal"
     node_local = Contract.model_validate(raw)
 
-    assert [len(engines_of(server, rank)) for rank in range(6)] == [3] * 6
-    assert [[engine.name for engine in engines_of(node_local, rank)] for rank in (0, 1, 2, 5)] == [
+    assert [len(server.engines_of(rank)) for rank in range(6)] == [3] * 6
+    assert [[engine.name for engine in node_local.engines_of(rank)] for rank in (0, 1, 2, 5)] == [
         ["engine-0"],
         ["engine-0"],
         ["engine-1"],

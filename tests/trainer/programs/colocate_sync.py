@@ -1,8 +1,9 @@
 """Two steps with a colocated vLLM, then more completions.
 
-colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE; TRAINS is "all", or "adapters". OUT gets the ranks'
-results in rank order: among them the differences between log-probabilities of the engine and of the trained and the
-initial model, their ratios under truncated sampling, and what is said of weights that differ.
+colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE STALENESS; TRAINS is "all", or "adapters". OUT gets
+the ranks' results in rank order: among them the differences between log-probabilities of the engine and of the trained
+and the initial model, their ratios under truncated sampling, and what is said of weights that differ. With a
+`training.maxStaleness` over 0, also what is sampled ahead.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -17,13 +18,14 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from fixed_samples import train_on
+from sampled_ahead import ENGINE_ARGS, sample_ahead
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.colocate import ColocateGenerator
-from grpo_workload.generation.vllm_api import sampling_parameters
+from grpo_workload.generation.vllm_api import sampling_parameters, whole_text
 from grpo_workload.policy.load import load_model
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.policy import Policy
@@ -34,7 +36,7 @@ from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsDifferError
 from support.trainer.listeners import Heard
 
-NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE, MAX_MODEL_LEN = 4, 12, 2, 0.7, 64
 # Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
 export.GATHER_BYTES = 2**12
 
@@ -72,6 +74,12 @@ def differences(model, head, samples):
     return float(((logprobs_BT - batch.sampling_logprobs_BC) * batch.mask_BC).abs().max())
 
 
+def text_of(tokenizer, prompt, completion):
+    """Return the text that the generator must give to a completion."""
+    is_stopped = completion.finish_reason == "stop"
+    return whole_text(tokenizer, prompt.token_ids, completion.token_ids, is_stopped=is_stopped)
+
+
 def complaints(policy, generator, check):
     """Return what is said of an engine with other weights, of weights that change, and of missing ones."""
     said = []
@@ -92,7 +100,7 @@ def complaints(policy, generator, check):
     return said
 
 
-def main(model, out, zero_stage, tensor_parallel, trains, dtype):
+def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     rank = int(os.environ["RANK"])
     config = TrainerConfig.model_validate(
         {
@@ -105,21 +113,23 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype):
                 "maxCompletionLength": LENGTH,
                 "temperature": TEMPERATURE,
                 "perDeviceTrainBatchSize": 4,
+                "maxStaleness": staleness,
             },
             "parallelism": {"zeroStage": zero_stage},
             **({"lora": {"modulesToSave": ["norm"]}} if trains == "adapters" else {}),
             "generation": {
                 "tensorParallel": tensor_parallel,
-                "maxModelLen": 64,
+                "maxModelLen": MAX_MODEL_LEN,
                 "kvCacheMemory": "64Mi",
-                "engineArgs": {"enforce_eager": True},
+                "engineArgs": {"enforce_eager": True} | (ENGINE_ARGS if staleness else {}),
             },
         }
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
     initial = load_model(config, Device.CPU) if zero_stage < 3 else None
     generator = ColocateGenerator(config, Device.CPU)
-    check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    check = WeightCheck(config, tokenizer)
     generator.sync_weights(policy.weights(), 0)  # the weights that the engine has loaded
     check.run(policy, generator, 0)
     prompts = [
@@ -157,7 +167,11 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype):
     ]
     generator._sampling |= sampling_parameters(config.training)
     samples = list(generate())
+    ahead = sample_ahead(policy, generator, rank, TEMPERATURE, 3, MAX_MODEL_LEN) if staleness else None
     result = {
+        "ahead": ahead,
+        "texts": [sample.completion.text for sample in samples],
+        "whole_texts": [text_of(tokenizer, sample.prompt, sample.completion) for sample in samples],
         "truncated": truncated,
         "logged": logged,
         "spreads": spreads,
@@ -174,4 +188,4 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype):
     generator.close()
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6], int(sys.argv[7]))

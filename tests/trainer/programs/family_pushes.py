@@ -1,6 +1,7 @@
-"""Three pushes to a colocated vLLM on one GPU, each checked: family_pushes.py MODEL TRAINS.
+"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE.
 
-TRAINS is "all", or "adapters". Fails when log-probabilities of engine and trainer differ beyond the bound.
+TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu". Fails when log-probabilities of engine and trainer differ beyond
+the bound.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -12,31 +13,38 @@ import sys
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 
-environment.prepare(Device.CUDA, os.environ)
+model, trains, device = sys.argv[1], sys.argv[2], Device(sys.argv[3])
+environment.prepare(device, os.environ)
 
 import torch
 from transformers import AutoTokenizer
 
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights.differ import WeightsDifferError
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-model, trains = sys.argv[1:]
 config = TrainerConfig.model_validate(
     {
-        "model": {"path": model, "dtype": "bfloat16", "attention": "sdpa"},
+        "model": {"path": model, "dtype": "bfloat16" if device == Device.CUDA else "float32"},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
+        "training": {"perDeviceTrainBatchSize": 1},  # for families with a state, too
         "parallelism": {"zeroStage": 2},
         **({"lora": {"r": 8}} if trains == "adapters" else {}),
-        "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
+        "generation": {
+            "maxModelLen": 256,
+            "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
+            "engineArgs": {"enforce_eager": True},
+        },
     }
 )
-policy = Policy(config, Device.CUDA, timeout_seconds=300, pad_token_id=0)
-generator = ColocateGenerator(config, Device.CUDA)
+policy = Policy(config, device, timeout_seconds=300, pad_token_id=0)
+try_policy(policy, config)
+generator = ColocateGenerator(config, device)
 check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
 for version in range(3):
     if version > 0:

@@ -98,9 +98,9 @@ class Attempts:
             rewards=[dataclasses.replace(reward, function=function, timeout_seconds=0.5)],
             prompts=prompts or self.run.prompts,
             journal=Journal(self.run_dir, branch, 0),
-            known={group.position: group for group in known if group.position not in forget},
+            known={group.place: group for group in known if group.position not in forget},
         )
-        rollout = roll_out(run, 0, Clock())
+        rollout = roll_out(run, 0, Clock()).rollouts[0]
         run.journal.close()
         return rollout
 

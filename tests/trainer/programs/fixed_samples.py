@@ -2,13 +2,17 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
 from grpo_workload.algorithm.micro_batch import shard
+from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
+from grpo_workload.training.rollout import Generation, Rollout
+from grpo_workload.training.work import prepare
 
 NUM_PROMPTS, NUM_GENERATIONS = 5, 3  # over 3 ranks: shares of 2, 2 and 1 prompts
 PAD = 2
@@ -43,9 +47,27 @@ def take_step(policy, step, training, *, broken=False):
     every = list(samples(step))
     if broken:
         every[-1] = replace(every[-1], advantage=math.inf)
+    return train_on(policy, by_rank(every), training)
+
+
+def by_rank(every):
+    """Return the samples of a step by the rank that owns them."""
     shares = [shard(NUM_PROMPTS, dist.get_world_size(), rank) for rank in range(dist.get_world_size())]
-    owned = [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
-    return train_on(policy, owned, training)
+    return [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
+
+
+def take_generation(policy, config):
+    """Take four optimizer steps on the samples of steps 1 and 3, as if they were sampled now; return their metrics."""
+    training = config.training.model_copy(update={"steps_per_generation": 2, "num_iterations": 2})
+    rank, rollouts = dist.get_rank(), {}
+    for batch, step in enumerate((1, 3)):
+        owned = by_rank(list(samples(step)))
+        facts = [[fact(sample) for sample in own] for own in owned]
+        rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=None, facts=facts, num_overlong=0)
+    run = SimpleNamespace(config=SimpleNamespace(training=training), rank=rank, policy=policy)
+    works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
+    turn = [works[batch_of(step, training)] for step in range(4)]
+    return [policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale) for work in turn]
 
 
 def train_on(policy, owned, training):

@@ -2,7 +2,8 @@
 
 A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
 the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
-step whose loss is infinite on the last rank, of which it saves whether it was skipped, and one more with its metrics.
+step whose loss is infinite on the last rank, of which it saves whether it was skipped, one more with its metrics, and
+four on one generation.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -17,7 +18,7 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, take_step
+from fixed_samples import PAD, take_generation, take_step
 
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
@@ -61,6 +62,7 @@ def main(model, out, micro_batch_size, beta, stages):
             "steps": steps,
             "skipped": take_step(policy, 2, config.training, broken=True)["skipped"],
             "after": take_step(policy, 2, config.training),
+            "generation": take_generation(policy, config),
         }
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":

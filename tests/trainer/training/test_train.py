@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.spec.contract import ExitCode, Progress
+from grpo_workload.storage.journal import read_lineage
 from support.trainer.trainings import HUB_NAME, make_config
 
 
@@ -46,10 +47,11 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     model = HUB_NAME if source == "hub" else tiny_model
     offload = {"parallelism": {"offloadOptimizer": "generating" if source == "folder" else "none"}}
     prompts = 3 if source == "folder" else 1  # one: rank 1 has no prompt, and trains on samples of rank 0
+    together, times = (2, 2) if source == "folder" else (1, 1)  # steps that share a generation, and how often
 
     def config(max_steps):
         made = make_config(model, max_steps=max_steps, engine=engine) | offload
-        made["training"]["promptsPerStep"] = prompts
+        made["training"] |= {"promptsPerStep": prompts, "stepsPerGeneration": together, "numIterations": times}
         return made
 
     ranks = start_training(config(100_000), 2, uid="stopped", **hub.env)
@@ -58,6 +60,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     ranks.processes[1].send_signal(signal.SIGTERM)
     assert ranks.exit_codes() == [ExitCode.STOPPED] * 2, ranks.logs()
     step = len(curve(stopped))
+    assert step % (together * times) == 0, "it stopped inside a generation"
     assert [path.name for path in (stopped / "checkpoints").iterdir()] == [f"step-{step}"]
     progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
     assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
@@ -78,6 +81,11 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
         assert ours == pytest.approx(line, rel=1e-5, abs=1e-6)
     assert all(line["grad_norm"] > 0 for line in expected)
     assert max(line["trained/sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
+    first = [line for line in expected if line["step"] % (together * times) == 0]
+    assert max(line["clip_ratio/region_mean"] for line in first) == 0
+    assert (max(line["clip_ratio/region_mean"] for line in expected) > 0) == (together * times > 1)
+    versions = [{group.weight_versions.pop() for group in groups} for groups in read_lineage(stopped)]
+    assert versions[: 2 * together] == [{0}] * together + [{together * times}] * together
     weights, expected_weights = (
         load_file(folder / "checkpoints" / f"step-{step + 2}" / "model" / "model.safetensors")
         for folder in (stopped, straight_dir)
@@ -92,7 +100,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert [line["step"] for line in ranks] == list(range(step + 2))
     for line, whole in zip(ranks, curve(stopped), strict=True):
         assert [rank["rank"] for rank in line["ranks"]] == [0, 1]
-        for rank in line["ranks"][:prompts]:
+        for rank in line["ranks"][: prompts if line["step"] % (together * times) == 0 else 0]:
             assert rank["seconds"]["generate"] > 0 < rank["generated_tokens_per_second"]
         assert all(rank["trained_tokens"] > 0 for rank in line["ranks"])
         fed, trained = (sum(rank[name] for rank in line["ranks"]) for name in ("fed_tokens", "trained_tokens"))

@@ -1,5 +1,9 @@
 """Advantages, losses, gradients and metrics equal those of TRL: its GRPOTrainer runs on the tiny model."""
 
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from datasets import Dataset
@@ -10,10 +14,16 @@ from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.advantage import group_advantages
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
 from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.step_plan import Fact
+from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.rewards.scoring import Reward, score
+from grpo_workload.spec.training import TrainingConfig
+from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise
+from grpo_workload.training.work import prepare
 
 GENERATIONS = 4
 NUM_SEQUENCES = 8
@@ -45,7 +55,7 @@ def make_trainer(tiny_model, tmp_path, monkeypatch):
     def make(**options) -> GRPOTrainer:
         config = GRPOConfig(
             output_dir=str(tmp_path),
-            per_device_train_batch_size=NUM_SEQUENCES,
+            per_device_train_batch_size=options.pop("per_device_train_batch_size", NUM_SEQUENCES),
             num_generations=GENERATIONS,
             max_completion_length=MAX_COMPLETION_LENGTH,
             temperature=TEMPERATURE,
@@ -154,6 +164,43 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, loss_type,
     assert ("kl" in logged) == ("kl" in means)
 
 
+def test_the_off_policy_mask(make_trainer, tiny_model, samples):
+    trainer = make_trainer(beta=0.04, off_policy_mask_threshold=0.05)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    head, whole = LogprobHead(model), micro_batch(samples)
+    with torch.no_grad():
+        old = head.per_token(model, whole, TEMPERATURE)[0]
+    ref = old + 0.1
+    sampling = old + torch.linspace(-0.2, 0.2, NUM_SEQUENCES).unsqueeze(1)  # drifts of whole sequences
+    inputs = padded(samples) | {
+        "advantages": whole.advantages_B,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": ref,
+        "sampling_per_token_logps": sampling,
+        "num_items_in_batch": whole.mask_BC.sum(),
+    }
+    expected = trainer._compute_loss(trainer.model, inputs)
+    expected.backward()
+
+    training = TrainingConfig(
+        beta=0.04,
+        off_policy_mask_threshold=0.05,
+        importance_sampling_correction="none",
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )
+    whole = replace(whole, sampling_logprobs_BC=sampling.masked_fill(whole.mask_BC == 0, 0.0))
+    scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
+    output, _ = batch_loss(head.per_token(model, whole, TEMPERATURE), whole, training, scale=scale, ref_logprobs_BT=ref)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    theirs = dict(trainer.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
+    masked = output.metrics["trained/sampling/off_policy_mask/masked_fraction"]
+    negative = (whole.mask_BC.sum(dim=1) * (whole.advantages_B < 0)).sum()
+    assert 0 < masked < negative, "some of those with a negative advantage"
+
+
 @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
 async def test_advantages_and_reward_metrics(make_trainer, samples, scale_rewards, monkeypatch):
     trainer = make_trainer(scale_rewards=scale_rewards)
@@ -188,6 +235,104 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     }
 
 
+@pytest.mark.parametrize(
+    ("loss_type", "correction"), [("grpo", "sequence_mask"), ("dapo", "token_truncate"), ("dr_grpo", "none")]
+)
+async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, monkeypatch, loss_type, correction):
+    """TRL's `train()` takes four steps on one generation; only its sampling and shuffling are not under test."""
+    common = {"loss_type": loss_type, "epsilon": 0.05, "learning_rate": 3e-3, "num_iterations": 2, "max_steps": 4}
+    trainer = make_trainer(
+        **common,
+        per_device_train_batch_size=GENERATIONS,
+        steps_per_generation=2,
+        lr_scheduler_type="constant",
+        shuffle_dataset=False,
+        save_strategy="no",
+        logging_steps=1,
+        vllm_importance_sampling_clip_max=1.2,
+        **({} if correction == "none" else {"vllm_importance_sampling_mode": correction}),
+    )
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = correction != "none", correction != "none"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    head = LogprobHead(model)
+    rewards = [
+        Reward(name=name, weight=weight, function=lambda prompts, completions, name=name: VALUES[name])
+        for name, weight in zip(VALUES, WEIGHTS, strict=True)
+    ]
+    prompts = [
+        Prompt(index=0, text=text, token_ids=tuple(trainer.processing_class(text)["input_ids"]))
+        for text in ("ab", "abcd")
+        for _ in range(GENERATIONS)
+    ]
+    table = await score(rewards, prompts, [sample.completion for sample in samples])
+    advantages = group_advantages(table.totals, GENERATIONS, "group")
+    own = [
+        replace(sample, prompt=prompt, advantage=advantage)
+        for sample, prompt, advantage in zip(samples, prompts, advantages, strict=True)
+    ]
+    # The generator differs from the trainer by enough to be clipped or masked.
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        exact = head.per_token(model, micro_batch(own), TEMPERATURE).logprobs_BT
+    noisy = (exact + 0.3 * torch.randn(exact.shape, generator=generator)).tolist()
+    own = [
+        replace(one, completion=replace(one.completion, logprobs=tuple(row[: len(one.completion.token_ids)])))
+        for one, row in zip(own, noisy, strict=True)
+    ]
+
+    completions = [list(one.completion.token_ids) for one in own], [list(one.completion.logprobs) for one in own]
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: completions)
+    from trl.trainer import grpo_trainer
+
+    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: batch)
+    losses, compute_loss = [], trainer._compute_loss
+    monkeypatch.setattr(trainer, "_compute_loss", lambda *args: losses.append(compute_loss(*args)) or losses[-1])
+    trainer.train()
+    logged = [line for line in trainer.state.log_history if "clip_ratio/region_mean" in line]
+
+    training = TrainingConfig(
+        **common,
+        steps_per_generation=2,
+        num_generations=GENERATIONS,
+        prompts_per_step=1,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        temperature=TEMPERATURE,
+        importance_sampling_correction=correction,
+        importance_sampling_clip_max=1.2,
+        per_device_train_batch_size=3,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=0.0)
+
+    @torch.no_grad()
+    def logprobs(batch, temperature, truncation):
+        return head.per_token(model, batch, temperature, truncation).logprobs_BT
+
+    halves = [own[:GENERATIONS], own[GENERATIONS:]]
+    rollouts = {
+        batch: Rollout(step=batch, samples=half, table=table, facts=[[fact(one) for one in half]], num_overlong=0)
+        for batch, half in enumerate(halves)
+    }
+    run = SimpleNamespace(config=SimpleNamespace(training=training), rank=0, policy=SimpleNamespace(logprobs=logprobs))
+    works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
+    assert len(losses) == len(logged) == 4
+    for step, (expected, line) in enumerate(zip(losses, logged, strict=True)):
+        work, sums = works[batch_of(step, training)], defaultdict(float)
+        for batch in work.micro_batches:
+            output, _ = batch_loss(head.per_token(model, batch, TEMPERATURE), batch, training, scale=work.plan.scale)
+            output.loss.backward()
+            for name, value in {"loss": output.loss, **output.metrics}.items():
+                sums[name] += value.item()
+        assert sums.pop("loss") == pytest.approx(expected.item(), abs=1e-5), step
+        means = token_means(sums, work.plan.scale.num_tokens)
+        for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
+            assert means[name] == pytest.approx(line[name], abs=1e-5), step
+        assert (means["clip_ratio/region_mean"] > 0) == (step > 0), "only the first step trains with the old weights"
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
+        assert norm.item() == pytest.approx(float(line["grad_norm"]), rel=1e-4)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def padded(samples):
     """Return inputs in TRL's form: prompts padded on the left, completions on the right."""
 
@@ -206,3 +351,9 @@ def padded(samples):
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
     }
+
+
+def fact(sample):
+    """Return what all ranks know of a sample."""
+    prompt_tokens, tokens = len(sample.prompt.token_ids), len(sample.completion.token_ids)
+    return Fact(prompt_tokens, tokens, sample.completion.finish_reason == "length", sample.reward, sample.advantage)

@@ -24,7 +24,7 @@ from grpo_cli.convert.rows import FIELD_OF_FACT, UNSET, Kind
 from grpo_cli.convert.settle import Given
 from grpo_cli.main import main
 from grpo_operator.api.spec import GRPOJobSpec, parse_spec
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 from support.paths import CONVERT_INPUTS as INPUTS
 from support.paths import DOCS
 
@@ -34,6 +34,10 @@ PAIRS = [
     ["accelerate-zero3.yaml"],
     ["trl.yaml"],
 ]
+_VERL_STEPS = (
+    "actor_rollout_ref.actor.ppo_epochs=2 trainer.total_training_steps=100 "
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=5"
+)
 SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"]]
 
 
@@ -88,6 +92,7 @@ def test_every_field_of_accelerate_has_a_row() -> None:
 
 def test_options_not_set_mean_the_same_as_in_trl() -> None:
     ours = {path.split(".")[1]: value for path, value in _fields(TrainingConfig(), "training").items()}
+    ours["importanceSamplingCorrection"] = TrainingConfig().correction
     defaults = {
         field.name: field.default
         for config in (trl.GRPOConfig, trl.ModelConfig)
@@ -170,7 +175,40 @@ def test_an_option_without_a_place_is_reported_with_the_nearest_one() -> None:
     assert left["num_generation"].note.endswith("did you mean num_generations?")
     assert "linear, cosine or constant" in left["lr_scheduler_type"].note
     assert {"lr_scheduler_kwargs", "reward"} < left.keys()
-    assert {"num_iterations", "push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what a job does anyway"
+    assert {"push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what a job does anyway"
+
+
+@pytest.mark.parametrize(
+    ("options", "together", "complaint"),
+    [
+        ("", 1, ""),
+        ("steps_per_generation: 4", 1, ""),  # gradient_accumulation_steps: TRL's default
+        ("steps_per_generation: 16", 4, ""),
+        ("steps_per_generation: 2", 1, ""),  # two generations a step, with the same weights
+        ("steps_per_generation: 6", 1, "6 is no multiple of 4, which are one optimizer step: a generation serves 1"),
+        ("generation_batch_size: 2048", 2, ""),
+    ],
+)
+def test_steps_of_a_generation_are_optimizer_steps(options: str, together: int, complaint: str) -> None:
+    """A step is 16 ranks times 16 completions, accumulated 4 times. TRL and ms-swift count micro-batches."""
+    texts = {name: (INPUTS / name).read_text() for name in ("trl.yaml", "accelerate-zero3.yaml")}
+    sources = [*read("trl.yaml", f"{texts.pop('trl.yaml')}\n{options}\n"), *read(*texts.popitem())]
+    conversion = convert(sources, Given())
+    training = conversion.spec["training"]
+    assert (training.get("stepsPerGeneration", 1), training["promptsPerStep"]) == (together, 64)
+    assert [one.note for one in conversion.left if one.to == "training.stepsPerGeneration"] == [complaint][
+        : bool(complaint)
+    ]
+
+
+def test_iterations_repeat_epochs_and_cannot_be_sampled_meanwhile() -> None:
+    batch = "--per_device_train_batch_size 8 --num_generations 8 --num_iterations 3"
+    text = f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d --reward_funcs accuracy {batch} "
+    conversion = _text("run.sh", text + "--num_train_epochs 2 --async_generate true", gpus=4, nodes=1, rows=1000)
+    training = conversion.spec["training"]
+    assert (training["numIterations"], training["maxSteps"]) == (3, 2 * 1000 * 3 // 4)
+    assert "maxStaleness" not in training
+    assert "async_generate" in {finding.name for finding in conversion.left}
 
 
 def test_vllm_with_its_own_gpu_is_node_local() -> None:
@@ -242,6 +280,10 @@ def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
         0,
     )
     assert (spec["training"]["beta"], spec["lora"]["r"]) == (0.001, 64)
+    assert (spec["training"]["stepsPerGeneration"], spec["storage"]["checkpointEverySteps"]) == (4, 4 * 20)
+    longer = (INPUTS / "verl.sh").read_text().replace("trainer.save_freq=20", _VERL_STEPS)
+    training = _text("verl.sh", longer).spec["training"]
+    assert (training["numIterations"], training["maxSteps"], training["warmupSteps"]) == (2, 8 * 100, 8 * 5)
     assert spec["rewards"] == [{"name": "score", "function": "gsm8k_reward:score_answer"}]
     assert {"dataset", "columns", "custom_reward_function", "epochs"} <= {finding.name for finding in conversion.left}
     assert spec["podTemplate"]["env"] == [{"name": "VLLM_USE_V1", "value": "1"}]

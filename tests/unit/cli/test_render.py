@@ -19,7 +19,7 @@ def test_the_table_has_every_rank_and_engine_with_its_devices() -> None:
     assert shown[0] == "# 1 pods, 4 ranks, 1 vLLM servers"
     assert shown[1].split() == ["#", "ROLE", "RANK", "POD", "GROUP", "DEVICE", "NOTE"]
     assert shown[2].split() == ["#", "trainer", "0", "one-node-node-0", "node", "0", "master,", "sends", "weights"]
-    assert shown[6].split()[:6] == ["#", "engine", "1", "one-node-node-0/0", "node", "4"]
+    assert shown[6].split()[:6] == ["#", "engine", "one-node-node-0/0", "node", "4", "TP"]
 
 
 def test_colocated_engines_are_numbered_by_their_tensor_parallel_group() -> None:

@@ -112,6 +112,16 @@ def test_a_running_job_shows_its_progress_and_when_it_ends() -> None:
     assert "to do" not in shown
 
 
+def test_advice_is_shown_from_the_launcher_or_else_from_the_status() -> None:
+    stored = job("Running", RUNNING, progress=PROGRESS | {"advice": "run 3 engines in place of 2 [dim]"})
+    live = LauncherReport(progress=Progress(step=13, total_steps=40, advice="run 4 engines in place of 2"))
+    assert re.search(r"\nadvice +run 3 engines in place of 2 \[dim\]\n", text(view(stored)))
+    assert re.search(r"\nadvice +run 4 engines in place of 2\n", text(view(stored, report=live)))
+    balanced = LauncherReport(progress=Progress(step=13, total_steps=40))
+    assert "advice" not in text(view(stored, report=balanced))
+    assert "advice" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
+
+
 def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:
     live = Progress(step=11, total_steps=40)
     stored = job("Running", RUNNING, progress=PROGRESS, spec_={"storage": {"claimName": "runs"}})
@@ -183,6 +193,26 @@ def test_a_job_that_waits_for_a_node_shows_when_it_gives_up() -> None:
     waits = condition("Scheduled", "False", "Unschedulable", "no room")
     shown = text(view(job("Pending", waits, attemptStartTime=START, spec_={"startupDeadlineSeconds": 7200})))
     assert re.search(r"fails +at 2026-01-01T02:00:00Z, in 1h00m, if not all pods are ready by then", shown)
+
+
+def test_a_job_that_gave_its_gpus_back_shows_when_it_tries_again_and_when_it_gives_up() -> None:
+    said, uncounted = "1 of 2 pods had a node", "this restart does not count towards failurePolicy.maxRestarts"
+    restarting = condition("Restarting", "True", "PlacementTimeout", f"{said}; {uncounted}")
+    made = job(
+        "Restarting",
+        restarting,
+        lastFailure={"reason": "PlacementTimeout", "message": said, "time": START},
+        placementTimeouts={"total": 2, "since": START},
+        attemptStartTime="2026-01-01T00:40:00Z",
+        nextRestartTime="2026-01-01T01:01:00Z",
+        spec_={"startupDeadlineSeconds": 7200},
+    )
+    shown = text(view(made))
+    assert f"why             PlacementTimeout, see below; {uncounted}" in shown
+    assert "next attempt    not before 2026-01-01T01:01:00Z, in 1m00s" in shown
+    assert re.search(r"fails +at 2026-01-01T02:00:00Z, in 1h00m", shown)
+    assert CURES["PlacementTimeout"] in shown
+    assert "last failure  PlacementTimeout  attempt 0, 1h00m ago\n  1 of 2 pods had a node" in shown
 
 
 @pytest.mark.parametrize("reason", ["Evicted", "NodeLost"])

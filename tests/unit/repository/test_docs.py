@@ -69,6 +69,7 @@ def _exported(registry: CollectorRegistry) -> set[str]:
 
 def test_every_metric_of_the_operator_has_a_row() -> None:
     instruments = Instruments()
+    instruments.leads()
     now = "2026-01-01T00:00:00Z"
     why = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": now}
     conditions = [{"type": "Failed", "status": "True", **why}]
@@ -87,6 +88,9 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
     )
     instruments.restarted("ns", "Hung")
     instruments.requested("get", "Pod", 200)
+    instruments.listed("Pod", "start")
+    instruments.mirror.heard("Pod")
+    instruments.mirror.count = lambda: {"Pod": 1}
     assert _exported(instruments.registry) == _documented("The operator")
 
 

@@ -14,7 +14,8 @@ from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import GroupStatus, GRPOJobStatus, ProgressStatus
 from grpo_operator.decide.conditions import conclude, set_condition
-from grpo_operator.layout.topology import make_contract, plan_topology
+from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.topology import plan_topology
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
 from grpo_workload.spec.schema import dump

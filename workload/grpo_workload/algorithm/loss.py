@@ -21,7 +21,10 @@ class LossScale:
     """Denominators of a step's loss: counts over ALL micro-batches and ranks (all-reduce them, then build this)."""
 
     num_sequences: int  # number of completions, including those left out of the loss
-    num_tokens: int  # number of completion tokens in the loss (TRL's `num_items_in_batch`)
+    num_tokens: int  # number of completion tokens in the loss
+    # The same for a step of its generation on average, by which dapo divides, as TRL: tokens that were sampled together
+    # weigh the same. None: a step has a generation of its own.
+    mean_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ def grpo_loss(
     ref_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
     weights_BT: Tensor | None = None,
+    kept_B1: Tensor | None = None,
 ) -> LossOutput:
     """Clipped policy loss plus `beta` times the KL divergence from the reference model, with the defaults of TRL 1.16.
 
@@ -56,13 +60,13 @@ def grpo_loss(
 
     Args:
         logprobs_BT: TRL's `per_token_logps`, with a graph.
-        old_logprobs_BT: TRL's `old_per_token_logps`; `logprobs_BT.detach()` on-policy (one optimizer step a batch).
+        old_logprobs_BT: TRL's `old_per_token_logps`; `logprobs_BT.detach()` if a generation serves one optimizer step.
         advantages_B: see `advantage.group_advantages`.
         mask_BT: TRL's `completion_mask`: 1 where a token is in the loss. If all of it is 0, the loss is 0 with a graph.
         scale: denominators of the whole step.
-        loss_type: what the summed token losses are divided by. dapo (arXiv:2503.14476): the step's tokens in the loss.
-            grpo (arXiv:2402.03300): the sequence's own tokens, then the step's sequences. dr_grpo (arXiv:2503.20783):
-            the step's sequences x `max_completion_length`.
+        loss_type: what the summed token losses are divided by. dapo (arXiv:2503.14476): the step's tokens in the loss,
+            or `scale.mean_tokens`. grpo (arXiv:2402.03300): the sequence's own tokens, then the step's sequences.
+            dr_grpo (arXiv:2503.20783): the step's sequences x `max_completion_length`.
         epsilon: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
         epsilon_high: None means `epsilon`.
         beta: weight of the KL divergence, estimated for each token as k3 times the ratio.
@@ -73,10 +77,11 @@ def grpo_loss(
         entropy_BT: for the metric alone.
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the clipped loss, not the KL
             divergence.
+        kept_B1: from `mismatch.near_policy`; multiplies the clipped loss, not the KL divergence.
 
     Returns:
         The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean, trained/entropy if `entropy_BT` is given,
-        kl if `beta` > 0.
+        kl if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
     """
     assert (beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
     low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
@@ -96,6 +101,9 @@ def grpo_loss(
         "clip_ratio/high_mean": is_high_BT.float(),
         "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
     }
+    if kept_B1 is not None:
+        token_loss_BT = token_loss_BT * kept_B1
+        per_token["trained/sampling/off_policy_mask/masked_fraction"] = (1 - kept_B1).expand_as(mask_BT)
     if entropy_BT is not None:
         per_token["trained/entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
     if ref_logprobs_BT is not None:
@@ -129,7 +137,7 @@ def _aggregate(
 ) -> Tensor:
     match loss_type:
         case "dapo":
-            return token_loss_BT.sum() / max(scale.num_tokens, 1)
+            return token_loss_BT.sum() / max(scale.mean_tokens or scale.num_tokens, 1)
         case "grpo":
             return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
         case "dr_grpo":

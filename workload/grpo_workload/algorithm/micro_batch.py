@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def pack(lengths: Sequence[int], *, max_tokens: int, max_sequences: int) -> list
     return [bins[chosen] for chosen in sorted(range(len(bins)), key=lambda chosen: room[chosen])]
 
 
-_BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B")
+_BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B", "old_logprobs_BC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class MicroBatch:
     is_token_BC: Tensor  # bool: True at the K completion tokens, False at padding
     sampling_logprobs_BC: Tensor  # TRL's `sampling_per_token_logps`, from the generator; 0 at padding
     advantages_B: Tensor
+    # TRL's `old_per_token_logps`, of the policy that the generation began with; None: the policy that trains on it.
+    old_logprobs_BC: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -93,13 +96,14 @@ class MicroBatch:
             max_length=int(bounds.diff().max()),
             places_K=self.places_K[inside_K] - start,
             targets_K=self.targets_K[inside_K],
-            **{name: getattr(self, name)[rows] for name in _BY_SEQUENCE},
+            **{name: tensor[rows] for name in _BY_SEQUENCE if (tensor := getattr(self, name)) is not None},
         )
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the micro-batch on `device`."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return MicroBatch(**values | {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
     def model_inputs(self) -> dict[str, object]:
         """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""

@@ -3,7 +3,8 @@
 The generator computes with other kernels, sometimes in another precision, so its samples do not quite follow the
 policy. There are two corrections. Either the ratio policy / generator multiplies the loss (the modes of TRL 1.16's
 `vllm_importance_sampling_mode`), or the generator's log-probabilities replace the old policy's (verl's bypass mode).
-With one optimizer step a batch, the policy's log-probabilities come from the training forward pass, at no extra cost.
+The policy is the one that the generation began with. If that serves one optimizer step, its log-probabilities come from
+the training forward pass, at no extra cost.
 
 Shapes: B sequences, T completion tokens.
 """
@@ -15,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from grpo_workload.spec.trainer import Correction
+from grpo_workload.spec.training import Correction
 
 BINS = 1024  # number of bins in the histogram of log ratios
 WIDEST = 5.0
@@ -49,6 +50,21 @@ def weights(
     if how == "truncate":
         return ratios.clamp(low, high)
     return ratios.masked_fill((ratios < low) | (ratios > high), 0.0)
+
+
+@torch.no_grad()
+def near_policy(
+    logprobs_BT: Tensor, sampling_logprobs_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, threshold: float
+) -> Tensor:
+    """TRL's off-policy sequence mask (DeepSeek-V3.2, arXiv:2512.02556): 1 for sequences that stay in the loss [B, 1].
+
+    What should become less likely, and is already less likely than when it was sampled by more than `threshold` nats a
+    token on average, teaches nothing and may destabilise: it is left out. Log-probabilities that are not finite say
+    nothing of it.
+    """
+    drift_BT = (sampling_logprobs_BT - logprobs_BT).masked_fill(mask_BT == 0, 0.0).nan_to_num(nan=0.0)
+    drift_B1 = drift_BT.sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
+    return ((advantages_B.unsqueeze(1) >= 0) | (drift_B1 <= threshold)).to(mask_BT.dtype)
 
 
 @torch.no_grad()

@@ -29,7 +29,8 @@ class Completion:
     logprobs: tuple[float, ...]  # generator's log-probabilities of the sampled tokens, at the sampling temperature
     text: str
     finish_reason: Literal["stop", "length"]
-    weight_version: int  # version of the weights that sampled it
+    weight_version: int  # version of the weights that sampled it: the oldest, if they were updated meanwhile
+    weight_updates: int = 0  # number of updates of the weights while it was sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

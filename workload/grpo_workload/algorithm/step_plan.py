@@ -15,7 +15,7 @@ from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, MicroBatch, filler, micro_batch, pack
 from grpo_workload.algorithm.samples import Sample
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
@@ -30,6 +30,7 @@ class Fact(NamedTuple):
     reward: float
     advantage: float
     has_logprobs: bool = True  # whether the generator's log-probabilities are all finite
+    staleness: int = 0  # updates between the weights that sampled its first token and those that train on it
 
 
 class Piece(NamedTuple):

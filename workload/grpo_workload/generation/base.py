@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.wire import TensorSpec
 
 
@@ -69,6 +70,14 @@ class Generator(Protocol):
         """
         ...
 
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+        """Begin to sample prompts that `generate` is asked for in a later step, after updates of the weights.
+
+        Sampling goes on through the updates where it can (`training.maxStaleness`). `finished` of this listener gets
+        positions in these prompts.
+        """
+        ...
+
     def sleep(self) -> None:
         """Free memory until new weights arrive; called between `generate` and `sync_weights`."""
         ...
@@ -86,6 +95,14 @@ class Generator(Protocol):
 
         Keys are the engines' names, for people. Empty where no engine holds weights of its own, or one is away.
         """
+        ...
+
+    def idle_seconds(self) -> float | None:
+        """Return how long, since the last call, engines had no request of this rank; None if they share its device."""
+        ...
+
+    def engines(self) -> Sequence[Engine]:
+        """Return the servers that hold the current weights; none if ranks sample themselves."""
         ...
 
     def blame(self, error: Exception) -> Exception:

@@ -22,6 +22,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import get_tp_group
 
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
@@ -30,9 +31,6 @@ from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
-
-Request = tuple[tuple[int, ...], int]
-"""A prompt's tokens and its seed."""
 
 # Arguments of vLLM that the trainer relies on: users cannot set them.
 _OURS = frozenset(
@@ -87,15 +85,24 @@ class ColocateGenerator:
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
         }
+        if training.max_staleness and device == Device.CPU:
+            # With so many requests, vLLM would prefill some prompts in parts. After a part it rewinds the request's
+            # random generator, which fails on CPUs.
+            arguments["enable_chunked_prefill"] = False
         # At each push this logger warns about layers that get no weight: tied ones, and those without weights.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_Once())
         self._llm = _build(arguments | dict(generation.engine_args))
+        self._ahead: AheadSampler | None = None
+        if training.max_staleness:
+            self._ahead = AheadSampler(self._llm, self._sampling, self._gather, self._rank % self._tensor_parallel)
 
     def generate(
         self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
     ) -> list[list[Completion]]:
         """See `Generator.generate`."""
         self._cycle.check_generate()
+        if self._ahead is not None:
+            return self._ahead.generate(prompts, num_generations, listener, self._version)
         shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
         if not (together := [request for share in shares for request in share]):
             return []
@@ -111,6 +118,11 @@ class ColocateGenerator:
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
         own = outputs[first : first + len(prompts)]
         return [[self._completion(answer) for answer in output.outputs] for output in own]
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+        """See `Generator.begin`: the next `generate` samples them too, until its own prompts are complete."""
+        assert self._ahead is not None, "training.maxStaleness is 0"
+        self._ahead.begin(prompts, num_generations, listener)
 
     def sleep(self) -> None:
         """See `Generator.sleep`. On CPUs vLLM cannot sleep, but the rules of the cycle are still checked."""
@@ -141,6 +153,13 @@ class ColocateGenerator:
         rows = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return {f"the engine of rank {self._rank}": [row[token].logprob for token, row in rows]}
 
+    def idle_seconds(self) -> None:
+        """See `Generator.idle_seconds`."""
+
+    def engines(self) -> tuple[()]:
+        """See `Generator.engines`."""
+        return ()
+
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: the engine is part of the rank."""
         return error
@@ -150,11 +169,11 @@ class ColocateGenerator:
         dist.barrier()
         self._llm.llm_engine.engine_core.shutdown()
 
-    def _gather(self, share: list[Request]) -> list[list[Request]]:
-        """Return the requests of every rank that shares this rank's copy of the model, in rank order."""
+    def _gather(self, share: list[Any]) -> list[list[Any]]:
+        """Return the lists of every rank that shares this rank's copy of the model, in rank order."""
         if self._tensor_parallel == 1:
             return [share]
-        shares: list[list[Request]] = [[] for _ in range(self._tensor_parallel)]
+        shares: list[list[Any]] = [[] for _ in range(self._tensor_parallel)]
         dist.all_gather_object(shares, share, group=get_tp_group().cpu_group)
         return shares
 

@@ -18,7 +18,7 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 
 class TransformersGenerator:
@@ -38,6 +38,10 @@ class TransformersGenerator:
             eos_token_id=sorted(self._eos_ids),
             do_sample=False,
         )
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+        """See `Generator.begin`; the spec allows no `maxStaleness` here."""
+        raise AssertionError("training.maxStaleness is over 0")
 
     @torch.no_grad()
     def generate(
@@ -91,6 +95,13 @@ class TransformersGenerator:
     def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
         """Return nothing: there is no engine to compare with."""
         return {}
+
+    def idle_seconds(self) -> None:
+        """See `Generator.idle_seconds`."""
+
+    def engines(self) -> tuple[()]:
+        """See `Generator.engines`."""
+        return ()
 
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: there is no engine."""

@@ -8,6 +8,8 @@ too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -15,9 +17,12 @@ import torch
 from packaging.version import Version
 
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 Backend = Literal["nccl", "gloo"]
+
+MAX_BATCHES = 2
+"""Largest number of batches that the engine has in flight: with asynchronous scheduling it schedules one ahead."""
 
 OLDEST = Version("0.26")  # the oldest release that was tried
 _REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the route was seen
@@ -105,6 +110,41 @@ def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def token_prompt(token_ids: list[int]) -> dict[str, Any]:
+    """Return a prompt as `LLMEngine.add_request` takes it: as vLLM's renderer would return it."""
+    return {"type": "token", "prompt_token_ids": token_ids}
+
+
+@dataclass
+class _Whole:
+    """What vLLM's detokenizer reads of a request."""
+
+    prompt_token_ids: list[int]
+    sampling_params: Any
+    request_id: str = "whole"
+    prompt_embeds: None = None
+
+
+def whole_text(tokenizer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int], *, is_stopped: bool) -> str:
+    """Return the text that vLLM would give to a completion.
+
+    Decoding the tokens alone would lose a leading space with some tokenizers, and end with half a character.
+
+    Args:
+        tokenizer: the engine's.
+        prompt_ids: the prompt's tokens.
+        token_ids: the completion's tokens.
+        is_stopped: whether the last one ended it; vLLM leaves that one out of the text.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    whole: Any = _Whole(list(prompt_ids), SamplingParams())
+    detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, whole)
+    detokenizer.update(list(token_ids), is_stopped)
+    return str(detokenizer.get_next_output_text(finished=True, delta=False))
 
 
 def adapter_renames(model: Any) -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -62,6 +62,7 @@ class Peers:
     place: Place
     session: aiohttp.ClientSession
     timing: Timing
+    clock: Callable[[], float] = time.monotonic
     missing: dict[str, str] = field(default_factory=dict)  # pods not reached yet, each with the cause
     uids: dict[str, str] = field(default_factory=dict)  # UID of each pod when it first answered
     ended_cleanly: set[str] = field(default_factory=set)
@@ -101,24 +102,26 @@ class Peers:
     async def gather(self) -> LostPeer | None:
         """Wait until every member, including this one, resolves and answers: the rendezvous.
 
-        Returns None when all answer within the contract's deadline, else what is wrong.
+        Returns None when all answer, else what is wrong. The contract's limit counts from the last one that answered:
+        nodes may become free one after another.
         """
         members = self.place.contract.members
         self.missing.update({member.pod: "not tried yet" for member in members})
         limit = self.place.contract.timeout_seconds
-        deadline = time.monotonic() + limit
+        deadline = self.clock() + limit
         pending = tasks = {asyncio.create_task(self._reach(member)) for member in members}
-        next_report = time.monotonic() + self.timing.report
+        next_report = self.clock() + self.timing.report
         try:
             while pending:
-                wait = max(0.0, min(next_report, deadline) - time.monotonic())
+                wait = max(0.0, min(next_report, deadline) - self.clock())
                 done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     if loss := task.result():
                         return loss
-                if pending and time.monotonic() >= deadline:
+                    deadline = self.clock() + limit
+                if pending and self.clock() >= deadline:
                     return LostPeer(Reason.PEERS_MISSING, f"{self._who_is_missing()} after {limit} s")
-                if time.monotonic() >= next_report:
+                if self.clock() >= next_report:
                     logger.warning("waiting: %s", self._who_is_missing())
                     next_report += self.timing.report
         finally:

@@ -15,6 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from grpo_workload.policy.attention_blocks import attend_in_blocks
 from grpo_workload.spec.errors import ConfigError
 
 VARLEN = "varlen"
@@ -22,8 +23,10 @@ VARLEN = "varlen"
 
 # Values of `layer_types` in a model's configuration. Other layers (linear attention, convolutions) carry a state from
 # one sequence into the next, or cut the micro-batch into chunks without regard to its sequences.
-_PACKABLE = {"full_attention", "sliding_attention"}
-_CHANGES_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of some models that this function does not support
+_PACKABLE = {"full_attention", "sliding_attention", "attention", "mlp", "moe"}
+_LEAVES_KEYS_OUT = {"chunked_attention", "indexed_attention"}  # of which only the mask tells
+# Arguments of some models that this function does not support: they change scores, or choose among keys.
+_CHANGES_SCORES = ("position_bias", "indices", "block_indices")
 # Older versions of torch share keys among query heads without being asked to.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _MAX_HEAD_SIZE, _HEAD_SIZE_STEP = 256, 8  # of the kernel
@@ -36,13 +39,38 @@ def register() -> None:
     AttentionMaskInterface.register(VARLEN, lambda *args, **kwargs: None)
 
 
-def check_packable(model_config: Any) -> None:
-    """Refuse a model with layers that would mix neighbouring sequences. ConfigError names the types of these layers."""
-    text_config = model_config.get_text_config()
-    if others := sorted(set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE):
+def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None:
+    """Refuse a model with layers that would mix neighbouring sequences, or whose attention `varlen` does not compute.
+
+    Args:
+        model_config: transformers' configuration of the model.
+        implementation: `model.attention`.
+        packs: a micro-batch may hold more than one sequence.
+
+    Raises:
+        ConfigError: it names the types of these layers, and the fields that would work.
+    """
+    types = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
+    cures = []
+    if implementation == VARLEN and types & _LEAVES_KEYS_OUT:
+        cures.append("model.attention eager")
+    if packs and types - _PACKABLE:
+        cures.append("training.perDeviceTrainBatchSize 1")
+    if cures:
         raise ConfigError(
-            f"model: {model_config.model_type} has layers of the types {', '.join(others)}, which would mix sequences "
-            "that are packed into one micro-batch; models with full or sliding-window attention in every layer work"
+            f"model: {model_config.model_type} has layers of the types {', '.join(sorted(types - _PACKABLE))}, which "
+            f"need {' and '.join(cures)}: others would mix sequences that are packed into one micro-batch, or attend "
+            "to tokens that the model does not"
+        )
+
+
+def check_softcap(model_config: Any, implementation: str) -> None:
+    """Refuse transformers' sdpa for models that cap their attention scores: it would leave the caps out."""
+    softcap = getattr(model_config.get_text_config(), "attn_logit_softcapping", None)
+    if implementation == "sdpa" and softcap is not None:
+        raise ConfigError(
+            f"model.attention: sdpa ignores the attn_logit_softcapping of {softcap:g} of {model_config.model_type}; "
+            "use varlen or eager"
         )
 
 
@@ -56,6 +84,8 @@ def attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     **others: Any,
@@ -71,6 +101,8 @@ def attend(
         dropout: must be 0.
         scaling: factor of the attention scores; None is 1 / sqrt(D).
         sliding_window: number of last tokens that are attended to, including the token itself; None is all.
+        softcap: scores become softcap x tanh(score / softcap); None leaves them.
+        s_aux: [H]: attention sinks, the scores of a place without a value that each token attends to; None is none.
         cu_seq_lens_q: int32 [S + 1]: the offset at which each sequence begins, and N.
         max_length_q: tokens of the longest sequence.
         others: further arguments that the model passes to any attention function.
@@ -87,16 +119,27 @@ def attend(
     if attention_mask is not None:
         raise _unsupported(module, "a mask", "use sdpa or eager")
     if dropout:
-        cure = "use sdpa or eager, or a copy of the model whose config.json sets attention_dropout to 0"
-        raise _unsupported(module, "attention dropout", cure)
+        raise _unsupported(module, "attention dropout", "use a copy of the model whose config.json sets it to 0")
     if asked := [name for name in _CHANGES_SCORES if others.get(name) is not None]:
-        # Not sdpa: transformers' function ignores most of these arguments. Models that have them may not mask packed
-        # sequences in eager.
+        # Not sdpa: transformers' function ignores these arguments. Models that have them may not mask packed sequences
+        # in eager.
         raise _unsupported(module, ", ".join(asked), "use eager and training.perDeviceTrainBatchSize 1")
     if sliding_window is None and _has_window(module):
         raise _unsupported(module, "a sliding window that only the mask tells", "use sdpa or eager")
     # Not tensor[0]: its backward pass would fill a tensor with zeros and copy the gradient into it.
     query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
+    if softcap is not None or s_aux is not None:
+        output_NHD = attend_in_blocks(
+            query_NHD,
+            key_NGD,
+            value_NGD,
+            cu_seq_lens_q,
+            scale=query_NHD.size(-1) ** -0.5 if scaling is None else scaling,
+            window=sliding_window,
+            softcap=softcap,
+            sinks_H=s_aux,
+        )
+        return output_NHD.unsqueeze(0), None
     attention = _varlen if _has_kernel(query_NHD) else _one_by_one
     return attention(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(
         0

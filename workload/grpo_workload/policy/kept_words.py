@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy.logit_change import LogitChange
 
 LOGITS = 2**23
 """Number of logits that exist at once while whole rows of them are sorted; sorting takes some 30 bytes for each."""
@@ -23,7 +24,12 @@ _BITS = tuple(1 << place for place in range(8))
 
 
 def find_kept(
-    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_K: Tensor, truncation: Truncation
+    hidden_KH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_K: Tensor,
+    truncation: Truncation,
+    change: LogitChange,
 ) -> Tensor:
     """Return the bits [K, Y] of the words that `truncation` keeps; the targets, which were sampled, are always kept."""
     num_words = weight_VH.size(0)
@@ -31,7 +37,7 @@ def find_kept(
     rows = max(1, LOGITS // num_words)
     for start in range(0, len(targets_K), rows):
         part = slice(start, start + rows)
-        kept_KV = truncation.kept(torch.nn.functional.linear(hidden_KH[part], weight_VH, bias_V))
+        kept_KV = truncation.kept(change.apply(torch.nn.functional.linear(hidden_KH[part], weight_VH, bias_V)))
         kept_KY[part] = _packed(kept_KV.scatter_(1, targets_K[part].unsqueeze(1), True))
     return kept_KY
 

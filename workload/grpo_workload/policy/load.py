@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_workload.policy import attention
 from grpo_workload.spec.contract import Device
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
+_NOT_RELOADED = ("gpt_oss",)  # vLLM 0.32 writes its experts and sinks past the loaders that it replaces for a reload
+
 
 def load_model(config: TrainerConfig, device: Device) -> Any:
     """Load the model. ConfigError, naming the field, if it cannot be found or read, or cannot be trained."""
@@ -30,6 +32,7 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             f"{field}: there is no folder {config.model.path} in the container; "
             "is its volume mounted in every trainer pod?"
         )
+    _refuse_unpushable(config)
     attention.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -38,6 +41,12 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             dtype=DTYPES[config.model.dtype],
             attn_implementation=config.model.attention,
         )
+    except KeyError as error:  # families that look their attention up in a table of their own
+        if error.args != (config.model.attention,):
+            raise
+        raise ConfigError(
+            f"model.attention: {config.model.source} does not have {config.model.attention}; use eager"
+        ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}: cannot load {config.model.source}: {error}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -47,10 +56,35 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"
         )
     keep_own_calls(model)
-    attention.check_packable(model.config)
+    remove_noise(model)
+    packs = config.training.per_device_train_batch_size != 1
+    attention.check_layers(model.config, config.model.attention, packs=packs)
+    attention.check_softcap(model.config, config.model.attention)
     if config.model.use_liger_kernel and device == Device.CUDA:
         fuse(model)
     return model
+
+
+def _refuse_unpushable(config: TrainerConfig) -> None:
+    """Refuse a checkpoint whose trained weights engines could not take. What else they cannot, the first push shows."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(config.model.source, revision=config.model.revision or "main")
+    except (OSError, ValueError):
+        return  # loading the model will say why
+    if config.pushes_adapters:
+        return
+    quantization = fields.get("quantization_config")
+    if quantization:  # transformers may load it in bfloat16, engines would not
+        raise ConfigError(
+            f"{config.model.field}: {config.model.source} holds weights that are quantized "
+            f"({quantization.get('quant_method', 'unknown method')}), which cannot be trained; "
+            "use a copy with weights in bfloat16"
+        )
+    if fields.get("model_type") in _NOT_RELOADED:
+        raise ConfigError(
+            f"{config.model.field}: {config.model.source} is a {fields['model_type']}, of which vLLM cannot replace "
+            "all weights while it runs; use another model"
+        )
 
 
 def keep_own_calls(model: PreTrainedModel) -> None:
@@ -63,6 +97,20 @@ def keep_own_calls(model: PreTrainedModel) -> None:
             kind = type(module)
             own = {"__call__": nn.Module.__call__, "__module__": kind.__module__}
             module.__class__ = type(kind.__name__, (kind,), own)
+
+
+def remove_noise(model: nn.Module) -> None:
+    """Set dropout, and noise on the inputs of experts, to 0: engines sample without, so training computes without.
+
+    The configuration keeps its values, for those who load what is saved. Adapters' own dropout comes later, and stays.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            # Not `router_jitter_noise`, which some models use in evaluation, too.
+            if isinstance(value, float) and ("dropout" in name or name in ("jitter_noise", "input_jitter_noise")):
+                setattr(module, name, 0.0)
 
 
 def restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:

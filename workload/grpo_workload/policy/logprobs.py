@@ -22,14 +22,12 @@ from torch import Tensor, nn
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.kept_words import find_kept, hide_others
-from grpo_workload.spec.errors import ConfigError
+from grpo_workload.policy.logit_change import LogitChange, unchanged
 
 WORDS = 8192
 """Number of words in a slice of the vocabulary."""
 
-# Some models change logits after the output layer, which here gives log-probabilities. Field of the model's
-# configuration -> value that changes nothing.
-_AFTERWARDS = {"final_logit_softcapping": None, "logit_scale": 1, "logits_scaling": 1}
+_NO_CHANGE = LogitChange()
 
 
 class PerToken(NamedTuple):
@@ -44,14 +42,8 @@ class LogprobHead:
     """Makes a model's output layer (lm_head) return log-probabilities and entropies instead of logits, on request."""
 
     def __init__(self, model: Any, layers: Sequence[Any] | None = None) -> None:
-        """Wrap the model's output layer, or `layers` if it has several. ConfigError if logits are changed after it."""
-        config = model.config.get_text_config()
-        for name, nothing in _AFTERWARDS.items():
-            if getattr(config, name, nothing) not in (nothing, None):
-                raise ConfigError(
-                    f"model: {config.model_type} changes its logits by {name}, which training does not support; "
-                    "use another"
-                )
+        """Wrap the model's output layer, or `layers` if it has several."""
+        self._model, self._change = model, LogitChange.of(model)
         self._asked: tuple[Tensor, Tensor, float, Truncation | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
             self._wrap(layer)
@@ -80,7 +72,9 @@ class LogprobHead:
                 return plain(hidden)
             places_K, targets_K, temperature, truncation = self._asked
             hidden_KH = hidden.flatten(0, -2).index_select(0, places_K)
-            return logprobs_and_entropies(hidden_KH, layer.weight, layer.bias, targets_K, temperature, truncation)
+            return logprobs_and_entropies(
+                hidden_KH, layer.weight, layer.bias, targets_K, temperature, truncation, self._change
+            )
 
         output.forward = MethodType(forward, output)  # type: ignore[method-assign]
 
@@ -94,7 +88,8 @@ class LogprobHead:
         """
         self._asked = places_K, targets_K, temperature, truncation
         try:
-            yield
+            with unchanged(self._model):
+                yield
         finally:
             self._asked = None
 
@@ -106,8 +101,9 @@ def logprobs_and_entropies(
     targets_K: Tensor,
     temperature: float,
     truncation: Truncation | None = None,
+    change: LogitChange = _NO_CHANGE,
 ) -> Tensor:
-    """Log-probabilities of `targets_K`, and entropies, of softmax((hidden @ weight.T + bias) / temperature).
+    """Log-probabilities of `targets_K`, and entropies, of softmax(change(hidden @ weight.T + bias) / temperature).
 
     [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have no gradient. TRL computes
     the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`. With a truncation [K, 3]: first
@@ -116,9 +112,9 @@ def logprobs_and_entropies(
     kept_KY = None
     if truncation is not None:
         with torch.no_grad():
-            kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation)
+            kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation, change)
     apply = cast(Callable[..., Tensor], _Function.apply)
-    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY)
+    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY, change)
 
 
 class _Function(torch.autograd.Function):
@@ -133,10 +129,12 @@ class _Function(torch.autograd.Function):
         targets_K: Tensor,
         scale: float,
         kept_KY: Tensor | None,
+        change: LogitChange,
     ) -> Tensor:
         fold, _ = _passes(hidden_KH)
+        ctx.scale, ctx.change = scale, change
         whole_4K, kept_4K = _no_words(targets_K), _no_words(targets_K)
-        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change):
             fold(logits_KW, targets_K - start, scale, whole_4K)
             if kept_KY is not None:
                 hide_others(logits_KW, kept_KY, start)
@@ -145,7 +143,6 @@ class _Function(torch.autograd.Function):
         lse_K = largest_K + sum_K.log()
         kept_lse_K = lse_K if kept_KY is None else kept_4K[0] + kept_4K[1].log()
         ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY)
-        ctx.scale = scale
         # Rounding may bring the entropy to just below 0 where a token is certain.
         columns = [target_K - kept_lse_K, (lse_K - weighted_K / sum_K).clamp(min=0)]
         return torch.stack(columns if kept_KY is None else [*columns, target_K - lse_K], dim=1)
@@ -161,8 +158,9 @@ class _Function(torch.autograd.Function):
         hidden_gradient_KH = torch.zeros_like(hidden_KH, dtype=torch.float32) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
         bias_gradient_V = torch.empty_like(bias_V) if needs_bias else None
-        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V):
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change):
             words, places_K = slice(start, start + logits_KW.size(1)), targets_K - start
+            slope_KW = ctx.change.slope(logits_KW)
             if kept_KY is None:
                 unfold(logits_KW, places_K, lse_K, gradient_K, ctx.scale)
             else:
@@ -171,6 +169,8 @@ class _Function(torch.autograd.Function):
                 hide_others(logits_KW, kept_KY, start)
                 unfold(logits_KW, places_K, kept_lse_K, gradient_K, ctx.scale)
                 logits_KW += whole_KW
+            if ctx.change != _NO_CHANGE:
+                logits_KW *= slope_KW
             if hidden_gradient_KH is not None:
                 _add_product(hidden_gradient_KH, logits_KW, weight_VH[words])
             if weight_gradient_VH is not None:
@@ -178,7 +178,7 @@ class _Function(torch.autograd.Function):
             if bias_gradient_V is not None:
                 bias_gradient_V[words] = logits_KW.sum(dim=0)
         hidden_gradient = hidden_gradient_KH.to(hidden_KH.dtype) if hidden_gradient_KH is not None else None
-        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None
+        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None, None
 
 
 def _no_words(targets_K: Tensor) -> Tensor:
@@ -188,7 +188,9 @@ def _no_words(targets_K: Tensor) -> Tensor:
     return state_4K
 
 
-def _slices(hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+def _slices(
+    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, change: LogitChange
+) -> Iterator[tuple[int, Tensor]]:
     """Yield the first word and the logits [K, W] of each slice of the vocabulary; all slices share one buffer."""
     num_words = weight_VH.size(0)
     buffer = hidden_KH.new_empty(hidden_KH.size(0) * min(WORDS, num_words))
@@ -199,7 +201,7 @@ def _slices(hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Iter
             torch.mm(hidden_KH, rows_WH.T, out=logits_KW)
         else:
             torch.addmm(bias_V[start : start + WORDS], hidden_KH, rows_WH.T, out=logits_KW)
-        yield start, logits_KW
+        yield start, change.apply(logits_KW)
 
 
 def _add_product(sum_KH: Tensor, left_KW: Tensor, right_WH: Tensor) -> None:

@@ -16,12 +16,12 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from grpo_workload.algorithm import mismatch
-from grpo_workload.algorithm.loss import LossScale, grpo_loss
+from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
@@ -157,30 +157,10 @@ class Policy:
         ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
             model = self.head.per_token(self.deepspeed_engine, batch, training.temperature, Truncation.of(training))
-        log_ratios_BT = mismatch.log_ratios(model.logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
-        correction = training.importance_sampling_correction
-        weights_BT = mismatch.weights(
-            log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
-        )
-        output = grpo_loss(
-            model.logprobs_BT,
-            model.logprobs_BT.detach() - (log_ratios_BT if correction == "bypass" else 0),
-            batch.advantages_B,
-            batch.mask_BC,
-            scale=scale,
-            loss_type=training.loss_type,
-            epsilon=training.epsilon,
-            epsilon_high=training.epsilon_high,
-            beta=training.beta,
-            max_completion_length=training.max_completion_length,
-            whole_logprobs_BT=model.whole_logprobs_BT,
-            ref_logprobs_BT=ref_logprobs_BT,
-            entropy_BT=model.entropy_BT,
-            weights_BT=weights_BT,
-        )
+        output, differences = batch_loss(model, batch, training, scale=scale, ref_logprobs_BT=ref_logprobs_BT)
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
         self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())
-        sums.add(output, mismatch.tally(log_ratios_BT, weights_BT, batch.mask_BC))
+        sums.add(output, differences)
 
     def _reduction(self) -> AbstractContextManager[None]:
         if not self._config.parallelism.coalesce_grad_reduction:
@@ -217,10 +197,10 @@ class Policy:
         return self._states.on_device() if self._states else nullcontext()
 
     @torch.no_grad()
-    def logprobs(self, batch: MicroBatch) -> Tensor:
-        """Log-probabilities of the completion tokens [B, T] at temperature 1; collective under ZeRO-3."""
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0, truncation: Truncation | None = None) -> Tensor:
+        """Log-probabilities of the completion tokens [B, T], see `LogprobHead.per_token`; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
-        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), 1.0).logprobs_BT
+        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), temperature, truncation).logprobs_BT
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

@@ -1,7 +1,8 @@
-"""Tries the policy on a few tokens before anything that costs minutes: does it train, and do packed sequences mix?
+"""Tries the policy on a few tokens before anything that costs minutes: does it train, and does it compute the right?
 
 Without it, a model that transformers loads and training cannot handle would fail only after vLLM is loaded and a whole
-rollout is sampled.
+rollout is sampled, or would be trained wrongly. What is right is what transformers computes by itself: each sequence
+alone, with its eager attention, in evaluation mode.
 
 Shapes: T completion tokens.
 """
@@ -12,7 +13,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,14 +22,13 @@ from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
 FIRST, SECOND = 24, 8  # tokens of the two sequences; a state that leaks from the first is largest in a short second
 LEAK = 0.5
-"""Share of the effect of a preceding sequence that packed log-probabilities may show: rounding, or a router's tie."""
+"""Share of the effect of a preceding sequence by which log-probabilities may differ: rounding, or a router's tie."""
 _NOISE = {torch.float32: 1e-4}  # differences of log-probabilities, in nats, that rounding explains
 _HALF_NOISE = 0.02
 # The device, another rank or the memory failed, not the model.
@@ -36,7 +36,7 @@ _NOT_THE_MODEL = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distribu
 
 
 def try_policy(policy: Policy, config: TrainerConfig) -> None:
-    """Run a forward and a backward pass, and compare packed sequences with the same alone; collective under ZeRO-3.
+    """Run a forward and a backward pass, and compare log-probabilities in several ways; collective under ZeRO-3.
 
     Weights, gradients, random numbers, the optimizer and DeepSpeed's counters stay as they are.
 
@@ -49,17 +49,15 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
     first, second = _sample(ids[:FIRST], 1), _sample(ids[FIRST:], 1)
     with _undisturbed(policy):
         try:
-            _train(policy, micro_batch([first, second] if packs else [first]))
-            module.eval()
-            with torch.no_grad():
-                packed, alone, after = (
-                    _last(policy, batch)
-                    for batch in (
-                        micro_batch([first, second] if packs else [second]),
-                        micro_batch([second]),
-                        micro_batch([_sample(ids, FIRST + 1)]),
-                    )
-                )
+            together, alone = micro_batch([first, second] if packs else [second]), micro_batch([second])
+            found = _Found(
+                trained_T=_train(policy, together),
+                packed_T=_last(policy, together),
+                alone_T=_last(policy, alone),
+                after_T=_last(policy, micro_batch([_sample(ids, FIRST + 1)])),
+                own_T=_own(policy, alone, config.model.attention),
+                eager_T=_own(policy, alone, "eager"),
+            )
         except _NOT_THE_MODEL:
             raise
         except Exception as error:
@@ -69,29 +67,64 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
             raise ConfigError(
                 f"{config.model.field}: {config.model.source} cannot be trained: {_describe(error)}"
             ) from error
-    _check(config.model, packed, alone, after, _NOISE.get(module.dtype, _HALF_NOISE))
+    found.check(config, _NOISE.get(module.dtype, _HALF_NOISE))
 
 
-def _check(config: ModelConfig, packed_T: Tensor, alone_T: Tensor, after_T: Tensor, noise: float) -> None:
-    """Compare log-probabilities of the second sequence: packed, alone, and as the end of one with the first."""
-    if not packed_T.isfinite().all():
-        raise ConfigError(
-            f"model.dtype: {config.source} computes log-probabilities that are not finite in {config.dtype}; "
-            "bfloat16 or float32 may work"
-        )
-    # The median, because a router of experts may choose otherwise for single tokens.
-    leak, most = ((values_T - alone_T).abs().median().item() for values_T in (packed_T, after_T))
-    logger.info("the trial of the policy: packed sequences differ by %.2g nats from the same alone", leak)
-    if leak > max(LEAK * most, noise):
-        raise ConfigError(
-            f"{config.field}: {config.source} with model.attention {config.attention} mixes sequences that are packed "
-            f"into one micro-batch: log-probabilities of a sequence differ by {leak:.2g} nats after another one, and "
-            f"by {most:.2g} if the two are joined; training.perDeviceTrainBatchSize 1 would work"
-        )
+class _Found(NamedTuple):
+    """Log-probabilities of the second sequence."""
+
+    trained_T: Tensor  # in training mode, as the next
+    packed_T: Tensor  # behind the first sequence, in one micro-batch
+    alone_T: Tensor
+    after_T: Tensor  # as the end of one sequence with the first
+    own_T: Tensor  # alone, from the logits that the model itself returns
+    eager_T: Tensor  # the same with transformers' eager attention
+
+    def check(self, config: TrainerConfig, noise: float) -> None:
+        """ConfigError if values that should be equal differ by more than `noise`, in nats."""
+        model = config.model
+        if not self.packed_T.isfinite().all():
+            raise ConfigError(
+                f"model.dtype: {model.source} computes log-probabilities that are not finite in {model.dtype}; "
+                "bfloat16 or float32 may work"
+            )
+        leak, most = _difference(self.packed_T, self.alone_T), _difference(self.after_T, self.alone_T)
+        logger.info("the trial of the policy: packed sequences differ by %.2g nats from the same alone", leak)
+        if leak > max(LEAK * most, noise):
+            raise ConfigError(
+                f"{model.field}: {model.source} with model.attention {model.attention} mixes sequences that are packed "
+                f"into one micro-batch: log-probabilities of a sequence differ by {leak:.2g} nats after another one, "
+                f"and by {most:.2g} if the two are joined; training.perDeviceTrainBatchSize 1 would work"
+            )
+        # Another kernel rounds differently, in every layer, and half precision rounds large logits by tenths of a nat.
+        bound = min(max(LEAK * most, noise), 100 * noise)
+        if (by := _difference(self.own_T, self.alone_T)) > bound:
+            raise ConfigError(
+                f"{model.field}: {model.source} changes the logits of its output layer in a way that training does not "
+                f"support: log-probabilities differ by {by:.2g} nats; use another model"
+            )
+        if (by := _difference(self.eager_T, self.own_T)) > bound:
+            raise ConfigError(
+                f"model.attention: {model.attention} does not compute the attention of {model.source}: "
+                f"log-probabilities differ by {by:.2g} nats from those with eager; use eager"
+            )
+        # The mean: the same kernels work on the same inputs, so a router has no reason to choose otherwise.
+        by = (self.trained_T - self.packed_T).abs().mean().item()
+        if by > 5 * noise and (config.lora is None or config.lora.dropout == 0):
+            raise ConfigError(
+                f"{model.field}: {model.source} computes something else in training than engines sample with, such as "
+                f"dropout: log-probabilities differ by {by:.2g} nats; set it to 0 in the model's config.json, or use "
+                "another model"
+            )
 
 
-def _train(policy: Policy, batch: MicroBatch) -> None:
-    """Run a forward and a backward pass, down to the embeddings.
+def _difference(one_T: Tensor, other_T: Tensor) -> float:
+    """The median, because a router of experts may choose otherwise for single tokens."""
+    return (one_T - other_T).abs().median().item()
+
+
+def _train(policy: Policy, batch: MicroBatch) -> Tensor:
+    """Run a forward and a backward pass, down to the embeddings; returns what `_last` does, in training mode.
 
     Not to the weights: their gradients would take as much memory as the weights, and DeepSpeed's hooks would count and
     reduce them.
@@ -109,12 +142,27 @@ def _train(policy: Policy, batch: MicroBatch) -> None:
         torch.autograd.grad(logprobs_BT.sum(), embedded)
     finally:
         handle.remove()
+        module.eval()
+    return logprobs_BT.detach()[-1, : SECOND - 1].cpu()
 
 
+@torch.no_grad()
 def _last(policy: Policy, batch: MicroBatch) -> Tensor:
     """Log-probabilities [T] of the tokens of the batch's last sequence, in host memory."""
     rows_BT = policy.head.per_token(policy.module, batch.to(policy.device), 1.0).logprobs_BT
     return rows_BT[-1, : SECOND - 1].cpu()
+
+
+@torch.no_grad()
+def _own(policy: Policy, batch: MicroBatch, attention: str) -> Tensor:
+    """Log-probabilities [T] of a batch of one sequence, from the logits that the model returns, in host memory."""
+    usual = policy.module.config._attn_implementation
+    policy.module.set_attn_implementation(attention)
+    try:
+        logits_NV: Tensor = policy.module(**batch.to(policy.device).model_inputs()).logits[0]
+    finally:
+        policy.module.set_attn_implementation(usual)
+    return logits_NV.float().log_softmax(dim=1).cpu()[batch.places_K, batch.targets_K]
 
 
 @contextmanager

@@ -22,3 +22,16 @@ def prompt_seed(seed: int, step: int, position: int) -> int:
     It has 62 bits, which vLLM's servers accept. vLLM samples the n completions of a request with seed + 0 ... n - 1.
     """
     return int(np.random.SeedSequence([seed, step, position]).generate_state(1, np.uint64)[0]) >> 2
+
+
+def sample_seed(seed: int, number: int, num_tokens: int) -> int:
+    """Return the seed for sampling the rest of a completion that has `num_tokens` tokens, 0 at its beginning.
+
+    A continuation that began with the same seed again would repeat random numbers, and favour the same tokens.
+
+    Args:
+        seed: seed of its prompt.
+        number: its number among the prompt's completions.
+        num_tokens: number of tokens that it has.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(number, num_tokens)).generate_state(1, np.uint64)[0]) >> 2

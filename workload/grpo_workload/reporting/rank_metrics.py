@@ -32,12 +32,13 @@ class RankStep:
     trained_tokens: int  # tokens it trained on: samples may come from other ranks; those without effect are left out
     fed_tokens: int  # trained_tokens and the padding of micro-batches
     timeouts: Mapping[str, int] = field(default_factory=dict)  # answers not compared in time, by reward
+    engines_idle_seconds: float | None = None  # in which engines had no request of it; None if they share its device
     device: DeviceUse = field(default_factory=DeviceUse)
 
     @property
     def generated_tokens_per_second(self) -> float:
         """Completion tokens per second while it generated."""
-        return _ratio(self.generated_tokens, self.seconds["generate"])
+        return _ratio(self.generated_tokens, self.seconds.get("generate", 0.0))
 
     @property
     def trained_tokens_per_second(self) -> float:
@@ -65,6 +66,8 @@ class RankStep:
         device = {name: value for name, value in asdict(self.device).items() if value is not None}
         counted = {name: getattr(self, name) for name in COUNTED}
         rounded = {name: _short(value) for name, value in (derived | device).items()}
+        if self.engines_idle_seconds is not None:
+            rounded["engines_idle_seconds"] = _short(self.engines_idle_seconds)
         return counted | rounded | {"seconds": {phase: _short(seconds) for phase, seconds in self.seconds.items()}}
 
 
@@ -91,9 +94,11 @@ def summarise_ranks(ranks: Sequence[RankStep]) -> dict[str, float]:
     }
     for name in ranks[0].timeouts:
         metrics[f"rewards/{name}/timeouts"] = float(sum(one.timeouts[name] for one in ranks))
-    metrics |= _extremes("generate_seconds", [one.seconds["generate"] for one in ranks])
+    metrics |= _extremes("generate_seconds", [one.seconds.get("generate", 0.0) for one in ranks])
     metrics |= _extremes("train_seconds", [one.seconds["train"] for one in ranks])
     metrics |= _extremes("trained_tokens", [one.trained_tokens for one in ranks])
+    idle = [one.engines_idle_seconds for one in ranks if one.engines_idle_seconds is not None]
+    metrics |= _extremes("engines_idle_seconds", idle)
     for name in DERIVED:
         metrics |= _extremes(name, [getattr(one, name) for one in ranks])
     for name in DeviceUse.__dataclass_fields__:

@@ -46,10 +46,15 @@ class Report(Protocol):
         samples: Sequence[Sample],
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
+        advice: str | None = None,
     ) -> None:
-        """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part, and
-        what is wrong with the last steps.
+        """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part,
+        what is wrong with the last steps, and what would make steps faster.
         """
+        ...
+
+    def pushed(self, version: int) -> None:
+        """Report that generation uses the weights of `version`."""
         ...
 
     def saved(self, step: int, folder: Path) -> None:
@@ -78,9 +83,12 @@ class RankReport:
         samples: Sequence[Sample],
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
+        advice: str | None = None,
     ) -> None:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
+
+    def pushed(self, version: int) -> None: ...
 
     def saved(self, step: int, folder: Path) -> None: ...
 
@@ -91,24 +99,31 @@ class RunReport:
     """Report of rank 0: the run's metrics.jsonl, ranks.jsonl and completions.jsonl, the trackers, the progress file."""
 
     def __init__(
-        self, run_dir: Path, state_dir: Path, *, total_steps: int, step: int, trackers: Trackers | None = None
+        self,
+        run_dir: Path,
+        state_dir: Path,
+        *,
+        total_steps: int,
+        step: int,
+        steps_per_push: int = 1,
+        trackers: Trackers | None = None,
     ) -> None:
         """Open the files of a run that starts at `step`; lines of later steps, from before a restart, are dropped.
 
-        `trackers` are already started.
+        Of `steps_per_push` steps, only the first samples. `trackers` are already started.
         """
         self._state_dir, self._trackers = state_dir, trackers
         self._metrics = StepLog(run_dir / "metrics.jsonl", resume_step=step)
         self._ranks = StepLog(run_dir / "ranks.jsonl", resume_step=step)
         self._completions = StepLog(run_dir / "completions.jsonl", resume_step=step)
         self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
-        self._last_step = time.monotonic()
+        self._ends = deque([time.monotonic()], maxlen=steps_per_push)  # of the last steps
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
 
     def phase(self, phase: str) -> None:
         """See `Report.phase`."""
         write_phase(self._state_dir, 0, phase)
-        self._update(phase=phase, age_seconds=time.monotonic() - self._last_step)
+        self._update(phase=phase, age_seconds=time.monotonic() - self._ends[-1])
 
     def step(
         self,
@@ -117,6 +132,7 @@ class RunReport:
         samples: Sequence[Sample],
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
+        advice: str | None = None,
     ) -> None:
         """See `Report.step`."""
         self._metrics.write(step, metrics)
@@ -142,19 +158,24 @@ class RunReport:
             logger.warning("STEP SKIPPED: step %d: its loss or gradients are not finite; no weight changed", step + 1)
         logger.info("step %d: reward %.3f, %.2f s", step + 1, metrics["reward"], metrics["step_time"])
         now = time.monotonic()
-        # Measured from end to end, so that saving a checkpoint between steps does not look like a hang.
-        self._durations.append(now - self._last_step)
-        self._last_step = now
+        # Measured from end to end, so that saving a checkpoint between steps does not look like a hang; and over all
+        # steps that one generation serves, of which the first takes the time for sampling.
+        self._durations.append((now - self._ends[0]) / len(self._ends))
+        self._ends.append(now)
         self._update(
             step=step + 1,
             step_seconds=median(self._durations),
             reward=metrics["reward"],
             metrics=dict(metrics),
             warnings=tuple(warnings),
+            advice=advice,
             tokens_per_second=metrics["tokens_per_second"],
-            weight_version=step + 1,
             age_seconds=0.0,
         )
+
+    def pushed(self, version: int) -> None:
+        """See `Report.pushed`."""
+        self._update(weight_version=version)
 
     def saved(self, step: int, folder: Path) -> None:
         """See `Report.saved`."""

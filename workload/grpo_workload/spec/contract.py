@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from grpo_workload.spec import lenient
+from grpo_workload.spec.generation import Topology
 from grpo_workload.spec.schema import Section
 from grpo_workload.spec.trainer import TrainerConfig
 
@@ -88,8 +89,10 @@ class Engine(Section):
     data_parallel: int = Field(1, ge=1)
     devices: tuple[int, ...] = Field(description="Local devices of its pod on which it runs.")
     transfer: int = Field(0, ge=0, description="Index of the transfer group that sends it weights.")
-    rank_offset: int = Field(
-        ge=1, description="Rank of its first worker in that group: 1 + number of workers of the engines before it."
+    elastic: bool = Field(
+        False,
+        description="Whether it joins and leaves while the attempt runs. Its pod may not exist, and ranks wait for "
+        "others only.",
     )
 
     @property
@@ -99,12 +102,14 @@ class Engine(Section):
 
 
 class TransferGroup(Section):
-    """One process group for weights: the trainer rank that sends them, and the workers of all engines that get them."""
+    """One process group for weights: the trainer rank that sends them, and the workers of all engines that get them.
+
+    The sender is rank 0; the workers follow, engine by engine in the contract's order, of those that are there.
+    """
 
     sender: int = Field(ge=0, description="Global rank of the sender, which is rank 0 of the group.")
     host: str = Field(description="Host on which the sender listens.")
     port: int = Field(ge=1, le=65535)
-    world_size: int = Field(ge=2, description="1 + number of workers of its engines.")
 
 
 class JobRef(Section):
@@ -152,6 +157,13 @@ class Contract(Section):
         """The member that runs rank 0."""
         return self.members[0]
 
+    def engines_of(self, rank: int) -> list[Engine]:
+        """Return the engines that a rank generates on: all of them, or with NodeLocal those of its pod."""
+        if self.config.generation.topology is not Topology.NODE_LOCAL:
+            return list(self.engines)
+        pod = next(one.pod for one in self.members if one.rank_offset <= rank < one.rank_offset + one.gpus)
+        return [engine for engine in self.engines if engine.pod == pod]
+
 
 class RunWarning(Section):
     """Something that a person should look at while the training goes on."""
@@ -193,6 +205,9 @@ class Progress(Section):
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
     warnings: tuple[RunWarning, ...] = Field((), description="What is odd about the last steps, the worst first.")
+    advice: str | None = Field(
+        None, description="Who waits for whom, ranks or engines, and what to change; None if nothing is known or wrong."
+    )
     tokens_per_second: float | None = None
     weight_version: int | None = None
     checkpoint_step: int | None = None
@@ -214,6 +229,7 @@ class Progress(Section):
                     RunWarning(reason=lenient.clip(one.reason, _MOST_TEXT), message=lenient.clip(one.message, 1024))
                     for one in said.warnings[:8]
                 ),
+                "advice": said.advice and lenient.clip(said.advice, 512),
                 "checkpoint": said.checkpoint and lenient.clip(said.checkpoint, 1024),
             }
         )

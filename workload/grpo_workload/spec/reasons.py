@@ -43,6 +43,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     HUNG = "Hung"
+    PLACEMENT_TIMEOUT = "PlacementTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
 
@@ -72,6 +73,7 @@ class Reason(StrEnum):
     RESTARTING = "Restarting"
     RESTARTED = "Restarted"
     ENGINE_RESTARTING = "EngineRestarting"
+    SCALED = "Scaled"
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"

@@ -1,8 +1,7 @@
 """What a user asks of the trainer: the sections that the CRD and the ranks share unchanged.
 
 `grpo_operator.api.spec` puts these models into the GRPOJob's `spec` as they are, and the contract carries them to every
-rank. So each field has one name, one default and one description. Training fields have the names of TRL's `GRPOConfig`
-in camelCase. Torch-free: the operator imports it.
+rank. So each field has one name, one default and one description. Torch-free: the operator imports it.
 """
 
 from __future__ import annotations
@@ -15,117 +14,7 @@ from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig, RewardConfig
 from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.schema import ObjectName, Rule, Section, Text, dump
-from grpo_workload.spec.tracking import TrackingConfig
-
-Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
-
-
-class TrainingConfig(TrackingConfig):
-    """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
-
-    num_generations: int = Field(
-        8, ge=2, le=1024, description="Number of completions sampled for each prompt (GRPO's group)."
-    )
-    prompts_per_step: int = Field(
-        8, ge=1, le=65536, description="Number of prompts in one optimizer step, over all ranks."
-    )
-    max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
-    max_tokens_per_micro_batch: int = Field(
-        8192,
-        ge=1,
-        le=16_777_216,
-        description="Maximum number of tokens in one micro-batch on one rank; it bounds the memory for activations. A "
-        "longer sequence gets a micro-batch to itself.",
-    )
-    per_device_train_batch_size: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description="Maximum number of completions in one micro-batch on one rank; when not set, only "
-        "maxTokensPerMicroBatch limits it.",
-    )
-    learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="Schedule of the learning rate."
-    )
-    warmup_steps: int = Field(
-        0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, le=1, description="Weight decay of AdamW, also of norms and biases, which TRL leaves out."
-    )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
-    adam_epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon.")
-    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
-    max_skipped_steps: int = Field(
-        10,
-        ge=0,
-        le=10_000_000,
-        description="Steps in a row that may be skipped because numbers are not finite; one more ends the job as "
-        "NotFinite. 0: the first one does.",
-    )
-    max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
-    temperature: float = Field(
-        1.0,
-        ge=0.01,
-        le=10,
-        description="Sampling temperature; training computes log-probabilities at it too. Lower ones are refused: vLLM "
-        "would raise them, and at 0 all completions of a prompt would be equal.",
-    )
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Nucleus sampling; 1 keeps the whole vocabulary. What topP, topK and minP leave out of sampling is "
-        "left out of the trainer's log-probabilities, too.",
-    )
-    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
-    min_p: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
-        "whole vocabulary.",
-    )
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="How token losses are aggregated.")
-    epsilon: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set.",
-    )
-    epsilon_high: float | None = Field(
-        None, gt=0, le=10, description="The probability ratio is clipped at 1 + epsilonHigh."
-    )
-    beta: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
-    )
-    importance_sampling_correction: Correction = Field(
-        "sequence_mask",
-        description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
-        "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
-        "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
-        "ignore it.",
-    )
-    importance_sampling_clip_max: float | None = Field(
-        3.0, gt=0, le=1e6, description="Upper bound of the ratio that importanceSamplingCorrection applies."
-    )
-    importance_sampling_clip_min: float | None = Field(
-        None, ge=0, le=1, description="Lower bound of the ratio that importanceSamplingCorrection applies."
-    )
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group",
-        description="What advantages are divided by: the standard deviation of the rewards in the prompt group or in "
-        "the whole batch, or nothing.",
-    )
-    mask_truncated_completions: bool = Field(
-        False, description="Leave completions that were cut at maxCompletionLength out of the loss."
-    )
-    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+from grpo_workload.spec.training import TrainingConfig
 
 
 class ParallelismConfig(Section):
@@ -191,7 +80,11 @@ class StorageConfig(Section):
         Field(None, description="Folder on the volume in which runs are kept.")
     )
     checkpoint_every_steps: int = Field(
-        50, ge=1, le=1_000_000, description="Steps between checkpoints; the last step is always saved."
+        50,
+        ge=1,
+        le=1_000_000,
+        description="Steps between checkpoints; the last step is always saved. With training.stepsPerGeneration or "
+        "numIterations, a checkpoint is written after the last step of its generation.",
     )
     keep: int = Field(2, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted.")
     resume_from: Text | None = Field(
@@ -223,6 +116,11 @@ class TrainerConfig(Section):
             lambda c: (
                 not c.parallelism.coalesce_grad_reduction or c.parallelism.zero_stage != 1 or c.model.dtype == "float32"
             ),
+        ),
+        Rule(
+            "self.training.maxStaleness == 0 || self.generation.engine == 'vLLM'",
+            "training.maxStaleness over 0 needs generation.engine vLLM: transformers' generate() cannot be interrupted",
+            lambda c: c.training.max_staleness == 0 or c.generation.engine == "vLLM",
         ),
         Rule(
             "!has(self.lora) || self.lora.push == 'merged' || self.generation.topology != 'Colocate'",

@@ -12,12 +12,15 @@ import pyarrow.compute as pc
 
 from grpo_workload.algorithm.samples import Completion
 
+Place = tuple[int, int]
+"""A group's step and position."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The completions of one prompt of a step, with their rewards."""
 
-    step: int
+    step: int  # the first that trains on it
     position: int  # index of the prompt among those of the step, over all ranks
     num_prompts: int  # prompts in the step
     prompt_index: int  # row of the prompt in the dataset
@@ -26,9 +29,14 @@ class Group:
     rewards: Mapping[str, Sequence[float | None]]  # one value per completion, by name of the reward
 
     @property
+    def place(self) -> Place:
+        """Its step and position, which no other group of a run has."""
+        return self.step, self.position
+
+    @property
     def weight_versions(self) -> set[int]:
         """Versions of the weights that its completions were sampled with."""
-        return {completion.weight_version for completion in self.completions}
+        return {one.weight_version + update for one in self.completions for update in range(one.weight_updates + 1)}
 
 
 def to_line(group: Group) -> bytes:
@@ -61,6 +69,7 @@ def from_line(text: bytes) -> Group:
                 text=completion["text"],
                 finish_reason=completion["finishReason"],
                 weight_version=completion["weightVersion"],
+                weight_updates=completion.get("weightUpdates", 0),
             )
             for completion in line["completions"]
         ),
@@ -74,6 +83,8 @@ def _completion(completion: Completion) -> bytes:
         "text": completion.text,
         "finishReason": completion.finish_reason,
     }
+    if completion.weight_updates:
+        values["weightUpdates"] = completion.weight_updates
     return _json(values)[:-1] + b',"logprobs":[' + _shortest(completion.logprobs) + b"]}"
 
 

@@ -24,12 +24,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import IO
 
 from grpo_workload.storage.files import sync
-from grpo_workload.storage.group_record import Group, from_line, to_line
+from grpo_workload.storage.group_record import Group, Place, from_line, to_line
 
 _BRANCH = re.compile(r"branch-(\d+)\.(\d+)-at-(\d+)")
 _CHUNK = 2**20  # bytes
@@ -113,12 +113,12 @@ class Journal:
         return file
 
 
-def begin_branch(run_dir: Path, *, attempt: int, step: int) -> tuple[Branch, list[Group]]:
+def begin_branch(run_dir: Path, *, attempt: int, step: int, count: int = 1) -> tuple[Branch, list[Group]]:
     """Begin the branch of an attempt that resumes from the checkpoint of `step`; rank 0 calls it and holds the fence.
 
     Returns:
-        The branch, for the `Journal` of each rank, and those groups of `step` that were already journalled under the
-        weights of that same checkpoint.
+        The branch, for the `Journal` of each rank, and those groups of `step`, and of the `count` - 1 steps that are
+        sampled with it, that were already journalled under the weights of that same checkpoint.
     """
     folder = run_dir / "journal"
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,12 +127,13 @@ def begin_branch(run_dir: Path, *, attempt: int, step: int) -> tuple[Branch, lis
     branch = Branch(attempt, start, step)
     (folder / branch.name).mkdir()
     sync(folder)
-    return branch, _known(folder, before, step)
+    return branch, _known(folder, before, step, count)
 
 
 def read_lineage(run_dir: Path) -> Iterator[list[Group]]:
     """Yield, for each step that led to the newest weights, its groups in the order of their prompts.
 
+    Steps that train on groups of earlier steps once more (training.numIterations) have none of their own.
     Ends before the first incomplete step, which a run is writing or was writing when it was killed. For a run that
     continues another one (storage.resumeFrom), only its own steps are included.
     """
@@ -147,17 +148,20 @@ def read_lineage(run_dir: Path) -> Iterator[list[Group]]:
                 yield groups
 
 
-def _known(folder: Path, branches: Sequence[Branch], step: int) -> list[Group]:
-    """Return the groups of `step` from the branch that saved its checkpoint and from those that resumed from it."""
-    found: dict[int, Group] = {}
+def _known(folder: Path, branches: Sequence[Branch], step: int, count: int) -> list[Group]:
+    """Return the groups of `count` steps from the branch that saved the first's checkpoint, and from those that resumed
+    from it.
+    """
+    found: dict[Place, Group] = {}
     for branch in reversed(branches):
         if branch.first > step:
             continue  # an attempt that resumed from a newer checkpoint, which was damaged later
-        groups = next(_steps(folder / branch.name / f"steps-{step}"), [])
-        found = {group.position: group for group in groups if group.weight_versions == {step}} | found
+        steps = islice(_steps(folder / branch.name / f"steps-{step}"), count)
+        groups = [group for of_step in steps for group in of_step]
+        found = {group.place: group for group in groups if max(group.weight_versions) <= step} | found
         if branch.first < step:
             break  # this branch saved the checkpoint; older branches may have saved a different one for this step
-    return [found[position] for position in sorted(found)]
+    return [found[place] for place in sorted(found)]
 
 
 def _branches(folder: Path) -> list[Branch]:

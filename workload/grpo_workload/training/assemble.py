@@ -13,6 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm import micro_batch
+from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource, load_prompts
 from grpo_workload.data.scan import scan
@@ -33,7 +34,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
-from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
 from grpo_workload.training.run import Run
@@ -159,14 +160,14 @@ def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
 def start_prompts(contract: Contract, source: PromptSource, share: range, step: int, state_dir: Path) -> PromptLoader:
     """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before."""
     config = contract.config
-    steps = range(step, config.training.max_steps)
+    batches = batches_from(step, config.training)
     if source.is_scannable:
-        scan(source, share=share, prompts_per_step=config.training.prompts_per_step, steps=steps)
+        scan(source, share=share, prompts_per_step=config.training.prompts_per_step, steps=batches)
     return PromptLoader(
         source,
         share=share,
         prompts_per_step=config.training.prompts_per_step,
-        steps=steps,
+        steps=batches,
         num_workers=config.dataset.num_workers,
         prefetch_steps=config.dataset.prefetch_steps,
         timeout_seconds=contract.timeout_seconds,
@@ -211,18 +212,26 @@ def start_generator(
 
 def open_records(
     contract: Contract, rank: int, step: int, trackers: Trackers, run_dir: Path, state_dir: Path
-) -> tuple[Journal, dict[int, Group], Report]:
+) -> tuple[Journal, dict[Place, Group], Report]:
     """Begin this attempt's branch of the journal, and open the rank's report; collective.
 
     Returns:
-        The journal, the groups of `step` that an earlier attempt journalled (by position), and the report.
+        The journal, the groups of the generation of `step` that an earlier attempt journalled, and the report.
     """
-    branch, known = on_main(lambda: begin_branch(run_dir, attempt=contract.attempt, step=step))
+    training = contract.config.training
+    count = len(batches_of(steps_of(step, training), training))
+    branch, known = on_main(lambda: begin_branch(run_dir, attempt=contract.attempt, step=step, count=count))
     report: Report = RankReport(state_dir, rank)
     if rank == 0:
-        total_steps = contract.config.training.max_steps
-        report = RunReport(run_dir, state_dir, total_steps=total_steps, step=step, trackers=trackers)
-    return Journal(run_dir, branch, rank), {group.position: group for group in known}, report
+        report = RunReport(
+            run_dir,
+            state_dir,
+            total_steps=training.max_steps,
+            step=step,
+            steps_per_push=training.steps_per_push,
+            trackers=trackers,
+        )
+    return Journal(run_dir, branch, rank), {group.place: group for group in known}, report
 
 
 def load_tokenizer(model: ModelConfig) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.policy import Policy
@@ -15,9 +16,20 @@ from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
-from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal
 from grpo_workload.training.weight_check import WeightCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunBatch:
+    """One rank's prompts of a batch, and what is known of them."""
+
+    step: int  # the first step that trains on it
+    prompts: dict[Place, Prompt]
+    known: dict[Place, Group]  # groups that the journal already has
+    missing: dict[Place, Prompt]  # prompts whose completions are sampled
+    num_overlong: int  # prompts of all ranks whose rows were too long: cut, or replaced by other rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +48,10 @@ class Run:
     weight_check: WeightCheck
     checkpoints: Checkpoints
     journal: Journal
-    known: dict[int, Group]  # groups of the first step that the journal already has under these weights, by position
+    known: dict[Place, Group]  # groups of the first generation that the journal already has under these weights
     start: TrainerState
     report: Report
     monitor: Monitor
     pulse: Pulse
     event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open
+    begun: dict[int, BegunBatch] = field(default_factory=dict)  # batches of which completions are being sampled

@@ -1,9 +1,10 @@
 """GRPO training on one rank: `train` is the loop; `run_rank` loads what it needs, runs it and closes everything.
 
 Group Relative Policy Optimization (arXiv:2402.03300), with these differences from the paper:
-- One optimizer step per batch (mu = 1), on-policy: the old log-probabilities are the new ones, detached, so the ratio
-  is 1 and clipping has no effect. The loss is weighted by how far the generator's log-probabilities are from the
-  policy's (`importanceSamplingCorrection`).
+- One optimizer step a generation (mu = 1), unless `stepsPerGeneration` or `numIterations` is over 1: the old
+  log-probabilities are the new ones, detached, so the ratio is 1 and clipping has no effect. The loss is weighted by
+  how far the generator's log-probabilities are from the old ones (`importanceSamplingCorrection`), also where older
+  weights sampled (`maxStaleness`).
 - Token losses are divided by the number of tokens in the whole batch (dapo, arXiv:2503.14476) unless `lossType` says
   otherwise.
 - There is no KL term and no reference model unless `beta` > 0; the reference is always the initial model.
@@ -22,7 +23,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, get_error_handler
 from transformers import set_seed
 
-from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
+from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.memory_error import MicroBatchMemoryError
@@ -35,10 +36,12 @@ from grpo_workload.spec.contract import Contract, ExitCode
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
+from grpo_workload.training.balance import Advisor
 from grpo_workload.training.health import Health
-from grpo_workload.training.rollout import Rollout, roll_out
+from grpo_workload.training.rollout import Generation, Rollout, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.step_metrics import summarise
+from grpo_workload.training.work import Work, prepare
 from grpo_workload.weights.differ import WeightsDifferError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +51,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     """Run the steps; collective.
 
     Returns:
-        DONE after maxSteps; STOPPED, with a checkpoint saved, if a rank was asked to stop earlier.
+        DONE after maxSteps; STOPPED, with a checkpoint saved, if a rank was asked to stop earlier: at the end of the
+        generation that it was in.
 
     Raises:
         NotFiniteError: too many steps in a row were skipped, or the weights to save are not finite.
@@ -56,46 +60,60 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     training, storage = run.config.training, run.config.storage
     num_tokens = run.start.num_tokens
     stopping = False
-    health = Health(training.max_skipped_steps)
+    health, advisor = Health(training.max_skipped_steps), Advisor(run.config)
+    run.generator.idle_seconds()  # those before the first step do not count
+    since = Clock()
+    generation: Generation | None = None
+    works: dict[int, Work] = {}
     for step in range(run.start.step, training.max_steps):
         clock = Clock()
         run.monitor.begin()
         set_seed(step_seed(training.seed, step, run.rank))
+        engines = run.generator.engines()
 
-        rollout = roll_out(run, step, clock)
-        run.generator.expect_weights()
+        if generation is None or step not in generation.steps:
+            generation = roll_out(run, step, clock)
         run.report.phase("Training")
-        work = plan(rollout.facts, training)
-        update = run.policy.step(micro_batches(work, rollout.samples, run.rank), work.num_micro_batches, work.scale)
+        if step == generation.steps.start:
+            works = prepare(run, generation)
+        is_last = step + 1 == generation.steps.stop
+        if is_last:
+            run.generator.expect_weights()
+        work = works[batch_of(step, training)]
+        update = run.policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale)
         clock.lap("train")
         run.report.phase("Journalling")
         run.journal.settle()
         clock.lap("journal")
 
-        run.report.phase("Syncing")
-        run.generator.sync_weights(run.policy.weights(), step + 1)
-        if step == run.start.step:  # the first push of what was trained
-            run.weight_check.run(run.policy, run.generator, step + 1)
-        clock.lap("sync")
+        if is_last:
+            run.report.phase("Syncing")
+            run.generator.sync_weights(run.policy.weights(), step + 1)
+            run.report.pushed(step + 1)
+            if generation.steps.start == run.start.step:  # the first push of what was trained
+                run.weight_check.run(run.policy, run.generator, step + 1)
+            clock.lap("sync")
 
         run.report.phase("Agreeing")
-        ends = gather((stop.is_set, describe_rank(run, rollout, work, clock)))
+        ends = gather((stop.is_set, describe_rank(run, generation, step, work, clock)))
         clock.lap("agree")
+        seconds, since = since.seconds, Clock()
         stopping, ranks = any(asked for asked, _ in ends), [rank for _, rank in ends]
 
-        metrics = summarise_step(run, rollout, num_tokens, clock) | update | summarise_ranks(ranks)
+        metrics = summarise_step(run, step, work.rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
         warnings = health.add(metrics)
         metrics["skipped_steps"] = health.skipped_steps
-        run.report.step(step, metrics, rollout.samples, ranks, warnings)
+        if engines:
+            metrics["engines/count"] = float(len(engines))
+        balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
+        run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
 
-        if (
-            stopping
-            or health.gives_up
-            or step + 1 == training.max_steps
-            or (step + 1) % storage.checkpoint_every_steps == 0
-        ):
+        # Inside a generation there is no checkpoint: log-probabilities of the weights that it began with would be lost.
+        every = storage.checkpoint_every_steps
+        is_due = (step + 1) // every > generation.steps.start // every
+        if health.gives_up or (is_last and (stopping or is_due or step + 1 == training.max_steps)):
             run.report.phase("Saving")
             state = TrainerState(
                 step=step + 1,
@@ -110,14 +128,14 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
             run.journal.begin_part()
         if health.gives_up:
             raise health.error()
-        if stopping:
+        if stopping and is_last:
             break
     done = not stopping or step + 1 == training.max_steps
     run.report.phase("Done" if done else "Stopped")
     return ExitCode.DONE if done else ExitCode.STOPPED
 
 
-def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
+def summarise_step(run: Run, step: int, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
     """Return the step's metrics under TRL's names, with the seconds that each phase took on this rank."""
     facts = [fact for own in rollout.facts for fact in own]
     metrics = summarise(
@@ -130,24 +148,32 @@ def summarise_step(run: Run, rollout: Rollout, num_tokens: int, clock: Clock) ->
         step_time=clock.seconds,
         num_tokens_before=num_tokens,
     )
+    if step != rollout.step:  # its tokens were counted before
+        metrics["num_tokens"] = num_tokens
     metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / len(facts)
+    if run.config.training.max_staleness:
+        metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / len(facts)
+        metrics["staleness/max"] = max(fact.staleness for fact in facts)
     if run.config.dataset.overlong_prompts != "error":
         metrics["prompts/overlong"] = rollout.num_overlong
     return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 
-def describe_rank(run: Run, rollout: Rollout, work: Plan, clock: Clock) -> RankStep:
+def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock: Clock) -> RankStep:
     """Describe what this rank did in the step that has just ended."""
-    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in rollout.samples]
+    is_first = step == generation.steps.start
+    samples = work.rollout.samples if step == work.rollout.step else []
+    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in samples]
     return RankStep(
         rank=run.rank,
         seconds=dict(clock.laps),
-        generated_tokens=rollout.generated_tokens,
-        timeouts=rollout.timeouts,
+        generated_tokens=generation.generated_tokens if is_first else 0,
+        timeouts=generation.timeouts if is_first else dict.fromkeys(generation.timeouts, 0),
+        engines_idle_seconds=run.generator.idle_seconds(),
         sample_tokens=sum(tokens),
         longest_sample_tokens=max(tokens, default=0),
-        trained_tokens=work.trained_tokens(run.rank),
-        fed_tokens=work.fed_tokens(run.rank),
+        trained_tokens=work.plan.trained_tokens(run.rank),
+        fed_tokens=work.plan.fed_tokens(run.rank),
         device=run.monitor.end(),
     )
 

@@ -198,6 +198,7 @@ export function banners(state) {
   if (job && (job.why || job.cure) && !["Running", "Succeeded"].includes(job.phase)) {
     found.push(banner("warn", job.reason || job.phase, `${job.why}${job.cure ? ` What to do: ${job.cure}.` : ""}`));
   }
+  if (job?.training?.advice) found.push(banner("", "Advice", job.training.advice));
   if (state.note) found.push(banner("", "", state.note));
   return found;
 }

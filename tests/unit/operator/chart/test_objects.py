@@ -15,11 +15,14 @@ from support.paths import ROOT
 def test_one_release_watches_all_namespaces(helm: Path) -> None:
     objects = render(helm)
     roles = ["ClusterRole", "ClusterRole edit", "ClusterRole view", "ClusterRoleBinding"]
-    assert sorted(objects) == [*roles, "CustomResourceDefinition", "Deployment", "ServiceAccount"]
+    own = ["Role leader", "RoleBinding leader", "ServiceAccount"]
+    assert sorted(objects) == [*roles, "CustomResourceDefinition", "Deployment", "PodDisruptionBudget", *own]
     subject = objects["ClusterRoleBinding"]["subjects"][0]
     assert subject == {"kind": "ServiceAccount", "name": "grpo-operator", "namespace": "grpo-system"}
     assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
     assert objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "--lease=grpo-system/grpo-operator",
+        "--identity=$(POD_NAME)",
         "--liveness-port=8080",
         "--log-format=full",
     ]
@@ -36,7 +39,7 @@ def test_the_crd_is_the_generated_one_and_survives_uninstall(helm: Path) -> None
 
 def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) -> None:
     objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
-    roles = {name for name in objects if "Role" in name}
+    roles = {name for name in objects if "Role" in name and "leader" not in name}
     assert roles - {"ClusterRole view", "ClusterRole edit"} == {
         "Role team-a",
         "Role team-b",
@@ -46,7 +49,7 @@ def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) 
     assert objects["Role team-a"]["rules"] == render(helm, "--set", "rbac.readNodes=false")["ClusterRole"]["rules"]
     assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert arguments[2:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
+    assert arguments[4:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
     bare = render(helm, "--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
     assert {o["metadata"].get("namespace") for o in bare.values()} == {"team-a", "grpo-system"}
 
@@ -58,6 +61,7 @@ def test_two_releases_with_one_name_in_two_namespaces_share_no_object(helm: Path
 
     assert identities("one").isdisjoint(identities("two"))
     same_team = ("--set", "watchNamespaces={team}")
+    assert render(helm, "--set", "watchNamespaces={grpo-system}")["Role leader"]
     assert identities("one", *same_team).isdisjoint(identities("two", *same_team))
 
 
@@ -72,12 +76,48 @@ def test_roles_grant_no_secrets_no_wildcards_and_no_more_than_is_used(helm: Path
     assert not any(resource in {"secrets", "pods/exec", "pods/log"} for resource, _ in granted)
 
 
-def test_one_operator_at_a_time_behind_probes(helm: Path) -> None:
-    spec = render(helm)["Deployment"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    container = spec["template"]["spec"]["containers"][0]
-    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
-    assert probes == [{"path": "/healthz", "port": "health"}] * 3
+def test_the_lease_is_the_releases_own_and_the_right_to_change_it_names_it(helm: Path) -> None:
+    objects = render(helm, release="other", namespace="sys")
+    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][:2] == ["--lease=sys/other-grpo-operator", "--identity=$(POD_NAME)"]
+    assert container["env"] == [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    role, binding = objects["Role leader"], objects["RoleBinding leader"]
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    of_this_name = {"resourceNames": ["other-grpo-operator"], "verbs": ["get", "update"]}
+    assert role["rules"] == [leases | {"verbs": ["create"]}, leases | of_this_name]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "sys"
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == objects["ClusterRoleBinding"]["subjects"]
+
+
+def test_a_second_pod_stands_by_on_another_node_and_lost_ones_are_replaced_soon(helm: Path) -> None:
+    objects = render(helm)
+    spec = objects["Deployment"]["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    pod = spec["template"]["spec"]
+    soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10}
+    lost = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    assert pod["tolerations"] == [{"key": key} | soon for key in lost]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    budget = objects["PodDisruptionBudget"]["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": spec["selector"]}
+    assert spread["labelSelector"] == spec["selector"]
+    alone = render(helm, "--set", "replicas=1")
+    assert alone["Deployment"]["spec"]["replicas"] == 1
+    assert "PodDisruptionBudget" not in alone
+
+
+def test_probes_ask_whether_the_operator_lives_and_knows_the_cluster(helm: Path) -> None:
+    container = render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {probe["port"] for probe in probes.values()} == {"health"}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/healthz",
+        "readiness": "/readyz",
+        "liveness": "/healthz",
+    }
 
 
 def test_a_digest_replaces_the_tag(helm: Path) -> None:
@@ -148,5 +188,10 @@ def test_the_network_policy_lets_the_operator_reach_the_api_server_and_pods_of_j
 def test_the_table_of_rights_in_the_docs_matches_the_roles(helm: Path) -> None:
     text = (ROOT / "docs" / "operating.md").read_text()
     rows = re.findall(r"^\| `([\w/]+)` \| ([a-z, ]+) \| .+ \|$", text, re.MULTILINE)
-    rules = render(helm)["ClusterRole"]["rules"]
-    assert dict(rows) == {resource: ", ".join(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    objects = render(helm)
+    rules = objects["ClusterRole"]["rules"] + objects["Role leader"]["rules"]
+    granted: dict[str, set[str]] = {}
+    for rule in rules:
+        for resource in rule["resources"]:
+            granted.setdefault(resource, set()).update(rule["verbs"])
+    assert {resource: set(verbs.split(", ")) for resource, verbs in rows} == granted

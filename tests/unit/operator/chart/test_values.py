@@ -38,11 +38,11 @@ def test_values_reach_the_pod(helm: Path) -> None:
     assert pod["containers"][0]["image"] == "ghcr.io/grpo-operator/operator:v9"
     assert pod["imagePullSecrets"] == [{"name": "reg"}]
     assert (pod["priorityClassName"], pod["nodeSelector"]) == ("high", {"disk": "ssd"})
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert pod["containers"][0]["env"] == [{"name": "HTTPS_PROXY", "value": "p"}]
+    assert pod["tolerations"][2:] == [{"operator": "Exists"}]
+    assert pod["containers"][0]["env"][1:] == [{"name": "HTTPS_PROXY", "value": "p"}]
     assert template["metadata"]["labels"].items() >= {"team": "x", "cost": "ml"}.items()
     flags = ["--no-nodes", "--no-network-policies", "--allow-host-path", "--allow-service-account-token"]
-    assert pod["containers"][0]["args"][1:] == ["--log-format=json", *flags]
+    assert pod["containers"][0]["args"][3:] == ["--log-format=json", *flags]
     assert {"--allow-host-path", "--allow-service-account-token"}.isdisjoint(
         render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
     )
@@ -100,7 +100,8 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
         "metrics.podMonitor.interval=often",
         "imagee.tag=x",
         "image.pullPolicy=Sometimes",
-        "replicas=2",
+        "replicas=-1",
+        "replica=1",
         "watchNamespaces=team-a",
         "watchNamespaces={Team}",
         "crds.install=1",

@@ -1,11 +1,15 @@
 """When an attempt begins: after acceptance, a failure and its wait, or a suspension; never next to old pods."""
 
-from grpo_operator.api.names import Condition
+from dataclasses import replace
+from typing import Any
+
+from grpo_operator.api.names import LABEL_JOB, LABEL_JOB_UID, Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
+from grpo_operator.decide.observe import Observed, observe, owner_of, read_child, read_pods
 from grpo_operator.decide.plan import Deletion, Mode, plan
 from support.control_plane.jobs import NOW, observed, pod, world
-from support.control_plane.passes import SERVER, A, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, failed
 
 
 def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
@@ -21,6 +25,52 @@ def test_no_attempt_begins_while_an_earlier_job_of_the_name_has_children() -> No
     assert waiting.mode == Mode.KEEP
     assert waiting.status.attempt is None
     assert "pod/job-a-0" in find(waiting.status, Condition.SCHEDULED).message
+
+
+def _made(
+    kind: str, name: str, owner: tuple[str, str, str] | None, job: str = "earlier", **more: str
+) -> dict[str, Any]:
+    """Return an object of a job called job. `owner`: kind, name and UID."""
+    refs = [{"kind": owner[0], "name": owner[1], "uid": owner[2], "controller": True}] if owner else []
+    labels = {LABEL_JOB: "job", LABEL_JOB_UID: job}
+    return {"kind": kind, "metadata": {"name": name, "uid": name, "labels": labels, "ownerReferences": refs, **more}}
+
+
+def _seen(pods: list[dict[str, Any]], others: list[dict[str, Any]]) -> Observed:
+    return observe(
+        "uid", pods=read_pods(pods), others=[(owner_of(one), read_child(one["kind"], one)) for one in others]
+    )
+
+
+def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
+    """Garbage collection missed that its owner was replaced. What has another owner, or none, is left alone."""
+    seen = _seen(
+        pods=[
+            _made("Pod", "left-0", ("StatefulSet", "left", "earlier-set")),
+            _made("Pod", "of-another-0", ("StatefulSet", "of-another", "of-another")),
+        ],
+        others=[
+            _made("Service", "left", ("GRPOJob", "job", "earlier")),
+            _made("ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=NOW),
+            _made("ConfigMap", "orphan", None),
+            _made("StatefulSet", "of-another", ("GRPOJob", "other", "earlier")),
+        ],
+    )
+    waiting = plan(*world(), GRPOJobStatus(), seen, {}, NOW)
+    assert waiting.deletions == (Deletion("Pod", "left-0", "left-0"), Deletion("Service", "left", "left"))
+    assert waiting.status.attempt is None
+    assert len(seen.foreign) == 6
+
+
+def test_a_pod_whose_statefulset_was_replaced_is_deleted_once_it_should_end() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 0})
+    case.see_all_ready()
+    kept = pod(B, uid=f"{B}-0", ready=True)
+    owned = replace(kept, controller="replaced")
+    assert not case.see(pod(A, uid=f"{A}-0", ready=True), owned).deletions
+    case.see(failed(A), owned)
+    assert case.see(owned, at=1).deletions == (Deletion("Pod", B, kept.uid),)
+    assert not case.see(kept, at=1).deletions
 
 
 def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -> None:
@@ -49,7 +99,7 @@ def test_a_pod_of_an_earlier_attempt_is_deleted_and_never_recorded() -> None:
     case.see(at=1)
     assert case.status.attempt == 1
     late = case.see(pod(A, uid="late", attempt=0, ready=True), at=2)
-    assert late.deletions == (Deletion(pod=A, uid="late", force=False),)
+    assert late.deletions == (Deletion("Pod", A, "late"),)
     assert case.status.members == ()
 
 

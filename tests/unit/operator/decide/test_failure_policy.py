@@ -9,7 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Deletion, Mode
-from grpo_operator.layout.topology import make_contract
+from grpo_operator.layout.contracts import make_contract
 from grpo_workload.spec.contract import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
@@ -121,7 +121,7 @@ def test_a_failed_engine_alone_is_recreated() -> None:
     others = [one for one in pods if one.name != "job-gen-1"]
     first = case.see(*others, died)
     assert first.mode == Mode.RUN
-    assert first.deletions == (Deletion(pod="job-gen-1", uid="job-gen-1-0", force=False),)
+    assert first.deletions == (Deletion("Pod", "job-gen-1", "job-gen-1-0"),)
     assert [e.reason for e in first.events] == ["EngineRestarting"]
     assert {group.name: group.incarnation for group in case.status.groups} == {"a": 0, "b": 0, "gen": 1}
     assert not case.see(*others, replace(died, deletion_time=after(NOW, 300))).deletions

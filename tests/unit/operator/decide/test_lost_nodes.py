@@ -33,7 +33,7 @@ def test_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_o
     assert failure.reason == "NodeLost"
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
     going = replace(silent, deletion_time=after(NOW, 370))
-    assert case.see(going, at=72, lost_nodes=since).deletions == (Deletion(pod=B, uid=silent.uid, force=True),)
+    assert case.see(going, at=72, lost_nodes=since).deletions == (Deletion("Pod", B, silent.uid, force=True),)
     case.see(at=100)
     assert case.status.attempt == 1
     assert [node.name for node in case.status.avoid_nodes] == ["node"]
@@ -84,7 +84,7 @@ def test_a_pod_that_does_not_end_is_deleted_by_force_soon_only_if_its_node_is_lo
 ) -> None:
     case, stuck = _stuck(evicted_by_taint=by_taint)
     assert not case.see(stuck, at=300 + seconds, **seen).deletions
-    assert case.see(stuck, at=301 + seconds, **seen).deletions == (Deletion(pod=B, uid=stuck.uid, force=True),)
+    assert case.see(stuck, at=301 + seconds, **seen).deletions == (Deletion("Pod", B, stuck.uid, force=True),)
 
 
 @pytest.mark.parametrize("restarts", [3, 0], ids=["restarting", "failed"])

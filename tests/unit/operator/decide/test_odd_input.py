@@ -21,7 +21,7 @@ from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_about_to_begin
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import lost_since, observe
+from grpo_operator.decide.observe import lost_since, observe, read_pods
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.rescue import rescue
 from grpo_operator.layout.admission import Allowed, find_fault
@@ -116,6 +116,7 @@ PROGRESS = json.loads(
         metrics={"loss": 1.0},
         rank_phases={"0": "Training"},
         warnings=(RunWarning(reason="NoRewardDifference", message="all rewards are equal"),),
+        advice="run 3 engines in place of 2",
     ).model_dump_json(by_alias=True)
 )
 
@@ -139,7 +140,7 @@ def whole_pass(
     stored = read_spec(raw_spec, status)
     job = Job(namespace="ns", name="job", uid="uid", generation=1, spec=stored.spec, fault=stored.fault)
     topology = plan_topology(job)
-    observed = observe("uid", pods=pods, others=[], gone=[])
+    observed = observe("uid", pods=read_pods(pods))
     lost = {} if node is None else {"node": since} if (since := lost_since(node, now)) else {}
     reports = {} if said is None else {topology.members[0].pod: Progress.read(said)}
     obstacle = None
@@ -219,7 +220,7 @@ def test_a_newer_crd_changes_nothing_but_a_sentence() -> None:
     assert stored.ignored == ("spec.training.fancy", "spec.elastic")
     assert stored.spec == read_spec(SPEC, status).spec
     job = Job(namespace="ns", name="job", uid="u", generation=1, spec=stored.spec, ignored=stored.ignored)
-    begun = plan(job, plan_topology(job), status, observe("u", pods=[], others=[]), {}, NOW).status
+    begun = plan(job, plan_topology(job), status, observe("u", pods=[]), {}, NOW).status
     accepted = find(begun, Condition.ACCEPTED)
     assert accepted is not None
     assert accepted.message.endswith("does not know, and ignores, spec.training.fancy, spec.elastic")
@@ -259,7 +260,7 @@ def test_a_job_with_an_obstacle_reaches_its_deadline() -> None:
     case.see_all_ready()
     case.see(at=10)  # all pods are gone
     missing = Obstacle("ClaimNotFound", "create it")
-    nothing = observe("uid", pods=[], others=[])
+    nothing = observe("uid", pods=[])
     held = plan(case.job, case.topology, case.status, nothing, {}, after(NOW, 60), missing)
     assert held.status.phase == "Invalid"
     assert held.requeue_after == 10
@@ -272,7 +273,7 @@ def test_a_pod_whose_attempt_is_no_number_belongs_to_none(attempt: Any) -> None:
     odd = raw_pod(A)
     odd["metadata"]["labels"]["training.grpo.dev/attempt"] = attempt
     _, decided = whole_pass(SPEC, RUNNING, [odd, raw_pod(B)])
-    assert [(d.pod, d.force) for d in decided.deletions] == [(A, False)]
+    assert [(d.name, d.force) for d in decided.deletions] == [(A, False)]
 
 
 def test_a_status_of_a_thousand_failed_pods_is_small_and_its_failure_whole() -> None:
@@ -286,12 +287,12 @@ def test_a_status_of_a_thousand_failed_pods_is_small_and_its_failure_whole() -> 
     for number, pod in enumerate(pods):
         pod["metadata"]["uid"] = f"0b5f3a52-7c1d-4b57-9b0e-{number:012}"
         pod["spec"]["nodeName"] = f"gpu-node-{number:04}"
-    decided = plan(case.job, case.topology, case.status, observe("uid", pods=pods, others=[]), {}, after(NOW, 60))
+    decided = plan(case.job, case.topology, case.status, observe("uid", pods=read_pods(pods)), {}, after(NOW, 60))
     assert decided.status.last_failure is not None
     assert (decided.status.last_failure.pod, decided.status.last_failure.message) == ("job-workers-17", text)
     written = json.dumps(dump(decided.status), separators=(",", ":"), ensure_ascii=False).encode()
     assert len(written) < 256 * 1024
-    again = plan(case.job, case.topology, decided.status, observe("uid", pods=pods, others=[]), {}, after(NOW, 61))
+    again = plan(case.job, case.topology, decided.status, observe("uid", pods=read_pods(pods)), {}, after(NOW, 61))
     assert again.status.members == decided.status.members
 
 

@@ -18,7 +18,7 @@ def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
 
 def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
     def at(step: int) -> Progress:
-        return Progress(step=step, total_steps=40, reward=0.123456)
+        return Progress(step=step, total_steps=40, reward=0.123456, advice=f"advice after {step} steps")
 
     case = Case()
     pods = case.see_all_ready()
@@ -26,6 +26,7 @@ def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
     assert case.see(*pods, progress=at(2), at=9).status.progress.step == 1
     later = case.see(*pods, progress=at(2), at=10).status
     assert (later.progress.step, later.progress.reward) == (2, 0.1235)
+    assert later.progress.advice == "advice after 2 steps"
     assert case.see(*pods, at=3600).status.progress == later.progress
 
 

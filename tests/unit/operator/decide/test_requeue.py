@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS
+from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS, Obstacle, plan
 from grpo_workload.spec.contract import Progress
-from support.control_plane.jobs import NOW
+from grpo_workload.spec.reasons import Reason
+from support.control_plane.jobs import NOW, observed, world
 from support.control_plane.passes import A, Case, failed
 
 
@@ -28,3 +30,23 @@ def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:
     pods = case.see_all_ready()
     assert case.see(failed(A), pods[1]).requeue_after == POLL_SECONDS
     assert case.see().requeue_after == CALM_SECONDS
+
+
+def test_a_suspended_job_without_pods_is_not_looked_at() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    case.edit(suspend=True)
+    assert case.see(*pods, at=5).requeue_after == CALM_SECONDS
+    assert case.see(at=6).requeue_after is None
+
+
+def test_a_job_that_stays_refused_is_looked_at_less_often() -> None:
+    job, topology = world()
+    missing = Obstacle(Reason.CLAIM_NOT_FOUND, "no claim")
+
+    def seconds(status: GRPOJobStatus, at: int) -> tuple[GRPOJobStatus, float | None]:
+        decided = plan(job, topology, status, observed(), {}, after(NOW, at), missing)
+        return decided.status, decided.requeue_after
+
+    status, first = seconds(GRPOJobStatus(), 0)
+    assert (first, seconds(status, 300)[1], seconds(status, 9999)[1]) == (10, 30, 60)

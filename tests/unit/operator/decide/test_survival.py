@@ -1,4 +1,5 @@
-"""A job survives random histories: failures, edits, jumps of the clock, stale reads, lost writes, two operators.
+"""A job survives random histories: failures, edits, nodes that others take, jumps of the clock, stale reads, lost
+writes, two operators.
 
 Asserted: an end is permanent, attempts begin one after another and only when no pod exists, restarts stay within their
 budget, a failure counts once, pods that live belong to one attempt, the job always ends or waits for its user, and
@@ -32,7 +33,7 @@ from support.control_plane.jobs import NOW, ended, job
 from support.control_plane.jobs import pod as make_pod
 
 GRACE = 300
-SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}}
+ENGINES = {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}
 NODES = ("one", "two")
 
 
@@ -54,6 +55,7 @@ class World:
     sets: dict[str, StatefulSet] = field(default_factory=dict)
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
+    room: int = 9  # most pods that find a node at the same time
     deleted: bool = False
     uids: Any = field(default_factory=lambda: itertools.count(1))
     history: list[GRPOJobStatus] = field(default_factory=list)
@@ -69,18 +71,19 @@ class World:
         """Run the StatefulSet controller, the scheduler and the kubelets that are alive once."""
         for group in self.topology.groups:
             wanted = self.sets.get(group.statefulset, StatefulSet(0, 0))
-            for ordinal, name in enumerate(group.pods):
+            for ordinal, name in enumerate(group.possible_pods):
                 pod = self.pods.get(name)
                 if pod is None and ordinal < wanted.replicas:
                     number = next(self.uids)
-                    self.pods[name] = replace(
-                        make_pod(name, uid=str(number), attempt=wanted.attempt), node=NODES[number % 2]
-                    )
+                    made = make_pod(name, uid=str(number), attempt=wanted.attempt)
+                    self.pods[name] = replace(made, node=None, unschedulable="no room")
                 elif pod is not None and ordinal >= wanted.replicas:
                     self.delete(name)
         for name, pod in list(self.pods.items()):
             if pod.deletion_time is not None and pod.node not in self.lost:
                 del self.pods[name]
+            elif pod.node is None and sum(one.node is not None for one in self.pods.values()) < self.room:
+                self.pods[name] = replace(pod, node=NODES[int(pod.uid) % 2], unschedulable=None)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         if force:
@@ -102,28 +105,36 @@ PASSES = st.integers(0, 5)
 
 class Survival(RuleBasedStateMachine):
     @initialize(
-        server=st.booleans(),
+        server=st.sampled_from(["", "fixed", "elastic"]),
         on_generation=st.sampled_from(["RestartAll", "RestartGeneration", "Fail"]),
         on_trainer=st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
         maximum=st.sampled_from([2, 1, 4, 0]),
         ttl=st.none() | st.just(1000),
     )
-    def begin(self, server: bool, on_generation: str, on_trainer: str, maximum: int, ttl: int | None) -> None:
+    def begin(self, server: str, on_generation: str, on_trainer: str, maximum: int, ttl: int | None) -> None:
         if not server and on_generation == "RestartGeneration":
             on_generation = "RestartAll"
+        if server == "elastic":
+            on_generation = "RestartGeneration"
         policy = {
             "onGenerationFailure": on_generation,
             "onTrainerFailure": on_trainer,
             "maxRestarts": maximum,
             "hangSeconds": 100,
         }
-        self.spec: dict[str, Any] = {"failurePolicy": policy} | ({"generation": SERVER} if server else {})
+        self.spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}}
+        self.engines = 1 if server == "elastic" else None
+        self.spec |= self.generation() if server else {}
         if ttl is not None:
             self.spec["ttlSecondsAfterFinished"] = ttl
         made = job(**self.spec)
         self.world = World(made, plan_topology(made))
         self.operators = [Operator(), Operator()]
         self.hung = False
+
+    def generation(self) -> dict[str, Any]:
+        elastic = {"elastic": {"replicas": self.engines, "maxReplicas": 3}} if self.engines else {}
+        return {"generation": {"topology": "Server", "server": ENGINES | elastic}}
 
     @rule(passes=PASSES)
     def whole_passes(self, passes: int) -> None:
@@ -167,8 +178,8 @@ class Survival(RuleBasedStateMachine):
         if decided is None or world.deleted:
             return
         for one in decided.deletions:
-            if one.pod in world.pods and world.pods[one.pod].uid == one.uid:
-                world.delete(one.pod, force=one.force)
+            if one.name in world.pods and world.pods[one.name].uid == one.uid:
+                world.delete(one.name, force=one.force)
         if decided.delete_job:
             world.deleted = True
         if decided.mode == Mode.KEEP or cut:  # the operator was killed here
@@ -189,12 +200,14 @@ class Survival(RuleBasedStateMachine):
         """Assert that a status says what the pass that wrote it has seen."""
         generations = {status.observed_generation, *(one.observed_generation for one in status.conditions)}
         assert generations == {self.world.job.generation}
-        seen = [observed.pods.get(name) for name in self.world.topology.pods]
+        seen = [observed.pods.get(name) for name in self.world.topology.needed_pods]
         own = [pod for pod in seen if pod is not None and pod.attempt == status.attempt]
-        assert not holds(status, Condition.SCHEDULED) or len(own) == len(seen)
+        ready = sum(pod.ready for pod in observed.pods.values() if pod.attempt == status.attempt)
+        assert not holds(status, Condition.SCHEDULED) or [pod.node is not None for pod in own] == [True] * len(seen)
         assert not holds(status, Condition.RUNNING) or [pod.ready for pod in own] == [True] * len(seen)
         assert not holds(status, Condition.HUNG) or own
-        assert status.attempt is None or sum(group.ready for group in status.groups) <= sum(pod.ready for pod in own)
+        assert status.attempt is None or sum(group.ready for group in status.groups) <= ready
+        assert (status.elastic is None) == (self.engines is None or status.attempt is None)
         if is_terminal(status) or is_between_attempts(status):
             assert not holds(status, Condition.SCHEDULED)
             assert not holds(status, Condition.RUNNING)
@@ -218,6 +231,10 @@ class Survival(RuleBasedStateMachine):
         assert abs(new.restarts.counted - old.restarts.counted) <= 1
         if new.restarts.total > old.restarts.total:
             assert new.last_failure is not None
+            needed = self.world.topology.needed_pods
+            placed = sum(pod.node is not None for name, pod in observed.pods.items() if name in needed)
+            in_part = 0 < placed < len(needed)
+            assert in_part or new.last_failure.reason != "PlacementTimeout", "pods hold nodes, and others have none"
             assert not is_between_attempts(old), "the failure of an attempt is counted once"
 
     # What happens in the cluster.
@@ -230,7 +247,7 @@ class Survival(RuleBasedStateMachine):
     def all_become_ready(self) -> None:
         world = self.world
         for name, pod in world.pods.items():
-            if pod.deletion_time is None and pod.outcome is None and pod.node not in world.lost:
+            if pod.deletion_time is None and pod.outcome is None and pod.node not in {None, *world.lost}:
                 world.pods[name] = replace(pod, ready=True)
 
     @precondition(lambda self: self.world.pods)
@@ -239,7 +256,7 @@ class Survival(RuleBasedStateMachine):
         world = self.world
         name = data.draw(st.sampled_from(sorted(world.pods)))
         pod = world.pods[name]
-        if pod.node not in world.lost and pod.outcome is None:
+        if pod.node not in {None, *world.lost} and pod.outcome is None:
             world.pods[name] = replace(pod, outcome=ended(code, "PeerLost", world.time), ready=False, restarts=1)
         self.undisturbed(passes, seconds=8)
 
@@ -270,6 +287,11 @@ class Survival(RuleBasedStateMachine):
                     world.pods[name] = replace(pod, ready=False)
         self.undisturbed(passes, seconds=20)
 
+    @rule(room=st.sampled_from([1, 2, 0, 9]), passes=PASSES)
+    def others_take_or_leave_nodes(self, room: int, passes: int) -> None:
+        self.world.room = room
+        self.undisturbed(passes, seconds=20)
+
     @rule(seconds=st.sampled_from([1, 3, 20, 70, 700, 2000]))
     def time_passes(self, seconds: int) -> None:
         self.world.now += seconds
@@ -288,6 +310,14 @@ class Survival(RuleBasedStateMachine):
             plan_topology(made),
         )
         self.undisturbed(passes, seconds=8)
+
+    @precondition(lambda self: self.engines is not None)
+    @rule(engines=st.integers(1, 3), passes=PASSES)
+    def the_user_scales(self, engines: int, passes: int) -> None:
+        self.engines = engines
+        self.spec |= self.generation()
+        before = self.world.job.spec
+        self.the_user_edits(before.suspend, before.active_deadline_seconds, passes)
 
     # What holds at every moment.
 
@@ -327,6 +357,7 @@ class Survival(RuleBasedStateMachine):
             return
         world = self.world
         world.lost.clear()
+        world.room = 9
         self.hung = False
         self.operators = [Operator(), Operator()]
         self.undisturbed(40, seconds=30)

@@ -4,13 +4,12 @@ A pass waits for that state for a limited time.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from grpo_operator.api.status import Disruption, GRPOJobStatus
 from grpo_operator.decide.blame import has_unexplained_pods
 from grpo_operator.decide.observe import ObservedPod
 from grpo_operator.decide.plan import plan
-from grpo_operator.edge.deleted_pods import PATIENCE_SECONDS, DeletedPods
+from grpo_operator.edge.deleted_pods import KEPT_SECONDS, PATIENCE_SECONDS, DeletedPods
 from grpo_workload.spec.contract import ExitCode
 from support.control_plane.jobs import NOW, ended, observed, pod, world
 
@@ -32,10 +31,6 @@ def failure_of(gone: ObservedPod) -> tuple[str, int]:
     status = see(running(), A, RECREATED, gone=gone)
     assert status.last_failure is not None
     return status.last_failure.reason, status.restarts.counted
-
-
-def raw(uid: str) -> dict[str, Any]:
-    return {"metadata": {"uid": uid}}
 
 
 def test_the_final_state_of_a_deleted_pod_names_the_cause_although_a_new_pod_has_its_name() -> None:
@@ -70,10 +65,19 @@ def test_the_watch_is_awaited_for_a_limited_time_and_recorded_pods_are_dropped()
     seconds[0] = PATIENCE_SECONDS
     assert not deleted.may_still_arrive("job")
     assert deleted.may_still_arrive("another job")
-    deleted.remember("job", raw("1"))
-    deleted.remember("job", raw("2"))
+    deleted.remember("job", pod("b", uid="1"))
+    deleted.remember("job", pod("b", uid="2"))
     deleted.recorded("job", ["1"])
-    assert deleted.of("job") == [raw("2")]
+    assert deleted.of("job") == [pod("b", uid="2")]
     assert deleted.may_still_arrive("job"), "the wait for another pod starts again"
     deleted.forget("job")
     assert deleted.of("job") == []
+
+
+def test_an_operator_that_records_nothing_keeps_only_recent_pods() -> None:
+    seconds = [0.0]
+    deleted: DeletedPods[str] = DeletedPods(lambda: seconds[0])
+    for number in range(50):
+        seconds[0] = number * KEPT_SECONDS / 5
+        deleted.remember("job", pod("a", uid=str(number)))
+    assert [one.uid for one in deleted.of("job")] == ["45", "46", "47", "48", "49"]

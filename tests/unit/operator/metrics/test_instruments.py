@@ -11,6 +11,8 @@ from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
 
+OF_JOB = {"namespace": "ns", "grpojob": "job"}
+
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"grpo_operator_{name}", labels)
@@ -26,6 +28,12 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def _open() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 async def test_passes_are_counted_by_result_and_back_offs_while_they_last() -> None:
     instruments, outcomes = Instruments(), iter([RuntimeError("no luck"), ConflictError("changed"), 0.01, None])
     failing: list[float | None] = []
@@ -37,7 +45,7 @@ async def test_passes_are_counted_by_result_and_back_offs_while_they_last() -> N
             raise outcome
         return outcome
 
-    queue = WorkQueue(work, instruments)
+    queue = WorkQueue(work, instruments, gate=_open())
     queue.wake("a")
     await _until(lambda: not queue.keys)
     results = ("error", "conflict", "requeue_after", "success")
@@ -55,7 +63,7 @@ async def test_depth_counts_passes_that_wait_for_a_slot() -> None:
     async def work(_: int) -> None:
         await go.wait()
 
-    queue = WorkQueue(work, instruments, limit=2)
+    queue = WorkQueue(work, instruments, gate=_open(), limit=2)
     for key in range(5):
         queue.wake(key)
     await _until(lambda: value(instruments.registry, "workqueue_active") == 2.0)
@@ -69,7 +77,7 @@ async def test_depth_counts_passes_that_wait_for_a_slot() -> None:
 
 async def test_depth_does_not_count_passes_cancelled_while_they_wait() -> None:
     instruments, never = Instruments(), asyncio.Event()
-    queue = WorkQueue(lambda _: never.wait(), instruments, limit=1)  # type: ignore[arg-type]
+    queue = WorkQueue(lambda _: never.wait(), instruments, gate=_open(), limit=1)  # type: ignore[arg-type]
     for key in range(3):
         queue.wake(key)
     await _until(lambda: value(instruments.registry, "workqueue_depth") == 2.0)
@@ -128,27 +136,35 @@ def test_reasons_that_pods_invent_share_one_label() -> None:
     assert value(instruments.registry, "restarts_total", namespace="ns", reason="Invented1") is None
 
 
+def test_an_operator_that_stands_by_shows_no_jobs() -> None:
+    instruments = Instruments()
+    instruments.jobs.seen("a", watched("Running"))
+    assert (value(instruments.registry, "leader"), value(instruments.registry, "job_restarts", **OF_JOB)) == (0.0, None)
+    instruments.leads()
+    assert (value(instruments.registry, "leader"), value(instruments.registry, "job_restarts", **OF_JOB)) == (1.0, 0.0)
+
+
 def test_gauges_of_jobs_follow_the_watch() -> None:
     instruments = Instruments()
+    instruments.leads()
     more = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     conditions = [{"type": "Accepted", "status": "True"} | more, {"type": "Running", "status": "False"} | more]
     instruments.jobs.seen("a", watched("Running", conditions=conditions, restarts={"total": 2}))
     instruments.jobs.seen("b", WatchedJob.read("ns", "new", {}))
     phases = {phase: value(instruments.registry, "jobs", namespace="ns", phase=phase) for phase in PHASES}
     assert phases == {phase: float(phase in ("Running", "Pending")) for phase in PHASES}
-    of_job = {"namespace": "ns", "grpojob": "job"}
-    assert value(instruments.registry, "job_restarts", **of_job) == 2.0
-    assert value(instruments.registry, "job_condition", condition="Accepted", **of_job) == 1.0
-    assert value(instruments.registry, "job_condition", condition="Running", **of_job) is None
+    assert value(instruments.registry, "job_restarts", **OF_JOB) == 2.0
+    assert value(instruments.registry, "job_condition", condition="Accepted", **OF_JOB) == 1.0
+    assert value(instruments.registry, "job_condition", condition="Running", **OF_JOB) is None
     failure = {"reason": "Invented", "message": "m", "time": "2026-01-01T00:00:05Z"}
     instruments.jobs.seen("a", watched("Failed", completionTime="2026-01-01T00:00:10Z", lastFailure=failure))
-    failed = value(instruments.registry, "job_last_failure_timestamp_seconds", reason="Other", **of_job)
+    failed = value(instruments.registry, "job_last_failure_timestamp_seconds", reason="Other", **OF_JOB)
     assert failed == pytest.approx(1767225605)
     assert value(instruments.registry, "jobs", namespace="ns", phase="Running") == 0.0
-    ended = value(instruments.registry, "job_completion_timestamp_seconds", phase="Failed", **of_job)
+    ended = value(instruments.registry, "job_completion_timestamp_seconds", phase="Failed", **OF_JOB)
     assert ended == pytest.approx(1767225610)
     instruments.gone("a")
     assert value(instruments.registry, "jobs", namespace="ns", phase="Failed") == 0.0
-    assert value(instruments.registry, "job_restarts", **of_job) is None
+    assert value(instruments.registry, "job_restarts", **OF_JOB) is None
     instruments.gone("b")
     assert value(instruments.registry, "jobs", namespace="ns", phase="Pending") is None

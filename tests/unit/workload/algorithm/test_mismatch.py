@@ -43,6 +43,14 @@ def test_masked_tokens_get_ratio_1_and_a_logprob_that_is_not_finite_stays_visibl
     assert math.isnan(metrics["trained/sampling/sampling_logp_difference/mean"])
 
 
+def test_only_sequences_that_should_and_did_become_less_likely_are_left_out():
+    sampling = torch.tensor([[-1.0, -1, -1], [-1, -1, 0], [-1, math.nan, 0], [-1, -1, 0]])
+    now = torch.tensor([[-2.0, -1, -1], [-2, -1, 0], [-1, -9, 0], [-2, -1, 0]])
+    mask = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 1, 0], [1, 1, 0]])
+    kept = mismatch.near_policy(now, sampling, torch.tensor([-1.0, -1, -1, 1]), mask, 0.4)
+    assert kept.squeeze(1).tolist() == [1, 0, 1, 1]  # 1/3 nat a token; 1/2; unknown; 1/2, with a positive advantage
+
+
 def described(logs, weights, mask):
     sums, largest = mismatch.tally(logs, weights, mask)
     return mismatch.describe({name: value.double() for name, value in sums.items()}, largest, float(mask.sum()))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 TRUNCATIONS = st.builds(
     Truncation,

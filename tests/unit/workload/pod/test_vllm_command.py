@@ -11,7 +11,7 @@ from grpo_workload.generation import vllm_api
 from grpo_workload.pod.vllm_command import as_flags, engine_command
 from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.inputs import ModelConfig
-from grpo_workload.spec.trainer import TrainingConfig
+from grpo_workload.spec.training import TrainingConfig
 
 
 def contract(device: str = "cuda", **generation: Any) -> Contract:
@@ -22,7 +22,6 @@ def contract(device: str = "cuda", **generation: Any) -> Contract:
             "group": "g",
             "host": "h",
             "port": 8000 + index,
-            "rankOffset": offset,
         }
         | {"tensorParallel": size, "dataParallel": 2, "devices": list(range(offset - 1, offset - 1 + 2 * size))}
         for index, size, offset in ((0, 1, 1), (1, 2, 3))
@@ -34,7 +33,7 @@ def contract(device: str = "cuda", **generation: Any) -> Contract:
             "device": device,
             "members": [{"pod": "trainer-0", "group": "trainer", "host": "h", "gpus": 1, "rankOffset": 0}],
             "engines": engines,
-            "transfers": [{"sender": 0, "host": "h", "port": 9000, "worldSize": 7}],
+            "transfers": [{"sender": 0, "host": "h", "port": 9000}],
             "durable": False,
             "config": {
                 "model": {"name": "org/model", "revision": "abc"},

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
@@ -15,7 +16,7 @@ from transformers import (
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention
+from grpo_workload.policy import attention, attention_blocks
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.spec.errors import ConfigError
 
@@ -102,9 +103,9 @@ def test_missing_bounds_raise_instead_of_mixing_sequences():
 @pytest.mark.parametrize(
     ("asked", "cure"),
     [
-        ({"softcap": 30.0}, "use eager and training.perDeviceTrainBatchSize 1"),
-        ({"s_aux": torch.zeros(2)}, "use eager and training.perDeviceTrainBatchSize 1"),
-        ({"dropout": 0.1}, "use sdpa or eager, or a copy of the model whose config.json sets attention_dropout to 0"),
+        ({"position_bias": torch.zeros(2)}, "use eager and training.perDeviceTrainBatchSize 1"),
+        ({"indices": torch.zeros(2)}, "use eager and training.perDeviceTrainBatchSize 1"),
+        ({"dropout": 0.1}, "use a copy of the model whose config.json sets it to 0"),
     ],
 )
 def test_unsupported_arguments_raise(asked, cure):
@@ -129,11 +130,49 @@ def test_values_may_have_a_smaller_head_size_than_keys():
     torch.testing.assert_close(output, expected.transpose(1, 2))
 
 
-def test_models_whose_layers_mix_or_cut_packed_sequences_are_refused():
-    attention.check_packable(CONFIGS["sliding window"])
-    with pytest.raises(
-        ConfigError, match="model: qwen3_next has layers of the types linear_attention, which would mix sequences"
-    ):
-        attention.check_packable(Qwen3NextConfig())
-    with pytest.raises(ConfigError, match="llama4_text has layers of the types chunked_attention"):
-        attention.check_packable(Llama4TextConfig())
+@pytest.mark.parametrize("rows", [4, 7, 64])
+@pytest.mark.parametrize("window", [None, 3])
+def test_blocks_of_any_size_compute_the_same(rows, window, monkeypatch):
+    """Against the arithmetic of single sequences. Caps, sinks and gradients: test_families.py."""
+    monkeypatch.setattr(attention_blocks, "ROWS", rows)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 21, 8, generator=random) for heads in (4, 2, 2))
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 9, 10, 21], dtype=torch.int32), "max_length_q": 11}
+    expected, _ = attention.attend(torch.nn.Identity(), query, key, value, None, sliding_window=window, **bounds)
+    no_sinks = torch.full((4,), -torch.inf)
+    layer = torch.nn.Identity()
+    output, _ = attention.attend(layer, query, key, value, None, sliding_window=window, s_aux=no_sinks, **bounds)
+    torch.testing.assert_close(output, expected, atol=1e-6, rtol=0)
+
+
+def test_a_cap_that_transformers_sdpa_would_leave_out_is_refused():
+    attention.check_softcap(Gemma2Config(), "varlen")
+    attention.check_softcap(CONFIGS["llama"], "sdpa")
+    with pytest.raises(ConfigError, match=r"model.attention: sdpa ignores the attn_logit_softcapping of 50 of gemma2"):
+        attention.check_softcap(Gemma2Config(), "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("config", "implementation", "packs", "cure"),
+    [
+        (Qwen3NextConfig(), "varlen", True, "linear_attention, which need training.perDeviceTrainBatchSize 1: "),
+        (Qwen3NextConfig(), "eager", True, "linear_attention, which need training.perDeviceTrainBatchSize 1: "),
+        (
+            Llama4TextConfig(),
+            "varlen",
+            True,
+            "chunked_attention, which need model.attention eager and training.perDeviceTrainBatchSize 1: ",
+        ),
+        (Llama4TextConfig(), "varlen", False, "chunked_attention, which need model.attention eager: "),
+    ],
+)
+def test_models_whose_layers_mix_or_cut_packed_sequences_are_refused(config, implementation, packs, cure):
+    with pytest.raises(ConfigError, match=f"model: {config.model_type} has layers of the types {cure}"):
+        attention.check_layers(config, implementation, packs=packs)
+
+
+def test_what_that_refusal_advises_is_not_refused():
+    """It computes what transformers does: test_families.py."""
+    attention.check_layers(CONFIGS["sliding window"], "varlen", packs=True)
+    attention.check_layers(Qwen3NextConfig(), "varlen", packs=False)
+    attention.check_layers(Llama4TextConfig(), "eager", packs=False)

@@ -10,12 +10,23 @@ from safetensors.torch import load_file
 
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.weights.export import Export, Group, full
-from support.families import FAMILIES, make_model
+from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
-CONVERTED = {"mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe"}
+CONVERTED = {
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "minimax_m2",
+    "qwen3_next",
+    "nemotron_h",
+    "deepseek_v32",
+}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
 def test_exported_weights_are_those_of_a_saved_checkpoint(family: str, tmp_path: Path) -> None:
     model = make_model(family)
     model.save_pretrained(tmp_path)
@@ -29,7 +40,7 @@ def test_exported_weights_are_those_of_a_saved_checkpoint(family: str, tmp_path:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
 def test_a_group_holds_no_more_than_one_weight_of_the_checkpoint_or_of_the_model_needs(family: str) -> None:
     model = make_model(family)
     groups = CheckpointNames(model).group(full(model))

@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import kept_words, logprobs
+from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprobs import LogprobHead, logprobs_and_entropies
+from support.families import make_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,34 +26,41 @@ def small_slices():
     monkeypatch.undo()
 
 
-def expected(hidden, weight, bias, targets, temperature):
-    return torch.distributions.Categorical(
-        logits=torch.nn.functional.linear(hidden, weight, bias) / (temperature or 1.0)
-    )
+CHANGES = [LogitChange(), LogitChange(scale=0.25), LogitChange(softcap=3.0), LogitChange(scale=0.5, softcap=2.0)]
 
 
+def whole_logits(hidden, weight, bias, change):
+    logits = change.scale * torch.nn.functional.linear(hidden, weight, bias)
+    return logits if change.softcap is None else change.softcap * (logits / change.softcap).tanh()
+
+
+def expected(hidden, weight, bias, change, temperature):
+    return torch.distributions.Categorical(logits=whole_logits(hidden, weight, bias, change) / (temperature or 1.0))
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_values_and_gradients_equal_those_from_whole_logits(temperature, has_bias):
+def test_values_and_gradients_equal_those_from_whole_logits(temperature, has_bias, change):
     random = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
         torch.randn(*shape, generator=random).requires_grad_() for shape in ((7, 16), (257, 16), (257,))
     )
     targets, pull = torch.randint(0, 257, (7,), generator=random), torch.randn(7, generator=random)
     parameters = [hidden, weight, *([bias] if has_bias else [])]
-    whole = expected(hidden, weight, bias if has_bias else None, targets, temperature)
+    whole = expected(hidden, weight, bias if has_bias else None, change, temperature)
     gradients = torch.autograd.grad((whole.log_prob(targets) * pull).sum(), parameters)
 
-    values = logprobs_and_entropies(hidden, weight, bias if has_bias else None, targets, temperature)
+    own_bias = bias if has_bias else None
+    values = logprobs_and_entropies(hidden, weight, own_bias, targets, temperature, change=change)
     torch.testing.assert_close(values[:, 0], whole.log_prob(targets), atol=1e-5, rtol=0)
     torch.testing.assert_close(values[:, 1], whole.entropy(), atol=1e-5, rtol=0)
     for ours, theirs in zip(torch.autograd.grad((values[:, 0] * pull).sum(), parameters), gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-def truncated(hidden, weight, bias, targets, truncation):
+def truncated(logits, targets, truncation):
     """The log-probabilities under the truncation, from whole logits: what is left out is no part of the softmax."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
     kept = truncation.kept(logits).scatter(1, targets.unsqueeze(1), True)
     scaled = (logits / truncation.temperature).masked_fill(~kept, -torch.inf)
     return scaled.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -67,8 +76,9 @@ def truncated(hidden, weight, bias, targets, truncation):
         top_p=st.sampled_from([1e-6, 0.7, 1.0]),
     ),
     has_bias=st.booleans(),
+    change=st.sampled_from(CHANGES),
 )
-def test_truncated_values_and_gradients_equal_those_from_whole_logits(seed, truncation, has_bias):
+def test_truncated_values_and_gradients_equal_those_from_whole_logits(seed, truncation, has_bias, change):
     random = torch.Generator().manual_seed(seed)
     hidden, weight, bias = (
         torch.randn(*shape, generator=random).requires_grad_() for shape in ((7, 16), (257, 16), (257,))
@@ -76,11 +86,12 @@ def test_truncated_values_and_gradients_equal_those_from_whole_logits(seed, trun
     # Most targets are not kept: then they are added to what is kept.
     targets, pulls = torch.randint(0, 257, (7,), generator=random), torch.randn(2, 7, generator=random)
     parameters, own_bias = [hidden, weight, *([bias] if has_bias else [])], bias if has_bias else None
-    whole = expected(hidden, weight, own_bias, targets, truncation.temperature)
-    kept, all_words = truncated(hidden, weight, own_bias, targets, truncation), whole.log_prob(targets)
+    whole = expected(hidden, weight, own_bias, change, truncation.temperature)
+    logits = whole_logits(hidden, weight, own_bias, change)
+    kept, all_words = truncated(logits, targets, truncation), whole.log_prob(targets)
     gradients = torch.autograd.grad((kept * pulls[0] + all_words * pulls[1]).sum(), parameters)
 
-    values = logprobs_and_entropies(hidden, weight, own_bias, targets, truncation.temperature, truncation)
+    values = logprobs_and_entropies(hidden, weight, own_bias, targets, truncation.temperature, truncation, change)
     for column, one in enumerate((kept, whole.entropy(), all_words)):
         torch.testing.assert_close(values[:, column], one, atol=1e-4, rtol=1e-5)
     ours = torch.autograd.grad((values[:, 0] * pulls[0] + values[:, 2] * pulls[1]).sum(), parameters)
@@ -145,11 +156,16 @@ def test_gradients_of_a_model_with_tied_or_untied_output_layer(is_tied):
     assert model(input_ids=ids).logits.shape == (1, 12, 259), "outside `targets` the model returns logits"
 
 
-def test_models_that_change_their_logits_are_refused():
-    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9))
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="model: gpt2 changes its logits by final_logit_softcapping"):
-        LogprobHead(model)
+def test_a_model_changes_its_logits_again_afterwards():
+    """The head makes the same change to slices; test_families.py compares the values."""
+    model = make_model("gemma2")
+    ids, places = torch.randint(0, 128, (1, 12)), torch.tensor([2, 3, 7])
+    before, config = model(input_ids=ids).logits, model.config.to_dict()
+    head = LogprobHead(model)
+    with head.targets(places, ids[0, places + 1], 1.0):
+        assert model(input_ids=ids).logits.shape == (3, 2)
+    assert torch.equal(model(input_ids=ids).logits, before)
+    assert model.config.to_dict() == config
 
 
 KERNELS = """

@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     DeepseekV3Config,
+    Gemma2Config,
     GptOssConfig,
     LlamaConfig,
     MambaConfig,
@@ -19,6 +21,7 @@ from transformers import (
 )
 
 from grpo_workload.policy import attention
+from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
 from grpo_workload.policy.trial import try_policy
@@ -105,18 +108,14 @@ def test_it_leaves_weights_gradients_random_numbers_and_modes_alone(lora):
     [
         (
             GptOssConfig(**SHAPE, **EXPERTS),
-            "varlen",
-            "varlen does not support s_aux, for which GptOssAttention asks; use",
-        ),
-        (
-            GptOssConfig(**SHAPE, **EXPERTS),
             "eager",
             "mixes sequences .*; training.perDeviceTrainBatchSize 1 would work",
         ),
-        (SeedOssConfig(**SHAPE), "varlen", "varlen does not support attention dropout, .* sets attention_dropout to 0"),
+        (SeedOssConfig(**SHAPE), "varlen", "varlen does not support attention dropout, .* config.json sets it to 0"),
+        (SeedOssConfig(**SHAPE), "eager", "computes something else in training than engines sample with"),
         (MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2), "varlen", "mixes sequences that are packed"),
     ],
-    ids=["gpt_oss", "gpt_oss without a mask", "seed_oss", "mamba"],
+    ids=["gpt_oss without a mask", "seed_oss", "seed_oss with noise", "mamba"],
 )
 def test_models_that_do_not_are_refused_by_the_field_and_the_cause(config, implementation, message):
     with pytest.raises(ConfigError, match=f"model.name: org/model .*{message}"):
@@ -125,8 +124,7 @@ def test_models_that_do_not_are_refused_by_the_field_and_the_cause(config, imple
 
 def test_what_it_advises_works():
     try_model(GptOssConfig(**SHAPE, **EXPERTS), "eager", sequences=1)
-    try_model(SeedOssConfig(**SHAPE), "sdpa")
-    try_model(SeedOssConfig(**SHAPE, attention_dropout=0.0), "varlen")
+    try_model(SeedOssConfig(**SHAPE, attention_dropout=0.0, residual_dropout=0.0), "varlen")
 
 
 def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
@@ -134,6 +132,25 @@ def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
     monkeypatch.setattr(attention, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
     with pytest.raises(ConfigError, match="varlen mixes sequences"):
         try_model(GOOD["llama"])
+
+
+def test_a_change_of_logits_that_training_does_not_make_is_refused(monkeypatch):
+    monkeypatch.setattr(LogitChange, "of", lambda model: LogitChange())
+    with pytest.raises(
+        ConfigError, match=r"model.name: org/model changes the logits of its output layer in a way that"
+    ):
+        try_model(Cohere2Config(**SHAPE, logit_scale=0.25))
+
+
+def test_an_attention_that_leaves_something_out_is_refused():
+    policy = make_policy(Gemma2Config(**SHAPE, attn_logit_softcapping=0.1), "sdpa")
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter *= 10
+    with pytest.raises(ConfigError, match=r"model.attention: sdpa does not compute the attention of .*; use eager"):
+        try_policy(policy, make_config("sdpa"))
+    policy.module.set_attn_implementation("varlen")
+    try_policy(policy, make_config("varlen"))
 
 
 def test_log_probabilities_that_are_not_finite_are_refused():

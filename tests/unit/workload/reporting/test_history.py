@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_operator.layout.topology import make_contract
+from grpo_operator.layout.contracts import make_contract
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import local_application
 from grpo_workload.reporting import history

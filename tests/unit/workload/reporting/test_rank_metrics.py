@@ -64,6 +64,13 @@ def test_a_value_is_reported_if_any_rank_knows_it() -> None:
     assert not [name for name in metrics if "gpu_utilization" in name]
 
 
+def test_engines_idle_at_most_as_long_as_any_rank_asked_nothing_of_them() -> None:
+    metrics = summarise_ranks([replace(rank_step(rank), engines_idle_seconds=2.0 - rank) for rank in range(2)])
+    assert (metrics["ranks/engines_idle_seconds/min"], metrics["ranks/engines_idle_seconds/max"]) == (1.0, 2.0)
+    assert replace(rank_step(0), engines_idle_seconds=0.5).as_json()["engines_idle_seconds"] == 0.5
+    assert "ranks/engines_idle_seconds/min" not in summarise_ranks([rank_step(0)])
+
+
 def test_a_rank_without_work_has_zeros() -> None:
     idle = RankStep(
         rank=0,

@@ -1,4 +1,4 @@
-"""RunReport keeps one completion per prompt, and reports the median duration of the last steps."""
+"""RunReport keeps one completion per prompt, and reports the median duration of the last steps, and advice."""
 
 import json
 from pathlib import Path
@@ -38,8 +38,28 @@ def test_the_median_duration_of_the_last_20_steps_is_reported(tmp_path: Path, mo
     # The first step compiles; the others take longer and longer.
     for step, seconds in enumerate([60, *range(1, 24)]):
         now += seconds
-        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
+        advice = f"advice after {step + 1} steps"
+        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [], advice=advice)
     report.close()
     progress = read_progress(tmp_path)
     assert progress is not None
     assert progress.step_seconds == 13.5  # the last 20 took 4 to 23 s
+    assert progress.advice == "advice after 24 steps"
+
+
+def test_where_steps_share_a_generation_its_sampling_is_part_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a generation would look like a hang, and the time that is left too short."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=30, step=0, steps_per_push=4)
+    for step in range(12):
+        now += 1 if step % 4 else 21
+        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
+        if step == 3:
+            report.pushed(4)
+    report.close()
+    progress = read_progress(tmp_path)
+    assert progress is not None
+    assert (progress.step_seconds, progress.weight_version) == (6, 4)

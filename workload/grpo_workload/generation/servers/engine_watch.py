@@ -1,4 +1,4 @@
-"""The thread in which a rank talks to its engines and watches their health, whatever its main thread does.
+"""Watches the health of a rank's engines, on the event loop that talks to them, whatever the main thread does.
 
 The main thread may be stuck in a collective because a peer has lost an engine. So when an engine is lost, calls that
 wait for engines fail at once. A process that has not ended by itself some seconds later is killed, after its error was
@@ -11,21 +11,17 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import aiohttp
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from grpo_workload.generation.servers.http_client import EngineClient, EngineError
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.token_watch import TokenWatch
-from grpo_workload.generation.servers.waiting import first_unhealthy, unless_lost
-from grpo_workload.spec.contract import Engine
+from grpo_workload.generation.servers.waiting import those_that_come, unless_lost, until_all_healthy
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,106 +44,89 @@ class Timing:
     stuck: float = 15  # seconds without progress after which an engine with requests counts as lost
     quiet: float = 5  # seconds without a completion before an engine is asked whether it makes progress
     grace: float = 6  # seconds for the main thread to end by itself
+    late: float = 60  # seconds to wait at the start for elastic engines whose pods exist, once all others are healthy
+    away: float = 10  # seconds between two looks whether an elastic engine is there
 
 
-class EngineLink:
-    """Clients of a rank's engines, on an event loop in their own thread."""
+class EngineWatch:
+    """What a rank knows of its engines. All but `paused` is for one event loop, on which it is made."""
 
-    def __init__(
-        self, engines: Sequence[Engine], *, deadline: float, restarts: bool = False, timing: Timing = Timing()
-    ) -> None:
-        """Start the thread. Each call has `deadline` seconds. With `restarts`, a lost engine never ends the process."""
-        self._deadline, self._restarts, self.timing = deadline, restarts, timing
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
-        self._thread.start()
-        self._session = asyncio.run_coroutine_threadsafe(_open(), self._loop).result()
-        self.clients = [EngineClient(engine, self._session, deadline) for engine in engines]
+    def __init__(self, clients: Sequence[EngineClient], *, deadline: float, restarts: bool, timing: Timing) -> None:
+        """See `EngineLink`; `clients` is one for each engine."""
+        self._clients, self._deadline, self._restarts, self._timing = clients, deadline, restarts, timing
         self._answered: dict[str, float] = {}  # by engine: time of its last healthy answer
-        self._lost: dict[str, asyncio.Future[EngineError]] = {
-            engine.name: self._loop.create_future() for engine in engines
-        }
+        self._lost: dict[str, asyncio.Future[EngineError]] = {}
+        for client in clients:
+            lost = self._lost[client.engine.name] = asyncio.get_running_loop().create_future()
+            if client.engine.elastic:
+                lost.set_result(EngineError(client.engine, "is not there yet"))
         self._tokens = {
-            engine.name: TokenWatch(
-                limit=timing.stuck, first_limit=deadline, quiet=timing.quiet, copies=engine.data_parallel
+            client.engine.name: TokenWatch(
+                limit=timing.stuck, first_limit=deadline, quiet=timing.quiet, copies=client.engine.data_parallel
             )
-            for engine in engines
+            for client in clients
         }
-        self.on_moved: Callable[[], None] = lambda: None  # called in the thread when an engine has made progress
-        self._watch: asyncio.Task[None] | None = None
+        self.on_moved: Callable[[], None] = lambda: None  # called when an engine has made progress
+        self._watching: asyncio.Task[None] | None = None
+        self._is_paused = False
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the thread and wait for it. EngineError when it raises one, or an engine is lost meanwhile."""
-        return self.begin(work).result()
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` in the thread; the future behaves as `run` does."""
-        return asyncio.run_coroutine_threadsafe(unless_lost(work, self._lost.values()), self._loop)
-
-    def run_freely(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the thread and wait for it, even if an engine is lost meanwhile."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def unless_lost(self, client: EngineClient, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; EngineError as soon as this one engine is lost. Called in the thread."""
-        return await unless_lost(work, [self._lost[client.engine.name]])
+    async def unless_lost(self, names: Collection[str], work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; EngineError as soon as one of these engines is lost."""
+        return await unless_lost(work, [self._lost[name] for name in names])
 
     async def sample(self, client: EngineClient, process: str, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, a request to a process of the engine for completions. Called in the thread.
+        """Await `work`, a request to a process of the engine for completions.
 
         EngineError as soon as the engine is lost; one that samples no token counts as lost, too.
         """
         tokens, answered = self._tokens[client.engine.name], False
         tokens.sent(process, time.monotonic())
         try:
-            result = await self.unless_lost(client, work)
+            result = await self.unless_lost([client.engine.name], work)
             answered = True
         finally:
             tokens.ended(answered=answered, now=time.monotonic())
         self.on_moved()
         return result
 
-    def observe(self) -> Observation:
-        """Ask every engine for its health and process; a healthy one no longer counts as lost. Ends within seconds."""
-        return self.run_freely(self._observe())
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count no engine as lost for getting no further: it gets new weights meanwhile."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            for tokens in self._tokens.values():
+                tokens.rested(now)
+            self._is_paused = False
 
-    def wait_ready(self) -> None:
-        """Wait until all engines are healthy, then watch them. EngineError names one that misses the deadline."""
-        self.run(self._until_all_healthy())
+    async def start(self) -> None:
+        """Wait until all engines are healthy, then watch them. EngineError names one that misses the deadline.
 
-        async def watch() -> None:
-            self._watch = asyncio.get_running_loop().create_task(self._watch_all())
+        Of the elastic ones, wait a while for those whose pods exist.
+        """
+        needed = [client for client in self._clients if not client.engine.elastic]
+        others = [client for client in self._clients if client.engine.elastic]
+        poll = self._timing.poll / 4
+        await until_all_healthy(needed, limit=self._deadline, poll=poll)
+        for client in await those_that_come(others, limit=self._timing.late, poll=poll):
+            self._note_healthy(client)
+        self._watching = asyncio.get_running_loop().create_task(self._watch_all())
 
-        self.run(watch())
+    async def observe(self) -> Observation:
+        """Ask every engine for its health and process, of the elastic ones those that the watch has seen.
 
-    def blame(self, error: Exception) -> Exception:
-        """Return the EngineError of an unhealthy engine, else `error`, which the loss of an engine may have caused."""
-        return self.run_freely(first_unhealthy(self.clients)) or error
-
-    def blame_in_time(self, error: Exception) -> Exception:
-        """Repeat `blame` until the watch would have noticed a loss: an engine may outlive its workers by seconds."""
-        end = time.monotonic() + self.timing.lost
-        while (blamed := self.blame(error)) is error and time.monotonic() < end:
-            time.sleep(self.timing.poll / 4)
-        return blamed
-
-    def close(self) -> None:
-        """Stop the watch and the thread; a second call does nothing."""
-        if self._loop.is_closed():
-            return
-        faulthandler.cancel_dump_traceback_later()
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _observe(self) -> Observation:
-        processes = await asyncio.gather(*(self._process(client) for client in self.clients), return_exceptions=True)
+        A healthy one no longer counts as lost. Ends within seconds.
+        """
+        asked = [client for client in self._clients if not self._is_away(client)]
+        processes = await asyncio.gather(*(self._process(client) for client in asked), return_exceptions=True)
         found: dict[str, str] = {}
         errors: list[EngineError] = []
-        for client, one in zip(self.clients, processes, strict=True):
+        for client, one in zip(asked, processes, strict=True):
             if isinstance(one, EngineError):
-                errors.append(one)
+                if not client.engine.elastic:
+                    errors.append(one)
             elif isinstance(one, BaseException):
                 raise one
             else:
@@ -158,21 +137,24 @@ class EngineLink:
 
     async def _process(self, client: EngineClient) -> str:
         try:
-            async with asyncio.timeout(self.timing.lost):
+            async with asyncio.timeout(self._timing.lost):
                 await self._check(client)
                 name = await client.identify()
         except TimeoutError as error:
             raise EngineError(
-                client.engine, f"did not answer with its process's name within {self.timing.lost:g} s"
+                client.engine, f"did not answer with its process's name within {self._timing.lost:g} s"
             ) from error
         self._note_healthy(client)
         return name
+
+    def _is_away(self, client: EngineClient) -> bool:
+        return client.engine.elastic and self._lost[client.engine.name].done()
 
     async def _check(self, client: EngineClient) -> None:
         """Raise EngineError unless the engine is healthy; StuckError if it gets no further with its requests."""
         await client.is_healthy()
         tokens = self._tokens[client.engine.name]
-        if not tokens.needs_look(time.monotonic()):
+        if self._is_paused or not tokens.needs_look(time.monotonic()):
             return
         if tokens.see(await client.metrics(), time.monotonic()):
             self.on_moved()
@@ -182,26 +164,11 @@ class EngineLink:
     def _note_healthy(self, client: EngineClient) -> None:
         self._answered[client.engine.name] = time.monotonic()
         if self._lost[client.engine.name].done():
-            logger.info("engine %s is healthy again", client.engine.name)
-            self._lost[client.engine.name] = self._loop.create_future()
-
-    async def _until_all_healthy(self) -> None:
-        await asyncio.gather(*(self._until_healthy(client) for client in self.clients))
-
-    async def _until_healthy(self, client: EngineClient) -> None:
-        end = time.monotonic() + self._deadline
-        while True:
-            try:
-                return await client.is_healthy()
-            except EngineError as error:
-                if time.monotonic() > end:
-                    raise EngineError(
-                        client.engine, f"was not ready within {self._deadline:g} s: it {error.what}"
-                    ) from error
-            await asyncio.sleep(self.timing.poll / 4)
+            logger.info("engine %s is there", client.engine.name)
+            self._lost[client.engine.name] = asyncio.get_running_loop().create_future()
 
     async def _watch_all(self) -> None:
-        watches = [asyncio.ensure_future(self._watch_one(client)) for client in self.clients]
+        watches = [asyncio.ensure_future(self._watch_one(client)) for client in self._clients]
         try:
             await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -213,7 +180,7 @@ class EngineLink:
         name = client.engine.name
         self._answered[name] = time.monotonic()
         while True:
-            await asyncio.sleep(self.timing.poll)
+            await asyncio.sleep(self._timing.away if self._is_away(client) else self._timing.poll)
             try:
                 await self._check(client)
                 self._note_healthy(client)
@@ -223,28 +190,15 @@ class EngineLink:
                     continue
                 if isinstance(error, StuckError):
                     self._lose(error)
-                elif silence > self.timing.lost:
+                elif silence > self._timing.lost:
                     self._lose(EngineError(client.engine, f"has not been healthy for {silence:.0f} s: it {error.what}"))
                 if self._lost[name].done() and not self._restarts:
                     return
 
     def _lose(self, error: EngineError) -> None:
-        logger.error("%s", error)
+        logger.log(logging.WARNING if error.engine.elastic else logging.ERROR, "%s", error)
         if not self._restarts:
             get_error_handler().record_exception(error)
             # Ends the process after the grace with every thread's stack in the log, even if the interpreter is stuck.
-            faulthandler.dump_traceback_later(self.timing.grace, exit=True)
+            faulthandler.dump_traceback_later(self._timing.grace, exit=True)
         self._lost[error.engine.name].set_result(error)
-
-    async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
-        await self._session.close()
-
-
-async def _open() -> aiohttp.ClientSession:
-    # Each request gets a new connection: vLLM closes idle ones after 5 s, perhaps just as a request that must not be
-    # repeated is sent.
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))

@@ -6,7 +6,8 @@ take part in gathering the weights.
 
 If lost engines come back (`Contract.restart_engines`), a rank continues with the remaining ones. All ranks synchronise
 at the end of `generate` and at each push: what could not be sampled or pushed waits until every engine is healthy
-again. The transfer groups are then rebuilt and get all weights of the current version.
+again. The transfer groups are then rebuilt and get all weights of the current version. Elastic engines are not waited
+for: at each push, the group consists of those that all ranks see.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, count, repeat
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener, Weights
-from grpo_workload.generation.servers.engine_watch import EngineLink, Timing
+from grpo_workload.generation.servers.engine_link import EngineLink
+from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.http_client import EngineError
 from grpo_workload.generation.servers.roster import Processes, Roster, absent, agreed, is_lost
-from grpo_workload.generation.servers.sampling import Done, Sampler
+from grpo_workload.generation.servers.sampling import Sampler
 from grpo_workload.generation.servers.weight_sender import WeightSender
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.contract import Contract, Device, Engine
-from grpo_workload.spec.generation import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,11 @@ class ServerGenerator:
         """
         self._restarts = contract.restart_engines
         self._patience = RETURN_TIMEOUTS * contract.timeout_seconds if self._restarts else None
-        self._version = 0
-        self._weights = weights
+        self._keep = contract.config.training.max_staleness > 0  # requests go on through updates
+        self._version, self._weights = 0, weights
+        self._engines = contract.engines
         self._link = EngineLink(
-            engines_of(contract, rank), deadline=contract.timeout_seconds, restarts=self._restarts, timing=timing
+            contract.engines_of(rank), deadline=contract.timeout_seconds, restarts=self._restarts, timing=timing
         )
         self._sampler = Sampler(self._link, contract, rank)
         self._roster = Roster()
@@ -67,8 +68,7 @@ class ServerGenerator:
         self._transfer: int | None = None
         for index, group in enumerate(contract.transfers):
             if group.sender == rank:
-                clients = [client for client in self._link.clients if client.engine.transfer == index]
-                self._sender, self._transfer = WeightSender(group, clients, self._link, backend), index
+                self._sender, self._transfer = WeightSender(group, self._link, backend, keep=self._keep), index
         self._agree(self._link.wait_ready)
         self._with_engines(self._join)
         self._roster.pushed()  # the engines have loaded the initial weights, version 0
@@ -82,36 +82,44 @@ class ServerGenerator:
             ValueError: an engine refuses a prompt.
             EngineError: an engine failed.
         """
-        done: Done = {}
-        self._link.on_moved = listener.moved
-        sample = partial(self._sampler.sample, prompts, num_generations, done, listener=listener)
-        if not self._restarts:
-            self._link.run(sample(self._roster.current, self._version))
-        while self._restarts:
-            failure = self._link.run_freely(sample(self._roster.current, self._version))
+        self._link.watch.on_moved = listener.moved
+        run = self._link.run_freely if self._restarts else self._link.run
+        while True:
+            self.begin(prompts, num_generations, listener)
+            failure = run(self._sampler.wait(prompts))
+            if not self._restarts:
+                break
             listener.meet()
             if (any_failure := first(gather(failure))) is None:
                 break
             if not self._is_any_lost(self._roster.current):
                 raise failure or any_failure
             self._push_all(self._weights(), self._version)
-        return [done[position] for position in range(len(prompts))]
+        self._link.watch.on_moved = SILENCE.moved
+        return self._sampler.take(prompts)
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+        """See `Generator.begin`. Raises as `generate`."""
+        run = self._link.run_freely if self._restarts else self._link.run
+        run(self._sampler.begin(prompts, num_generations, self._roster.current, self._version, listener))
 
     def sleep(self) -> None:
         """Do nothing: the engines have their own devices."""
 
     def expect_weights(self) -> None:
-        """See `Generator.expect_weights`. The engines pause while the ranks train."""
-        if self._sender is not None:
+        """See `Generator.expect_weights`. Engines without further requests pause while the ranks train."""
+        if self._sender is not None and not self._keep:
             self._sender.pause_ahead()
 
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`. EngineError on every rank names the engine that failed."""
-        if self._restarts:
-            self._push_all(weights, version)
-        else:
-            self._agree(lambda: self._push(weights, version))
+        with self._link.watch.paused():
+            if self._restarts:
+                self._push_all(weights, version)
+            else:
+                self._agree(lambda: self._push(weights, version))
         self._version = version
+        self._sampler.updated(version)
 
     def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
         """See `Generator.logprobs`. EngineError on every rank names an engine that failed, unless lost ones return."""
@@ -119,7 +127,7 @@ class ServerGenerator:
 
         def ask() -> None:
             for client in self._link.clients:
-                if client.engine.transfer == self._transfer:
+                if client.engine.transfer == self._transfer and client.engine.name in self._roster.current:
                     work = client.score(token_ids, model=self._roster.current[client.engine.name])
                     found[f"engine {client.engine.name}"] = self._link.run(work)
 
@@ -131,6 +139,14 @@ class ServerGenerator:
         except EngineError as error:  # it is noticed when the ranks generate, and gets all weights again
             logger.warning("weights are not checked: %s", error)
         return found
+
+    def idle_seconds(self) -> float:
+        """See `Generator.idle_seconds`."""
+        return self._sampler.idle_seconds()
+
+    def engines(self) -> list[Engine]:
+        """See `Generator.engines`. With NodeLocal, those of all pods: none of them ever joins or leaves."""
+        return [engine for engine in self._engines if not engine.elastic or engine.name in self._roster.current]
 
     def blame(self, error: Exception) -> Exception:
         """Return the EngineError of an unhealthy engine, else `error`, such as that of a collective with lost ranks.
@@ -177,7 +193,7 @@ class ServerGenerator:
             # All ranks poll together: if one waited alone, the others would hang in a collective until its deadline.
             gathered = gather((self._link.observe(), time.monotonic() > end))
             observations = [observation for observation, _ in gathered]
-            if (processes := agreed(observations)) is not None:
+            if (processes := agreed(observations, self._link.elastic)) is not None:
                 return processes
             if any(is_late for _, is_late in gathered):
                 raise absent(observations, self._patience)
@@ -185,14 +201,17 @@ class ServerGenerator:
 
     def _is_any_lost(self, known: Processes) -> bool:
         """Return whether any rank sees an unhealthy engine, or another process than the `known` one; collective."""
-        return is_lost(known, gather(self._link.observe()))
+        return is_lost(known, gather(self._link.observe()), self._link.elastic)
 
     def _join(self, processes: Processes) -> None:
         round_number = self._roster.begin_group()
+        clients = [client for client in self._link.clients if client.engine.name in processes]
+        self._link.use([client.engine.name for client in clients])
 
         def join() -> None:
             if self._sender is not None:
-                self._sender.join(round_number)
+                members = [client for client in clients if client.engine.transfer == self._transfer]
+                self._sender.join(round_number, members)
 
         self._agree(join)
         self._roster.joined(processes)
@@ -224,16 +243,6 @@ class ServerGenerator:
             raise failure or self.blame(error) from error
         if (theirs := first(failures)) is not None:
             raise failure or theirs
-
-
-def engines_of(contract: Contract, rank: int) -> list[Engine]:
-    """Return the engines that a rank generates on: all of them, or with NodeLocal those of its pod."""
-    if contract.config.generation.topology == Topology.SERVER:
-        return list(contract.engines)
-    (pod,) = [
-        member.pod for member in contract.members if member.rank_offset <= rank < member.rank_offset + member.gpus
-    ]
-    return [engine for engine in contract.engines if engine.pod == pod]
 
 
 def first(failures: Sequence[EngineError | None]) -> EngineError | None:

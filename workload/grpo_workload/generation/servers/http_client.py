@@ -49,6 +49,10 @@ class _NoAnswerError(EngineError):
     """The connection failed; whether the request was handled is unknown."""
 
 
+class AbsentError(_NoAnswerError):
+    """The engine's host has no address: its pod does not exist, or has no node."""
+
+
 class _BusyError(EngineError):
     """The engine answered 503: it is paused or starting."""
 
@@ -93,9 +97,10 @@ class EngineClient:
         """Let the engine's workers join a transfer group; return when all members have joined."""
         await self._call("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
 
-    async def pause(self) -> None:
-        """Block new requests and wait for the running ones."""
-        await self._repeat("POST", "/pause", params={"mode": "wait"})
+    async def pause(self, *, keep: bool = False) -> None:
+        """Block new requests and wait for the running ones; with `keep`, stop these until `resume`, cache included."""
+        how = {"mode": "keep", "clear_cache": "false"} if keep else {"mode": "wait"}
+        await self._repeat("POST", "/pause", params=how)
 
     async def start_update(self) -> None:
         """Begin replacing all weights."""
@@ -109,14 +114,14 @@ class EngineClient:
         """End the update; vLLM releases with versions store `version`."""
         await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
 
-    async def abandon_update(self) -> None:
+    async def abandon_update(self, *, keep: bool = False) -> None:
         """Pause an engine after a failed update and prepare it for another: incomplete layers drop buffered tensors.
 
         Otherwise vLLM would count those tensors again and fill layers with them. The first attempts may fail: the
         engine may refuse to start an update inside another, and any call may report an old failure of a worker.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            failure = await _failure(self.pause())
+            failure = await _failure(self.pause(keep=keep))
             if failure is None:
                 failures = [await _failure(self.start_update()), await _failure(self.finish_update(ABANDONED))]
                 failure = failures[0] or failures[1]
@@ -129,9 +134,8 @@ class EngineClient:
         """Drop what was cached with the old weights. EngineError when blocks stay in use after several attempts."""
         cleared = await self._repeat("POST", "/reset_prefix_cache", again=lambda answer: not answer["success"])
         if not cleared["success"]:
-            raise EngineError(
-                self.engine, f"could not reset its prefix cache in {ATTEMPTS} attempts: its blocks are still in use"
-            )
+            what = f"could not reset its prefix cache in {ATTEMPTS} attempts: its blocks are still in use"
+            raise EngineError(self.engine, what)
 
     async def resume(self) -> None:
         """Let requests start again."""
@@ -141,9 +145,8 @@ class EngineClient:
         """Return the text of GET /metrics, which has vLLM's own metrics."""
         text = str(await self._call("GET", "/metrics", deadline=ANSWER_SECONDS))
         if "vllm:num_requests_running" not in text:
-            raise EngineError(
-                self.engine, "has no metrics of vLLM at /metrics, so nobody can tell whether it makes progress"
-            )
+            what = "has no metrics of vLLM at /metrics, so nobody can tell whether it makes progress"
+            raise EngineError(self.engine, what)
         return text
 
     async def complete(
@@ -219,6 +222,8 @@ class EngineClient:
                 text = (await response.text())[:ERROR_CHARS]
         except TimeoutError as error:
             raise EngineError(self.engine, f"did not answer {path} within {limit:g} s") from error
+        except aiohttp.ClientConnectorDNSError as error:
+            raise AbsentError(self.engine, f"has no address: {error}") from error
         except aiohttp.ClientError as error:
             raise _NoAnswerError(self.engine, f"lost or refused the connection at {path}: {error}") from error
         raise self._failure(path, response.status, text)

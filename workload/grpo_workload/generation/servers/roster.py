@@ -1,12 +1,13 @@
 """Tracks which processes of the engines are in the transfer group and hold the current weights. Equal on all ranks.
 
 Each start of an engine is another process, with another name. A process that was not in the last completed push holds
-other weights, whatever its address and whatever version it reports.
+other weights, whatever its address and whatever version it reports. An elastic engine is in a group if all ranks see
+it when the group is built; it may be missing at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_workload.generation.servers.http_client import EngineError
@@ -21,28 +22,46 @@ class Observation:
     """What one rank sees of its engines."""
 
     processes: Processes  # processes of the healthy engines
-    unhealthy: Engine | None = None  # the first engine that is not healthy
+    unhealthy: Engine | None = None  # the first engine that is not healthy, of those that are not elastic
     trouble: str | None = None  # what is wrong with that engine
 
 
-def agreed(observations: Sequence[Observation]) -> Processes | None:
-    """Return the processes of all engines; None if a rank sees one unhealthy, or two ranks see different processes."""
-    seen: dict[str, str] = {}
+def agreed(observations: Sequence[Observation], elastic: Collection[str] = ()) -> Processes | None:
+    """Return the processes of the engines that can be used; None if one that ranks must wait for is among the others.
+
+    That is, if a rank sees it unhealthy, or two ranks see different processes of it. Each rank observes the engines
+    that it generates on: with Server all of them, so an `elastic` one counts only if every rank sees the same process.
+    """
+    seen: dict[str, set[str]] = {}
     for one in observations:
-        if one.unhealthy is not None or any(
-            seen.get(engine, process) != process for engine, process in one.processes.items()
-        ):
-            return None
-        seen |= one.processes
-    return seen
+        for engine, process in one.processes.items():
+            seen.setdefault(engine, set()).add(process)
+    if any(one.unhealthy is not None for one in observations) or any(
+        len(processes) > 1 for engine, processes in seen.items() if engine not in elastic
+    ):
+        return None
+    return {
+        engine: next(iter(processes))
+        for engine, processes in seen.items()
+        if engine not in elastic or (len(processes) == 1 and all(engine in one.processes for one in observations))
+    }
 
 
-def is_lost(known: Processes, observations: Sequence[Observation]) -> bool:
-    """Return whether some rank sees an unhealthy engine, or another process than the `known` one."""
-    return any(
-        one.unhealthy is not None or any(known.get(engine) != process for engine, process in one.processes.items())
-        for one in observations
-    )
+def is_lost(known: Processes, observations: Sequence[Observation], elastic: Collection[str] = ()) -> bool:
+    """Return whether some rank sees an unhealthy engine, or another process than the `known` one, or none of a known
+    `elastic` engine. An elastic engine that is not known may be there.
+    """
+
+    def is_lost_to(one: Observation) -> bool:
+        differs = any(
+            known.get(engine) != process
+            for engine, process in one.processes.items()
+            if engine in known or engine not in elastic
+        )
+        misses = any(engine in known and engine not in one.processes for engine in elastic)
+        return one.unhealthy is not None or differs or misses
+
+    return any(map(is_lost_to, observations))
 
 
 def absent(observations: Sequence[Observation], patience: float | None) -> RuntimeError:

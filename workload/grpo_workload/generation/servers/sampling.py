@@ -1,15 +1,20 @@
-"""Sends one rank's prompts to the engines that hold the current weights; when one is lost, to the remaining ones."""
+"""Sends one rank's prompts to the engines that hold the current weights; when one is lost, to the remaining ones.
+
+A prompt may be begun some steps before it is asked for: its request then goes on while ranks train and engines get new
+weights.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.base import Listener
-from grpo_workload.generation.servers.engine_watch import EngineLink
+from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient, EngineError, RefusedError
 from grpo_workload.generation.servers.roster import Processes
 from grpo_workload.generation.servers.routing import Router
@@ -17,98 +22,137 @@ from grpo_workload.spec.contract import Contract
 
 logger = logging.getLogger(__name__)
 
-Done = dict[int, list[Completion]]
-"""Completions, by the position of their prompt."""
+
+Key = tuple[int, int]
+"""A prompt's row and seed: rows may repeat in a run, but each time with another seed."""
 
 
 class Sampler:
-    """Samples completions of one rank's prompts on its engines."""
+    """Samples completions of one rank's prompts on its engines.
+
+    Coroutines are for the link's thread.
+    """
 
     def __init__(self, link: EngineLink, contract: Contract, rank: int) -> None:
-        self._link, self._rank = link, rank
+        self._link = link
         self._training = contract.config.training
         self._restarts = contract.restart_engines
         self._vllm = vllm_api.installed()
+        self._clients = {client.engine.name: client for client in link.clients}
+        self._router = Router(first=rank, steps=self._training.max_staleness + 1)
+        self._tasks: dict[Key, asyncio.Task[list[Completion]]] = {}
+        self._version = 0
+        self._failure: EngineError | None = None  # why an engine is not used
 
-    async def sample(
-        self,
-        prompts: Sequence[Prompt],
-        num_samples: int,
-        done: Done,
-        processes: Processes,
-        version: int,
-        listener: Listener,
-    ) -> EngineError | None:
-        """Sample completions of the prompts that are not in `done` yet.
+    def updated(self, version: int) -> None:
+        """Note that engines have got weights of this version, perhaps in the middle of requests."""
+        self._version = version
+
+    def idle_seconds(self) -> float:
+        """Return how long, since the last call, no engine had a request; from any thread."""
+        return self._router.idle.take()
+
+    async def begin(
+        self, prompts: Sequence[Prompt], num_samples: int, processes: Processes, version: int, listener: Listener
+    ) -> None:
+        """Begin to sample the prompts that have not begun yet.
 
         Args:
             prompts: this rank's prompts.
             num_samples: number of completions of each prompt.
-            done: receives the completions of each finished prompt. A prompt whose engine is lost is sampled again on
-                another engine, with the same seed.
             processes: processes that hold the current weights, by engine.
             version: version of these weights.
             listener: is told of each prompt whose completions are there.
 
+        Raises:
+            EngineError: an engine failed, and lost engines do not come back.
+        """
+        self._version = version
+        fresh = [(place, prompt) for place, prompt in enumerate(prompts) if _key(prompt) not in self._tasks]
+        if not fresh and not (prompts and self._router.deserted.is_set()):
+            return  # what was begun before has its engines
+        current = await self._up_to_date(version, processes)
+        self._router.use({name: client.engine for name, client in current.items()}, processes)
+        for position, prompt in fresh:
+            work = self._complete(prompt, position, num_samples, listener)
+            self._tasks[_key(prompt)] = asyncio.get_running_loop().create_task(work)
+
+    async def wait(self, prompts: Sequence[Prompt]) -> EngineError | None:
+        """Wait for the completions of prompts that have begun.
+
+        A prompt whose engine is lost is sampled again on another engine, with the same seed.
+
         Returns:
-            None when all prompts are done; else, if lost engines come back, why no engine remains.
+            None when all are there; else, if lost engines come back, why no engine remains.
 
         Raises:
             ValueError: an engine refuses a prompt.
             EngineError: an engine failed, and lost engines do not come back.
         """
-        remaining = [position for position in range(len(prompts)) if position not in done]
-        if not remaining:
-            return None
-        clients, failure = await self._up_to_date(version)
-        router = Router([client.engine for client in clients.values()], first=self._rank)
-
-        async def complete(position: int) -> None:
-            nonlocal failure
-            while (lane := await router.acquire(num_samples)) is not None:
-                client, prompt = clients[lane.engine.name], prompts[position]
-                work = client.complete(
-                    prompt.token_ids,
-                    model=processes[lane.engine.name],
-                    num_samples=num_samples,
-                    sampling=vllm_api.sampling_parameters(self._training) | {"seed": prompt.seed},
-                    version=version,
-                )
-                try:
-                    done[position] = await self._link.sample(client, processes[lane.engine.name], work)
-                    listener.finished(position, done[position])
-                    return
-                except RefusedError as error:
-                    raise ValueError(f"prompt {prompt.index} of the dataset: {error}") from error
-                except EngineError as error:
-                    if not self._restarts:
-                        raise
-                    logger.warning("sending prompt %d to another engine: %s", prompt.index, error)
-                    failure = error
-                    router.close(lane)
-                finally:
-                    router.release(lane, num_samples)
-
+        asked = [self._tasks[_key(prompt)] for prompt in prompts]
+        deserted = asyncio.ensure_future(self._router.deserted.wait())
         try:
-            async with asyncio.TaskGroup() as group:
-                for position in remaining:
-                    group.create_task(complete(position))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-        return failure if len(done) < len(prompts) else None
+            while pending := [task for task in asked if not task.done()]:
+                await asyncio.wait([*pending, deserted], return_when=asyncio.FIRST_COMPLETED)
+                for task in asked:
+                    if task.done():
+                        task.result()  # raises its error
+                if deserted.done():
+                    assert self._failure is not None
+                    return self._failure
+        finally:
+            deserted.cancel()
+        return None
 
-    async def _up_to_date(self, version: int) -> tuple[dict[str, EngineClient], EngineError | None]:
-        """Return the engines that hold the current weights, and why another one does not.
+    def take(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:
+        """Return the completions of prompts that `wait` has waited for."""
+        return [self._tasks.pop(_key(prompt)).result() for prompt in prompts]
+
+    async def _complete(self, prompt: Prompt, position: int, num_samples: int, listener: Listener) -> list[Completion]:
+        while True:
+            lane = await self._router.acquire(num_samples)
+            client, version = self._clients[lane.engine.name], self._version
+            work = client.complete(
+                prompt.token_ids,
+                model=lane.process,
+                num_samples=num_samples,
+                sampling=self._parameters(prompt, version),
+                version=version,
+            )
+            try:
+                found = await self._link.watch.sample(client, lane.process, work)
+            except RefusedError as error:
+                raise ValueError(f"prompt {prompt.index} of the dataset: {error}") from error
+            except EngineError as error:
+                if not self._restarts:
+                    raise
+                logger.warning("sending prompt %d to another engine: %s", prompt.index, error)
+                self._failure = error
+                self._router.close(lane)
+            else:
+                found = [replace(one, weight_updates=self._version - version) for one in found]
+                listener.finished(position, found)
+                return found
+            finally:
+                self._router.release(lane, num_samples)
+
+    def _parameters(self, prompt: Prompt, version: int) -> dict[str, object]:
+        parameters = vllm_api.sampling_parameters(self._training) | {"seed": prompt.seed}
+        # Where requests outlive an update, the prefix cache does too: what old weights put there must not be found.
+        return parameters | {"cache_salt": str(version)} if self._training.max_staleness else parameters
+
+    async def _up_to_date(self, version: int, processes: Processes) -> dict[str, EngineClient]:
+        """Return which engines of `processes` hold the current weights.
 
         EngineError when none holds them, unless lost engines come back.
         """
-        current = {client.engine.name: client for client in self._link.clients}
+        current = {name: client for name, client in self._clients.items() if name in processes}
         if version == 0 or not vllm_api.reports_weight_version(self._vllm):
-            return current, None
-        failure: EngineError | None = None
+            return current
         versions = await asyncio.gather(
             *(self._version_of(client) for client in current.values()), return_exceptions=True
         )
+        failure: EngineError | None = None
         for (name, client), answer in zip(list(current.items()), versions, strict=True):
             if isinstance(answer, BaseException) and not (self._restarts and isinstance(answer, EngineError)):
                 raise answer
@@ -117,10 +161,14 @@ class Sampler:
                 failure = answer if isinstance(answer, EngineError) else EngineError(client.engine, what)
                 logger.warning("%s", failure)
                 del current[name]
-        if not current and not self._restarts:
-            assert failure is not None
+        self._failure = failure or self._failure
+        if failure is not None and not current and not self._restarts:
             raise EngineError(failure.engine, f"{failure.what}, and no engine has weights of version {version}")
-        return current, failure
+        return current
 
     async def _version_of(self, client: EngineClient) -> str:
-        return await self._link.unless_lost(client, client.weight_version())
+        return await self._link.watch.unless_lost([client.engine.name], client.weight_version())
+
+
+def _key(prompt: Prompt) -> Key:
+    return prompt.index, prompt.seed

@@ -75,6 +75,11 @@ class TokenWatch:
         self.is_stuck = self._silence(now) > self.allowed if self.in_flight else self.is_stuck and not moved
         return moved
 
+    def rested(self, now: float) -> None:
+        """Note that the engine goes on after a pause that was asked for."""
+        self._moved = now
+        self._changed = dict.fromkeys(self._changed, now)
+
     def _silence(self, now: float) -> float:
         """Return for how long the engine, or a copy of it that has requests, has got no further."""
         running = [replica for replica, samples in self._samples.items() if _RUNNING.search(samples)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError
+from grpo_workload.generation.servers.http_client import AbsentError, EngineClient, EngineError
 
 T = TypeVar("T")
 
@@ -25,6 +26,61 @@ async def unless_lost(work: Coroutine[Any, Any, T], lost: Iterable[asyncio.Futur
         return task.result()
     task.cancel()
     raise next(loss.result() for loss in losses if loss.done())
+
+
+async def until_all_healthy(
+    clients: Sequence[EngineClient], *, limit: float, poll: float, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Wait until all engines are healthy, asking every `poll` seconds.
+
+    EngineError names one that is not, once `limit` seconds have passed since another became healthy: nodes may become
+    free one after another.
+    """
+    newest = clock()
+
+    async def until_healthy(client: EngineClient) -> None:
+        nonlocal newest
+        while True:
+            try:
+                await client.is_healthy()
+            except EngineError as error:
+                if clock() > newest + limit:
+                    what = f"was not ready within {limit:g} s: it {error.what}"
+                    raise EngineError(client.engine, what) from error
+            else:
+                newest = clock()
+                return
+            await asyncio.sleep(poll)
+
+    await asyncio.gather(*(until_healthy(client) for client in clients))
+
+
+async def those_that_come(clients: Sequence[EngineClient], *, limit: float, poll: float) -> list[EngineClient]:
+    """Wait until each engine is healthy, its host has no address, or `limit` seconds have passed.
+
+    Returns the healthy ones.
+    """
+
+    async def comes(client: EngineClient) -> bool:
+        while True:
+            try:
+                await client.is_healthy()
+            except AbsentError:
+                return False
+            except EngineError:
+                await asyncio.sleep(poll)
+            else:
+                return True
+
+    async def comes_in_time(client: EngineClient) -> bool:
+        try:
+            async with asyncio.timeout(limit):
+                return await comes(client)
+        except TimeoutError:
+            return False
+
+    came = await asyncio.gather(*map(comes_in_time, clients))
+    return [client for client, is_there in zip(clients, came, strict=True) if is_there]
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -51,14 +107,17 @@ async def settle(clients: Sequence[EngineClient], work: Sequence[Coroutine[Any, 
     an engine that is no longer healthy, else the first EngineError, else the first error.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    if not pending and not any(task.exception() for task in done):
-        return [task.result() for task in tasks]
-    if pending:
-        late, pending = await asyncio.wait(pending, timeout=LATECOMERS)
-        done |= late
-    for task in pending:
-        task.cancel()
+    try:
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if not pending and not any(task.exception() for task in done):
+            return [task.result() for task in tasks]
+        if pending:
+            late, _ = await asyncio.wait(pending, timeout=LATECOMERS)
+            done |= late
+    finally:  # also when the caller gives up: a late call could reach the engine's next process
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     errors = [error for task in tasks if task in done and (error := task.exception()) is not None]
     failed = [error for error in errors if isinstance(error, EngineError)]
     raise await first_unhealthy(clients) or [*failed, *errors][0]

@@ -1,6 +1,7 @@
 """The trainer's side of weight transfer: rank 0 of a transfer group, which pushes weights to all engines of the group.
 
-vLLM's protocol is: pause, start, update, finish, reset the prefix cache, resume. During `update` the engines receive,
+vLLM's protocol is: pause, start, update, finish, reset the prefix cache, resume. Requests that go on through updates
+are stopped where they are, and the prefix cache stays. During `update` the engines receive,
 piece by piece, what this rank broadcasts at the same time, so a failure of either side ends the wait of both. Meanwhile
 the next piece is gathered and packed; at most two pieces exist at once. The first one is prepared while the engines
 pause, and they may start to pause long before.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.gloo_group import LEFT, GlooGroup, open_store
-from grpo_workload.generation.servers.engine_watch import EngineLink
+from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
@@ -51,9 +53,9 @@ class Channel(Protocol):
 class NcclChannel:
     """vLLM's NCCL group on the current CUDA device of the thread that joins."""
 
-    def __init__(self, group: TransferGroup) -> None:
+    def __init__(self, group: TransferGroup, world_size: int) -> None:
         try:
-            self._communicator = vllm_api.nccl_join(host=group.host, port=group.port, world_size=group.world_size)
+            self._communicator = vllm_api.nccl_join(host=group.host, port=group.port, world_size=world_size)
         except OSError as error:  # a rendezvous that failed holds the port for vLLM's timeout of 300 s
             raise RuntimeError(
                 f"rank {group.sender} cannot listen on {group.host}:{group.port} for the transfer group: {error}"
@@ -76,22 +78,22 @@ class NcclChannel:
 
 
 class WeightSender:
-    """Rank 0 of `group`; the other ranks are the workers of `clients`."""
+    """Rank 0 of a transfer group."""
 
-    def __init__(
-        self, group: TransferGroup, clients: Sequence[EngineClient], link: EngineLink, backend: Backend
-    ) -> None:
-        check_group(group, clients)
-        self._group, self._clients, self._link, self._backend = group, clients, link, backend
+    def __init__(self, group: TransferGroup, link: EngineLink, backend: Backend, *, keep: bool) -> None:
+        """`keep`: whether requests go on through updates."""
+        self._group, self._link, self._backend = group, link, backend
+        self._clients: Sequence[EngineClient] = ()  # of the engines in the group
+        self._keep = keep
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._store: Any = None  # gloo's store, where all rounds meet
         self._channel: Channel | None = None
         self._pausing: Future[Any] | None = None
 
-    def join(self, round_number: int) -> None:
-        """Build the group together with the engines.
+    def join(self, round_number: int, clients: Sequence[EngineClient]) -> None:
+        """Build the group together with the engines of `clients`.
 
-        After the first round the engines may still be in the middle of an update, which is abandoned first.
+        After the first round they may still be in the middle of an update, which is abandoned first.
 
         Raises:
             EngineError: an engine failed.
@@ -100,12 +102,25 @@ class WeightSender:
         self._leave()
         if (pausing := self._take_pausing()) is not None:
             wait([pausing])  # whether or not it succeeds: a late pause could outlast the next push
+        self._clients = clients
         if round_number > 1:
             # Each worker answers this call, so none of them is still in an old group.
-            self._each(lambda client: client.abandon_update())
-        infos = {client.engine.name: self._init_info(client, round_number) for client in self._clients}
+            self._each(lambda client: client.abandon_update(keep=self._keep))
+        offsets = list(accumulate((client.engine.world_size for client in clients), initial=1))
+        infos = {
+            client.engine.name: vllm_api.init_info(
+                self._backend,
+                host=self._group.host,
+                port=self._group.port,
+                rank_offset=offset,
+                world_size=offsets[-1],
+                round_number=round_number,
+            )
+            for client, offset in zip(clients, offsets, strict=False)
+        }
         self._channel = self._together(
-            partial(self._open, round_number), lambda client: client.init_transfer(infos[client.engine.name])
+            partial(self._open, round_number, offsets[-1]),
+            lambda client: client.init_transfer(infos[client.engine.name]),
         )
 
     def pause_ahead(self) -> None:
@@ -131,11 +146,12 @@ class WeightSender:
                 self._leave()
                 raise
         self._each(lambda client: client.finish_update(version))
-        self._each(lambda client: client.reset_prefix_cache())
+        if not self._keep:
+            self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
 
     def _pause(self) -> Future[Any]:
-        return self._begin(lambda client: client.pause())
+        return self._begin(lambda client: client.pause(keep=self._keep))
 
     def _take_pausing(self) -> Future[Any] | None:
         pausing, self._pausing = self._pausing, None
@@ -160,22 +176,12 @@ class WeightSender:
             self._channel.close()
             self._channel = None
 
-    def _init_info(self, client: EngineClient, round_number: int) -> dict[str, Any]:
-        return vllm_api.init_info(
-            self._backend,
-            host=self._group.host,
-            port=self._group.port,
-            rank_offset=client.engine.rank_offset,
-            world_size=self._group.world_size,
-            round_number=round_number,
-        )
-
-    def _open(self, round_number: int) -> Channel:
+    def _open(self, round_number: int, world_size: int) -> Channel:
         if self._backend == "nccl":
-            return NcclChannel(self._group)
+            return NcclChannel(self._group, world_size)
         if self._store is None:
             self._store = open_store(self._group.host, self._group.port, listens=True)
-        return GlooGroup(self._store, rank=0, world_size=self._group.world_size, round_number=round_number)
+        return GlooGroup(self._store, rank=0, world_size=world_size, round_number=round_number)
 
     def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
         self._begin(call).result()
@@ -195,16 +201,6 @@ class WeightSender:
             settle(self._clients, [in_thread(on_device), *(theirs(client) for client in self._clients)])
         )
         return result
-
-
-def check_group(group: TransferGroup, clients: Sequence[EngineClient]) -> None:
-    """Assert that the workers of all engines are exactly the group's ranks after the sender's."""
-    ranks = [
-        rank
-        for client in clients
-        for rank in range(client.engine.rank_offset, client.engine.rank_offset + client.engine.world_size)
-    ]
-    assert sorted(ranks) == list(range(1, group.world_size)), (ranks, group.world_size)
 
 
 def _send(channel: Channel, packed: Iterable[Tensor]) -> None:

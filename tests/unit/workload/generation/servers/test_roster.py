@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -10,7 +10,7 @@ from grpo_workload.generation.servers.roster import Observation, Roster, agreed,
 from grpo_workload.spec.contract import Engine
 
 NAMES = ("a", "b", "c")
-ENGINE = Engine(name="a", pod="a-0", group="g", host="h", port=1, devices=(0,), rank_offset=1)
+ENGINE = Engine(name="a", pod="a-0", group="g", host="h", port=1, devices=(0,))
 
 
 class Engines(RuleBasedStateMachine):
@@ -88,3 +88,23 @@ def test_an_unhealthy_engine_is_lost_and_prevents_agreement() -> None:
     assert agreed([healthy, unhealthy]) is None
     assert is_lost({"a": "a.1"}, [healthy, unhealthy])
     assert not is_lost({"a": "a.1"}, [healthy])
+
+
+SEEN = st.fixed_dictionaries({"needed": st.just("n.1")}, optional={"one": st.just("o.1"), "two": st.sampled_from("tu")})
+
+
+@given(st.lists(SEEN, min_size=1, max_size=4))
+def test_an_elastic_engine_is_used_if_all_ranks_see_the_same_process_and_is_never_waited_for(
+    seen: list[dict[str, str]],
+) -> None:
+    elastic = ("one", "two")
+    ranks = [Observation(processes=processes) for processes in seen]
+    together = agreed(ranks, elastic)
+    assert together is not None
+    assert together == {
+        name: process for name, process in seen[0].items() if all(processes.get(name) == process for processes in seen)
+    }
+    assert not is_lost(together, ranks, elastic), "nobody lacks what all see, and an engine that comes is no loss"
+    for name in together.keys() & elastic:
+        rest = {engine: process for engine, process in seen[0].items() if engine != name}
+        assert is_lost(together, [*ranks, Observation(processes=rest)], elastic)

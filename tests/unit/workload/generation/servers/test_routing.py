@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Lane, Router, choose
+from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Idle, Lane, Router, choose
 from grpo_workload.spec.contract import Engine
 
 
@@ -21,12 +21,11 @@ def engine(index: int, data_parallel: int = 1) -> Engine:
         port=8000,
         data_parallel=data_parallel,
         devices=tuple(range(data_parallel)),
-        rank_offset=1 + index,
     )
 
 
 def lanes(*in_flight: int) -> list[Lane]:
-    return [Lane(engine(index), count) for index, count in enumerate(in_flight)]
+    return [Lane(engine(index), in_flight=count) for index, count in enumerate(in_flight)]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_the_lane_with_room_and_the_fewest_in_flight_is_chosen(
 
 
 def test_load_is_counted_for_each_copy_of_an_engine() -> None:
-    single, double = Lane(engine(0), 8), Lane(engine(1, data_parallel=2), 12)
+    single, double = Lane(engine(0), in_flight=8), Lane(engine(1, data_parallel=2), in_flight=12)
     assert choose([single, double], 8, 0) is double
 
 
@@ -67,23 +66,75 @@ def test_no_lane_with_room_has_fewer_in_flight(in_flight: list[int], num_samples
     assert chosen is None or chosen.in_flight == min(lane.in_flight for lane in room)
 
 
+def router(count: int, *, first: int = 0, process: str = "a") -> Router:
+    """Return a router over so many engines."""
+    made = Router(first=first)
+    use(made, count, process)
+    return made
+
+
+def use(made: Router, count: int, process: str) -> None:
+    engines = {engine(index).name: engine(index) for index in range(count)}
+    made.use(engines, dict.fromkeys(engines, process))
+
+
 def test_ranks_with_one_prompt_each_use_all_engines() -> None:
-    engines = [engine(index) for index in range(4)]
-
     async def first_choice(rank: int) -> str:
-        return (await Router(engines, first=rank).acquire(8)).engine.name
+        return (await router(4, first=rank).acquire(8)).engine.name
 
-    assert {asyncio.run(first_choice(rank)) for rank in range(4)} == {one.name for one in engines}
+    assert {asyncio.run(first_choice(rank)) for rank in range(4)} == {engine(index).name for index in range(4)}
 
 
 async def test_a_prompt_without_a_lane_waits_until_one_is_released() -> None:
-    router = Router([engine(0), engine(1)], first=0)
-    taken = [await router.acquire(SAMPLES_IN_FLIGHT) for _ in range(2)]
-    waiting = asyncio.create_task(router.acquire(8))
+    both = router(2)
+    taken = [await both.acquire(SAMPLES_IN_FLIGHT) for _ in range(2)]
+    waiting = asyncio.create_task(both.acquire(8))
     await asyncio.sleep(0)
     assert not waiting.done()
 
-    router.release(taken[1], SAMPLES_IN_FLIGHT)
+    both.release(taken[1], SAMPLES_IN_FLIGHT)
 
     assert await waiting is taken[1]
     assert taken[1].in_flight == 8
+
+
+async def test_prompts_wait_while_no_engine_is_left_and_go_to_the_next_process() -> None:
+    one = router(1)
+    lost = await one.acquire(8)
+    one.close(lost)
+    assert one.deserted.is_set()
+    waiting = asyncio.create_task(one.acquire(8))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    use(one, 1, "b")
+
+    lane = await waiting
+    assert (lane.process, lane.in_flight, one.deserted.is_set()) == ("b", 8, False)
+    one.release(lost, 8)
+    assert lane.in_flight == 8, "the lost process had a load of its own"
+
+
+async def test_requests_in_flight_count_while_engines_get_new_weights() -> None:
+    two = router(2)
+    taken = await two.acquire(8)
+    use(two, 2, "a")
+    assert await two.acquire(8) is not taken
+
+
+def test_engines_are_idle_while_nothing_is_in_flight() -> None:
+    now = [0.0]
+    idle = Idle(lambda: now[0])
+
+    def after(seconds: float) -> Idle:
+        now[0] += seconds
+        return idle
+
+    after(2).add(8)
+    after(5).add(8)
+    after(1).add(-8)
+    after(1).add(-8)
+    assert after(3).take() == 5
+    assert after(1).take() == 1
+    after(1).add(4)
+    assert (after(7).take(), after(7).take()) == (1, 0)

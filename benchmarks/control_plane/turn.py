@@ -1,0 +1,124 @@
+"""One side's turn: its controller, a namespace of its own, and the time until its jobs are ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.control_plane.client import Api
+from benchmarks.control_plane.fake_nodes import FakeNodes
+from benchmarks.control_plane.manifests import Shape, job_name
+from benchmarks.control_plane.observer import AuditLog, Pods, Processors, Statuses, counted
+from benchmarks.control_plane.sides import Side
+from grpo_devcluster.progress import wait_until
+
+Raw = dict[str, Any]
+
+CANARY = "canary"
+WAIT = 1200.0
+"""Seconds after which a benchmark gives up on anything."""
+
+OFTEN = 0.05  # seconds between looks into the audit log
+QUIET = 0.25  # share of the processors that a quiet control plane takes at most
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A side whose controller runs, with a job that is ready: nothing starts up while others are measured."""
+
+    side: Side
+    api: Api
+    nodes: FakeNodes
+    namespace: str
+    pods: Pods
+    statuses: Statuses | None
+
+    def create(self, count: int, shape: Shape) -> Raw:
+        """Create jobs and wait until their pods are ready and their statuses say so; return what was measured."""
+        names = [job_name(number) for number in range(count)]
+        jobs = [self.side.make(name, shape) for name in names]
+        cpu, log = self.side.cpu(), AuditLog(self.nodes.plane.audit_log)
+        processors, begin = Processors(), time.time()
+        self.api.create_all(self.namespace, jobs)
+        created = time.time() - begin
+        total = count * sum(shape)
+        self.wait(lambda: self.pods.are_ready(total, begin), f"{total} pods are ready")
+        self.wait_for_statuses(names)
+        busy, cpu = processors.busy(), self.side.cpu() - cpu
+        ready = [at - begin for at in self.pods.ready_jobs(begin).values()]
+        said = [self.statuses.first[name, 0] - begin for name in names] if self.statuses else []
+        self._check(total)
+        return {
+            "jobs": count,
+            "pods": total,
+            "shape": shape,
+            "seconds": {
+                "created": round(created, 3),
+                "ready": round(max(ready), 3),
+                "status": round(max(said), 3) if said else None,
+            },
+            "busy": round(busy, 3),
+            "controller cpu": round(cpu, 2),
+            "requests": counted(log.requests(self.side.user)) if self.side.user else {},
+            "raw": {"ready": rounded(ready), "status": rounded(said)},
+        }
+
+    def wait(self, check: Callable[[], bool], what: str, interval: float = OFTEN) -> None:
+        """Wait until `check` holds."""
+        wait_until(check, f"{self.side.name}: {what}", WAIT, interval)
+
+    def wait_for_statuses(self, names: list[str]) -> None:
+        """Wait until the statuses of these jobs say that they are ready."""
+        if (statuses := self.statuses) is not None:
+            self.wait(lambda: statuses.numbers().keys() >= set(names), "statuses say ready")
+
+    def _check(self, count: int) -> None:
+        """Raise RuntimeError unless so many pods are ready now, by a list of them."""
+        found = [pod for pod in self.api.items(self.namespace, "Pod") if not pod["metadata"]["name"].startswith(CANARY)]
+        ready = [
+            pod
+            for pod in found
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+        ]
+        if not len(found) == len(ready) == count:
+            raise RuntimeError(f"{self.side.name}: {len(ready)} of {len(found)} pods are ready, expected {count}")
+
+
+def rounded(values: list[float]) -> list[float]:
+    """Return values in ascending order, in milliseconds."""
+    return sorted(round(value, 3) for value in values)
+
+
+@contextmanager
+def turn(nodes: FakeNodes, api: Api, side: Side, namespace: str) -> Iterator[Turn]:
+    """Start a side's controller and try it with one job; at the end remove everything and wait until it is gone."""
+    api.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    api_path = f"/api/v1/namespaces/{namespace}"
+    wait_until(lambda: api.exists(f"{api_path}/serviceaccounts/default"), "a service account", WAIT)
+    side.start()
+    statuses = Statuses(api, namespace, side.kind, side.says) if side.kind else None
+    try:
+        found = Turn(side, api, nodes, namespace, Pods(nodes.plane.audit_log, namespace), statuses)
+        api.create(namespace, side.make(CANARY, (1, 3)))
+        found.wait(lambda: found.pods.are_ready(4, 0.0), "the first job's pods are ready")
+        found.wait_for_statuses([CANARY])
+        settle()
+        yield found
+    finally:
+        if statuses:
+            statuses.close()
+        side.stop()
+        api.request("DELETE", api_path)
+        wait_until(lambda: not api.exists(api_path), f"{namespace} is gone", WAIT, interval=0.5)
+        settle()
+
+
+def settle() -> None:
+    """Wait until the processors are quiet for two seconds, at most half a minute: others may use this machine."""
+    processors, quiet, deadline = Processors(), 0, time.monotonic() + 30
+    while quiet < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        quiet = quiet + 1 if processors.busy() < QUIET else 0

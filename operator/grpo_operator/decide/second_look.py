@@ -1,0 +1,58 @@
+"""Which plans need a second, live look before they are carried out, and which statuses may be written a little later.
+
+Pure. A plan is first made from the mirror, which may be behind the API server.
+"""
+
+from __future__ import annotations
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.plan import Plan
+
+
+def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:
+    """Whether a plan begins or ends an attempt or the job, counts a failure, or deletes a pod or the job.
+
+    What was seen must be true then: such a plan is made again from a live read.
+    """
+    return bool(decided.deletions) or decided.delete_job or _course(decided.status) != _course(old)
+
+
+def _course(status: GRPOJobStatus) -> tuple[object, ...]:
+    return (
+        status.attempt,
+        status.restarts,
+        status.last_failure,
+        status.micro_batch_halvings,
+        is_terminal(status),
+        holds(status, Condition.SUSPENDED),
+        holds(status, Condition.RESTARTING),
+    )
+
+
+_OF_PODS = (Condition.SCHEDULED, Condition.RUNNING)
+
+
+def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
+    """Whether the statuses differ only in how far the pods of an attempt have come on the way to the next phase: which
+    exist, where, how many are ready, and the words that say so.
+
+    How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment.
+    """
+    return _without_details(old) == _without_details(new)
+
+
+def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
+    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions if c.type not in _OF_PODS)
+    members = tuple(m for m in status.members if m.outcome or m.disruption or m.replacing)
+    groups = tuple(group.model_copy(update={"ready": 0}) for group in status.groups)
+    told = {
+        "conditions": conditions,
+        "members": members,
+        "groups": groups,
+        "elastic": None,
+        "placement": None,
+        "summary": None,
+    }
+    return status.model_copy(update=told)

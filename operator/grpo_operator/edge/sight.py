@@ -1,0 +1,137 @@
+"""What a pass knows of a job: read from the mirror, or live."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from grpo_operator.api import names
+from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.decide.observe import Observed, ObservedPod, lost_since, nodes_to_check, observe, read_pods
+from grpo_operator.edge.children import doing
+from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.deleted_pods import DeletedPods
+from grpo_operator.edge.errors import ConflictError, ForbiddenError
+from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.transport import Object
+from grpo_operator.layout.topology import Job, Topology, plan_topology
+
+NODE_SECONDS = 2.0
+"""Seconds for which passes that plan from the mirror share what was read of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A job and its children at one moment, for planning."""
+
+    raw: Object
+    status: GRPOJobStatus
+    job: Job
+    topology: Topology
+    observed: Observed
+    now: str
+
+
+class Eyes:
+    """Looks at a job. `read_nodes`: whether the nodes of silent pods are read."""
+
+    def __init__(self, cluster: Cluster, mirror: Mirror, deleted_pods: DeletedPods[Key], *, read_nodes: bool) -> None:
+        self._cluster, self._mirror, self._deleted_pods, self._read_nodes = cluster, mirror, deleted_pods, read_nodes
+        self._nodes: dict[str, tuple[float, Object | None]] = {}
+
+    async def mirrored(self, key: Key, raw: Object, now: str) -> Sight:
+        """Return what the mirror shows; `raw` is the job there."""
+        return await self._sight(key, raw, self._mirror.pods(key), now, NODE_SECONDS)
+
+    async def live(self, key: Key, seen: Sight) -> Sight:
+        """Return the job, its pods and their nodes as the API server shows them now.
+
+        Raises ConflictError if the job has changed.
+        """
+        with doing("reading the job's pods"):
+            pods = read_pods(await children(self._cluster, key, "Pod"))
+        # The job comes second: a pod of an attempt that began after it was read would look like one to delete.
+        # A first attempt begins with a compare-and-swap of the job, which was seen just now. Later a field that the CRD
+        # got meanwhile may show although the job's version is the same.
+        raw = seen.raw if seen.status.attempt is None else await self.check_current(key, seen.raw)
+        return await self._sight(key, raw, pods, seen.now, 0.0)
+
+    async def check_current(self, key: Key, raw: Object) -> Object:
+        """Return the job as the API server shows it. Raises ConflictError if it is no longer what the mirror showed."""
+        live = await self.read(key)
+        if live is None or live["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
+            raise ConflictError("the mirror was behind")
+        return live
+
+    async def read(self, key: Key) -> Object | None:
+        """Read a job from the API server, and keep it in the mirror."""
+        raw = await self._cluster.get(names.KIND, key.namespace, key.name)
+        if raw is None or raw["metadata"]["uid"] != key.uid:
+            self._mirror.drop_job(key)
+            return None
+        self._mirror.renew_job(raw)
+        return raw
+
+    async def _sight(self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: str, age: float) -> Sight:
+        status = read_status(raw.get("status"))
+        with doing("reading the spec"):
+            job = read_job(key, raw, status)
+            topology = plan_topology(job)
+        return Sight(raw, status, job, topology, await self._observe(key, status, pods, now, age), now)
+
+    async def _observe(
+        self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
+    ) -> Observed:
+        others, gone = self._mirror.others(key), self._deleted_pods.of(key)
+        observed = observe(key.uid, pods=pods, others=others, gone=gone)
+        lost, absent, ready = {}, set(), set()
+        suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
+        for name in sorted(suspects):
+            try:
+                node = await self._node(name, age)
+            except ForbiddenError:
+                break  # without the right to read nodes, a lost node shows later: Kubernetes evicts its pods
+            if node is None:
+                absent.add(name)
+            if (since := lost_since(node, now)) is not None:
+                lost[name] = since
+            else:
+                ready.add(name)
+        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
+
+    async def _node(self, name: str, age: float) -> Object | None:
+        """Return a node as read at most `age` seconds ago."""
+        at, node = self._nodes.get(name, (-age, None))
+        if (time := asyncio.get_running_loop().time()) - at >= age:
+            with doing(f"reading the node {name}"):
+                node = await self._cluster.node(name)
+            self._nodes = {one: kept for one, kept in self._nodes.items() if time - kept[0] < NODE_SECONDS}
+            self._nodes[name] = time, node
+        return node
+
+
+async def children(cluster: Cluster, key: Key, kind: str) -> list[Object]:
+    """Return the objects of a kind that carry the job's label, those of an earlier job of this name too."""
+    return await cluster.list(kind, key.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={key.name}")
+
+
+def is_ours(raw: Object) -> bool:
+    """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
+    manager = raw["spec"].get("managedBy") or names.CONTROLLER
+    return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
+
+
+def read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
+    """Return a job as the operator understands it."""
+    stored = read_spec(raw["spec"], status)
+    return Job(
+        namespace=key.namespace,
+        name=key.name,
+        uid=key.uid,
+        generation=raw["metadata"]["generation"],
+        spec=stored.spec,
+        fault=stored.fault,
+        ignored=stored.ignored,
+        micro_batch_halvings=status.micro_batch_halvings,
+    )

@@ -1,0 +1,35 @@
+"""The contract of an attempt: what every pod of it reads. Pure."""
+
+from __future__ import annotations
+
+from grpo_operator.layout.topology import Job, Topology
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.training import TrainingConfig
+
+
+def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
+    """Return the contract that every pod of the attempt reads."""
+    config = job.spec.trainer_config()
+    return Contract(
+        job=job.ref,
+        attempt=attempt,
+        device=job.spec.device.type,
+        members=topology.members,
+        engines=topology.engines,
+        transfers=topology.transfers,
+        master_port=job.spec.rendezvous.port,
+        timeout_seconds=job.spec.rendezvous.timeout_seconds,
+        restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
+        durable=job.spec.storage.claim_name is not None,
+        config=config.model_copy(update={"training": smaller_micro_batches(config.training, job.micro_batch_halvings)}),
+    )
+
+
+def smaller_micro_batches(training: TrainingConfig, halvings: int) -> TrainingConfig:
+    """Return the section with micro-batches halved so many times. A step computes the same with them."""
+    size = training.per_device_train_batch_size
+    changes = {
+        "max_tokens_per_micro_batch": max(1, training.max_tokens_per_micro_batch >> halvings),
+        "per_device_train_batch_size": None if size is None else max(1, size >> halvings),
+    }
+    return training.model_copy(update=changes)

@@ -1,0 +1,164 @@
+"""Kubernetes in memory: the controllers that a job meets, one step at a time, and what can happen to pods and nodes.
+
+The StatefulSet controller, scheduler and kubelets do their work at once when they are let; garbage collection may come
+much later. A container that ends is restarted and holds, as launchers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.decide.observe import controller_of
+from grpo_workload.spec.contract import ExitCode, Outcome
+from support.control_plane.memory_store import Object, Selection, Store
+
+NODES = ("node-1", "node-2", "node-3")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NAMESPACE = "ns"
+
+
+class SimulatedCluster:
+    """`clock` gives the seconds since START."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.store = Store(lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        self.lost: dict[str, str] = {}
+        for node in NODES:
+            self._put_node(node)
+
+    def now(self) -> datetime:
+        """Return the time of now."""
+        return START + timedelta(seconds=self._clock())
+
+    # What there is
+
+    def job(self, name: str) -> Object | None:
+        """Return a job."""
+        return self.store.get(names.KIND, NAMESPACE, name)
+
+    def pods(self, **labels: str) -> list[Object]:
+        """Return the pods with these labels, named as in `names`: job, job_uid, attempt."""
+        known = {"job": names.LABEL_JOB, "uid": names.LABEL_JOB_UID, "attempt": names.LABEL_ATTEMPT}
+        wanted = tuple((known[name], value) for name, value in labels.items())
+        return self.store.select(Selection("Pod", NAMESPACE, wanted))
+
+    # Controllers
+
+    def step(self) -> None:
+        """Let all controllers but the garbage collector do their work once."""
+        self.run_statefulsets()
+        self.run_kubelets()
+
+    def run_statefulsets(self) -> None:
+        """Create, delete and replace pods as StatefulSets want."""
+        for group in self.store.select(Selection("StatefulSet")):
+            there = {pod["metadata"]["name"]: pod for pod in self._owned(group)}
+            wanted = [f"{group['metadata']['name']}-{n}" for n in range(group["spec"]["replicas"])]
+            for name, pod in there.items():
+                if pod["status"].get("phase") == "Failed":
+                    self.store.remove("Pod", NAMESPACE, name)
+                elif name not in wanted:
+                    self.delete_pod(pod)
+            for name in wanted:
+                if self.store.get("Pod", NAMESPACE, name) is None:
+                    self._create_pod(group, name)
+            ready = sum(_is_ready(pod) for pod in self._owned(group))
+            self.store.edit(group, status={"readyReplicas": ready})
+
+    def run_kubelets(self) -> None:
+        """Place pods on nodes, start them, and end those that are deleted; nothing happens on lost nodes."""
+        free = [node for node in NODES if node not in self.lost]
+        for number, pod in enumerate(self.store.select(Selection("Pod"))):
+            node = pod["spec"].get("nodeName")
+            if node is None and free:
+                placed = {**pod["spec"], "nodeName": free[number % len(free)]}
+                self.store.edit(pod, spec=placed, status={"podIP": f"10.0.0.{number}", "conditions": []})
+            elif node in self.lost or node is None:
+                continue
+            elif "deletionTimestamp" in pod["metadata"]:
+                self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+            elif not pod["status"].get("containerStatuses"):
+                running = {"name": names.CONTAINER, "restartCount": 0, "state": {"running": {}}}
+                ready = [{"type": "Ready", "status": "True"}]
+                self.store.edit(pod, status={"containerStatuses": [running], "conditions": ready})
+
+    def collect_garbage(self) -> None:
+        """Delete what has a controller that no longer exists."""
+        uids = {raw["metadata"]["uid"] for raw in self.store.objects.values()}
+        for raw in [*self.store.objects.values()]:
+            owner = controller_of(raw)
+            if owner and owner["uid"] not in uids:
+                if raw["kind"] == "Pod":
+                    self.delete_pod(raw)
+                else:
+                    self.store.remove(raw["kind"], NAMESPACE, raw["metadata"]["name"])
+
+    # What happens to pods and nodes
+
+    def delete_pod(self, pod: Object, **condition: str) -> None:
+        """Delete a pod as its user does, or as an eviction with this DisruptionTarget condition."""
+        status = {"conditions": [*pod["status"].get("conditions", ()), condition]} if condition else {}
+        if "deletionTimestamp" not in pod["metadata"]:
+            self.store.edit(pod, metadata={"deletionTimestamp": self.store.time()}, status=status)
+
+    def end_container(self, pod: Object, exit_code: int, reason: str) -> None:
+        """End the launcher in a pod, with a result unless it was killed; its container is restarted and holds."""
+        said, attempt = "", int(pod["metadata"]["labels"][names.LABEL_ATTEMPT])
+        if exit_code in {*ExitCode}:
+            outcome = Outcome(attempt=attempt, exit_code=ExitCode(exit_code), reason=reason, message=f"said {reason}")
+            said = outcome.to_message()
+        ended = {"exitCode": exit_code, "message": said, "finishedAt": self.store.time()}
+        held = {
+            "name": names.CONTAINER,
+            "restartCount": 1,
+            "state": {"running": {}},
+            "lastState": {"terminated": ended},
+        }
+        not_ready = [{"type": "Ready", "status": "False"}]
+        self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready})
+
+    def evict_by_kubelet(self, pod: Object) -> None:
+        """Fail a pod because its node runs short of something; its StatefulSet replaces it at once."""
+        self.store.edit(pod, status={"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
+
+    def lose_node(self, node: str) -> None:
+        """Cut a node off: its pods are no longer ready, and no kubelet ends them."""
+        self.lost[node] = self.store.time()
+        self._put_node(node)
+        for pod in self.store.select(Selection("Pod")):
+            if pod["spec"].get("nodeName") == node:
+                self.store.edit(pod, status={"conditions": [{"type": "Ready", "status": "False"}]})
+
+    def return_node(self, node: str) -> None:
+        """Bring a lost node back; pods that were not deleted meanwhile are ready again."""
+        del self.lost[node]
+        self._put_node(node)
+        for pod in self.store.select(Selection("Pod")):
+            launchers = pod["status"].get("containerStatuses", [])
+            if pod["spec"].get("nodeName") == node and [one["restartCount"] for one in launchers] == [0]:
+                self.store.edit(pod, status={"conditions": [{"type": "Ready", "status": "True"}]})
+
+    def _owned(self, group: Object) -> Iterator[Object]:
+        for pod in self.store.select(Selection("Pod", NAMESPACE)):
+            if pod["metadata"]["ownerReferences"][0]["uid"] == group["metadata"]["uid"]:
+                yield pod
+
+    def _create_pod(self, group: Object, name: str) -> None:
+        metadata: dict[str, Any] = {"name": name, "namespace": NAMESPACE}
+        metadata["labels"] = group["spec"]["template"]["metadata"]["labels"]
+        owner = {"kind": "StatefulSet", "name": group["metadata"]["name"], "uid": group["metadata"]["uid"]}
+        metadata["ownerReferences"] = [owner | {"controller": True}]
+        self.store.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": {}})
+
+    def _put_node(self, name: str) -> None:
+        since = self.lost.get(name)
+        ready = {"type": "Ready", "status": "Unknown" if since else "True", "lastTransitionTime": self.store.time()}
+        self.store.put({"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}})
+
+
+def _is_ready(pod: Object) -> bool:
+    return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", ())

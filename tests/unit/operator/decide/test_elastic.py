@@ -1,0 +1,149 @@
+"""Engines join and leave a running job: nothing restarts, nothing waits for them, and all of it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import ProgressStatus
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.plan import Mode
+from grpo_operator.layout.contracts import make_contract
+from grpo_workload.spec.contract import ExitCode, Progress
+from support.control_plane.jobs import NOW, pod, world
+from support.control_plane.passes import Case, failed
+
+NO_ROOM = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."
+
+
+def elastic(replicas: int, **more: Any) -> dict[str, Any]:
+    """Return a spec with so many engines, job-gen-0, ...; one at least, four at most."""
+    server = {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": replicas, "maxReplicas": 4}}
+    policy = {"onGenerationFailure": "RestartGeneration", "maxRestarts": 0, "hangSeconds": 60}
+    return {"generation": {"topology": "Server", "server": server}, "failurePolicy": policy} | more
+
+
+def engine(number: int, **more: Any) -> ObservedPod:
+    return replace(pod(f"job-gen-{number}", uid=f"job-gen-{number}-0"), group="gen", **more)
+
+
+@pytest.fixture
+def case() -> Case:
+    """A job that runs with two engines."""
+    case = Case(**elastic(2))
+    case.see_all_ready()
+    assert case.status.phase == "Running"
+    return case
+
+
+def trainers(case: Case) -> list[ObservedPod]:
+    return [pod(name, uid=f"{name}-0", ready=True) for name in sorted(case.topology.trainer_pods)]
+
+
+def test_the_contract_is_the_same_however_many_engines_there_are() -> None:
+    contracts = [make_contract(*world(**elastic(replicas)), attempt=0) for replicas in (1, 2, 4)]
+    assert contracts[0] == contracts[1] == contracts[2]
+    assert [(one.name, one.elastic) for one in contracts[0].engines] == [
+        ("job-gen-0", False),
+        ("job-gen-1", True),
+        ("job-gen-2", True),
+        ("job-gen-3", True),
+    ]
+
+
+def test_the_job_begins_without_the_elastic_engines() -> None:
+    case = Case(**elastic(3))
+    two = engine(2, node=None, ip=None, unschedulable=NO_ROOM)
+    case.see(*trainers(case), engine(0, ready=True), engine(1), two)
+    assert (case.status.phase, case.status.placement) == ("Running", None)
+    assert case.message(Condition.RUNNING) == (
+        "all 3 pods are ready, and 0 of 2 elastic ones; job-gen-1 on node node: its engine loads"
+    )
+    case.see(*trainers(case), engine(0, ready=True), engine(1, ready=True), two)
+    assert case.message(Condition.RUNNING).endswith(f"1 of 2 elastic ones; job-gen-2 has no node: {NO_ROOM}")
+    assert (case.status.summary.generation, case.status.elastic and case.status.elastic.replicas) == ("2/3", 3)
+
+
+def test_engines_that_are_added_disturb_nothing(case: Case) -> None:
+    before = [*trainers(case), engine(0, ready=True), engine(1, ready=True)]
+    case.edit(**elastic(4))
+    plan = case.see(*before, at=10)
+    assert (plan.mode, case.status.phase, case.status.attempt) == (Mode.RUN, "Running", 0)
+    assert case.message(Condition.RUNNING).endswith("and 1 of 3 elastic ones; job-gen-2 does not exist yet")
+    case.see(*before, engine(2, ready=True), engine(3, ready=True), at=20)
+    assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 3 of 3 elastic ones"
+    assert case.status.elastic is not None
+    assert case.status.elastic.selector == "training.grpo.dev/job-uid=uid,training.grpo.dev/group=gen"
+
+
+def test_engines_that_are_removed_have_not_failed(case: Case) -> None:
+    case.edit(**elastic(1))
+    leaving = engine(1, deletion_time=after(NOW, 310))
+    case.see(*trainers(case), engine(0, ready=True), leaving, at=10)
+    case.see(*trainers(case), engine(0, ready=True), replace(failed("job-gen-1", ExitCode.STOPPED), group="gen"), at=20)
+    plan = case.see(*trainers(case), engine(0, ready=True), at=30)
+    assert (plan.mode, case.status.phase, case.status.restarts.total) == (Mode.RUN, "Running", 0)
+    assert case.status.last_failure is None
+    assert case.message(Condition.RUNNING) == "all 3 pods are ready"
+
+
+def test_an_engine_that_is_added_again_while_its_pod_still_ends_has_not_failed(case: Case) -> None:
+    rest = [*trainers(case), engine(0, ready=True)]
+    case.edit(**elastic(1))
+    case.see(*rest, engine(1, deletion_time=after(NOW, 310)), at=10)
+    case.edit(**elastic(2))
+    for at in (11, 12):
+        case.see(*rest, engine(1, deletion_time=after(NOW, 310)), at=at)
+    case.see(*rest, replace(engine(1, ready=True), uid="another"), at=20)
+    assert (case.status.phase, case.status.restarts.total, case.status.last_failure) == ("Running", 0, None)
+    assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
+
+
+def test_an_elastic_engine_that_fails_is_replaced_as_any_other(case: Case) -> None:
+    case.edit(**elastic(2, failurePolicy={"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}))
+    died = replace(failed("job-gen-1", reason="EngineDied", at=5), group="gen")
+    plan = case.see(*trainers(case), engine(0, ready=True), died, at=6)
+    assert [one.name for one in plan.deletions] == ["job-gen-1"]
+    assert (case.status.phase, case.status.restarts.total, case.status.attempt) == ("Running", 1, 0)
+
+
+def test_ranks_that_hang_are_found_while_an_engine_is_missing(case: Case) -> None:
+    hung = Progress(step=3, total_steps=9, age_seconds=61, rank_phases={"0": "Training"})
+    case.edit(**elastic(4, failurePolicy={"hangSeconds": 60, "onGenerationFailure": "RestartGeneration"}))
+    case.see(*trainers(case), engine(0, ready=True), engine(1, ready=True), engine(2), at=90, progress=hung)
+    assert case.status.last_failure is not None
+    assert case.status.last_failure.reason == "Hung"
+
+
+@pytest.mark.parametrize(
+    ("balanced", "ready", "becomes"),
+    [(3.0, 2, 3), (9.0, 2, 4), (1.0, 2, None), (2.0, 2, None), (3.0, 1, None), (None, 2, None)],
+)
+def test_the_operator_follows_the_number_that_balances(balanced: float | None, ready: int, becomes: int | None) -> None:
+    """`becomes`: the number that it writes into the spec, of 2 to 4 allowed ones."""
+    spec = elastic(2, training={"maxStaleness": 1})
+    spec["generation"]["server"]["elastic"]["minReplicas"] = 2
+    case = Case(**spec)
+    metrics = {} if balanced is None else {"engines/balanced": balanced}
+    progress = ProgressStatus(step=9, total_steps=99, metrics=metrics, time=NOW)
+    case.status = case.status.model_copy(update={"progress": progress})
+    plan = case.see(*trainers(case), *(engine(number, ready=number < ready) for number in range(2)))
+    assert (plan.scale and plan.scale.replicas) == becomes
+
+
+def test_the_operator_takes_engines_away_and_leaves_suspended_jobs_alone() -> None:
+    spec = elastic(4, training={"maxStaleness": 1})
+    spec["generation"]["server"]["elastic"]["minReplicas"] = 1
+    case = Case(**spec)
+    progress = ProgressStatus(step=9, total_steps=99, metrics={"engines/balanced": 2.0}, time=NOW)
+    case.status = case.status.model_copy(update={"progress": progress})
+    pods = [*trainers(case), *(engine(number, ready=number < 3) for number in range(4))]
+    scale = case.see(*pods).scale
+    assert scale is not None
+    assert scale.message == "4 elastic engines become 2: 2 engines would balance the ranks (1 to 4 are allowed)"
+    case.edit(**spec, suspend=True)
+    assert case.see(*pods, at=5).scale is None

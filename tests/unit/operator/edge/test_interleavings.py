@@ -1,0 +1,106 @@
+"""Two operators at the same job, one of them suspended at the worst moment, or with a mirror that is far behind."""
+
+from grpo_operator.api import names
+from grpo_workload.spec.contract import ExitCode
+from support.control_plane.simulated_operator import PassApi
+from support.control_plane.simulation import Simulation
+
+POLICY = {"maxRestarts": 3, "backoffSeconds": 2, "maxBackoffSeconds": 4}
+
+
+def running(**spec: object) -> Simulation:
+    world = Simulation(failurePolicy=POLICY, **spec)
+    world.create("a")
+    world.go_on(5)
+    assert world.status("a").phase == "Running"
+    return world
+
+
+def suspend_before(world: Simulation, which: int, verb: str, kind: str, seconds: int = 30) -> None:
+    """Let an operator go on until it is about to send a request, while time passes."""
+    api: PassApi = world.operators[which].api
+    api.held = True
+    for _ in range(seconds * 20):
+        sent = {id(one) for one_pass in api.passes for one in one_pass.requests}
+        wanted = [r for r, _ in api.waiting if (r.verb, r.kind) == (verb, kind) and id(r) not in sent]
+        if wanted:
+            return
+        api.proceed(0)
+        world.wait(0.05)
+    raise AssertionError(f"{verb} {kind} is not sent")
+
+
+def fail_a_pod(world: Simulation) -> None:
+    pod = world.cluster.pods(job="a")[0]
+    world.truth.harm(pod)
+    world.cluster.end_container(pod, ExitCode.RANK_FAILED, "RankFailed")
+
+
+def test_an_answer_that_comes_after_the_job_was_deleted_does_not_bring_it_back() -> None:
+    world = running()
+    world.suspend_or_resume("a")
+    world.wait(3.0)
+    first, second = world.operators
+    first.api.held = second.api.held = True
+    world.go_on(2)  # no pod is left, which is about to be written
+    suspend_before(world, 0, "update", names.KIND)
+    first.api.proceed(0)  # it is written, and not answered yet
+    world.wait()
+    world.delete("a")
+    world.wait()
+    first.api.release()
+    second.api.release()
+    world.go_on(60, garbage=True)
+    assert [operator.mirror.count()[names.KIND] for operator in world.operators] == [0, 0]
+
+
+def test_an_operator_that_was_suspended_between_two_reads_deletes_no_pod_of_the_next_attempt() -> None:
+    world = running()
+    fail_a_pod(world)
+    while world.cluster.pods(job="a"):
+        world.go_on(1)
+    first, second = world.operators
+    second.api.held = True
+    suspend_before(world, 0, "list", "Pod")
+    second.api.release()
+    world.go_on(20)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    first.api.release()
+    world.go_on(20)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    assert world.truth.outdated == set()
+
+
+def test_an_operator_that_does_not_see_the_first_attempt_begin_deletes_none_of_its_pods() -> None:
+    """Both wait for an earlier job's objects, and the one that is behind has just said so."""
+    world = running()
+    world.delete("a")
+    world.create("a")
+    world.wait(3.0)
+    first, second = world.operators
+    first.api.held_kinds |= {names.KIND, "Service"}
+    second.api.held = True
+    world.cluster.collect_garbage()
+    world.cluster.collect_garbage()  # the pods of the StatefulSets that are gone
+    world.cluster.step()
+    world.wait(0.3)
+    second.api.release()
+    world.wait(0.1)
+    assert world.status("a").attempt == 0
+    for _ in range(10):
+        world.cluster.step()
+        world.wait(0.1)
+    assert world.truth.outdated == set()
+
+
+def test_an_operator_that_does_not_see_that_a_job_was_replaced_deletes_nothing_of_the_new_one() -> None:
+    """To it, what belongs to the new job was left behind by another."""
+    world = Simulation(failurePolicy=POLICY, suspend=True)
+    world.create("a")
+    world.go_on(3)
+    world.operators[0].api.held_kinds.add(names.KIND)
+    world.delete("a")
+    world.spec["suspend"] = False
+    world.create("a")
+    world.go_on(30)
+    assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")

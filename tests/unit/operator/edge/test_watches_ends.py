@@ -1,0 +1,142 @@
+"""How often kinds are listed, and how soon watches are continued, however they end. Time is virtual."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import pytest
+
+from grpo_operator.edge import watches as module
+from grpo_operator.edge.mirror import Scope
+from grpo_operator.edge.watches import RELIST_SECONDS
+from support.control_plane.children import child
+from support.control_plane.followed import KEYS, LAST_BACKOFF, FollowedServer
+from support.control_plane.memory_api import END, Request, failure
+from support.control_plane.virtual_time import run
+
+
+def scene(play: Callable[[FollowedServer], Coroutine[Any, Any, None]], *scopes: Scope) -> FollowedServer:
+    """Return a world after `play` has ended."""
+
+    async def main() -> FollowedServer:
+        world = FollowedServer(*(scopes or [Scope("Pod", None)]))
+        world.watches.start()
+        await play(world)
+        await world.watches.close()
+        return world
+
+    return run(main())
+
+
+def _put(world: FollowedServer, name: str, mark: int = 0) -> None:
+    world.store.put(child("Pod", "one", name, job="a", uid="a-1", mark=mark))
+
+
+def _end(world: FollowedServer, how: Any = END) -> None:
+    for stream in world.api.streams:
+        stream.stop(how)
+
+
+def test_each_scope_is_listed_once_an_hour_however_its_watches_end() -> None:
+    async def play(world: FollowedServer) -> None:
+        _put(world, "x")
+        for number in range(30):
+            await asyncio.sleep(60.0)
+            _put(world, "x", number)
+            await asyncio.sleep(0.1)
+            _end(world, [END, aiohttp.ClientPayloadError("cut off"), TimeoutError()][number % 3])
+        assert world.lists("start") == 2
+        await asyncio.sleep(2 * RELIST_SECONDS)
+        _end(world)
+        await asyncio.sleep(LAST_BACKOFF)
+
+    world = scene(play, Scope("Pod", None), Scope("ConfigMap", None))
+    assert (world.lists("start"), world.lists("hourly"), world.lists("expired")) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("how", [END, aiohttp.ClientPayloadError("cut off")], ids=["ended", "broken"])
+def test_a_quiet_watch_that_is_cut_off_after_a_while_is_continued_soon_every_time(how: Any) -> None:
+    """As a proxy does that cuts off connections on which nothing was sent for 50 seconds."""
+
+    async def play(world: FollowedServer) -> None:
+        for _ in range(12):
+            await asyncio.sleep(50.0)
+            _end(world, how)
+            await asyncio.sleep(1.0)
+            assert world.api.streams
+
+    scene(play)
+
+
+def test_a_watch_that_breaks_at_once_is_tried_again_more_and_more_slowly() -> None:
+    async def play(world: FollowedServer) -> None:
+        await asyncio.sleep(1.0)
+        world.api.failures = [aiohttp.ClientError("refused")] * 1000
+        _end(world)
+        await asyncio.sleep(600.0)
+
+    times = scene(play).api.times["watch"]
+    assert 15 <= len(times) <= 35
+
+
+def test_a_server_that_keeps_no_history_is_listed_more_and_more_slowly() -> None:
+    async def play(world: FollowedServer) -> None:
+        watch = world.api.before
+
+        async def before(request: Request) -> None:
+            await watch(request)
+            if request.verb == "watch":
+                raise failure(410, "too old")
+
+        world.api.before = before  # type: ignore[method-assign]
+        await asyncio.sleep(600.0)
+
+    assert 15 <= len(scene(play).api.times["list"]) <= 35 * 2  # each with a list of the jobs
+
+
+def test_jobs_that_were_deleted_during_an_interruption_are_dropped() -> None:
+    async def play(world: FollowedServer) -> None:
+        for name in "ab":
+            job = {"kind": "GRPOJob", "metadata": {"namespace": "one", "name": name, "uid": f"{name}-1"}}
+            world.mirror.keep_job(world.store.put(job))
+        world.store.remove("GRPOJob", "one", "b")
+        await asyncio.sleep(1.0)
+        assert world.mirror.count()["GRPOJob"] == 2
+        _end(world, aiohttp.ClientPayloadError("cut off"))
+        await asyncio.sleep(10.0)
+        left = [raw["metadata"]["name"] for raw in world.mirror._jobs.values()]
+        assert left == ["a"]
+
+    scene(play)
+
+
+def test_a_list_that_expires_between_two_pages_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 2)
+
+    async def play(world: FollowedServer) -> None:
+        for name in ("x", "y", "z"):
+            _put(world, name)
+        world.api.compactions = 3
+        await asyncio.sleep(0.1)
+        assert not world.mirror.synced.is_set()
+        await asyncio.sleep(60.0)
+        assert world.mirror.synced.is_set()
+        assert world.differences() == []
+
+    assert len(scene(play).api.times["list"]) == 2 * 4
+
+
+def test_after_an_expired_version_what_was_deleted_meanwhile_is_gone() -> None:
+    async def play(world: FollowedServer) -> None:
+        _put(world, "x")
+        await asyncio.sleep(1.0)
+        assert [pod.name for _, pod in world.mirror.pods(KEYS[0])] == ["x"]
+        world.api.held_kinds.add("Pod")
+        world.store.remove("Pod", "one", "x")
+        world.store.compact()
+        _end(world, failure(410, "too old"))
+        await asyncio.sleep(1.0)
+        assert world.mirror.pods(KEYS[0]) == []
+
+    assert scene(play).lists("expired") == 1

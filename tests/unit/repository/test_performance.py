@@ -1,0 +1,80 @@
+"""Generated parts of pages and plots are those of the stored raw lines; what they say of made-up lines is right."""
+
+import html
+import json
+import re
+from typing import Any
+
+import pytest
+from benchmarks.control_plane import page, plots
+from benchmarks.control_plane.figures import TARGETS, Lines, percentile
+
+from support.paths import ROOT
+
+LINES = Lines.read(page.RESULTS)
+
+
+@pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.name)
+def test_generated_parts_of_pages_are_of_the_stored_lines(path: Any) -> None:
+    assert path.read_text() == page.fill(path.read_text(), LINES), "run `python -m benchmarks.control_plane.page`"
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_plots_show_the_stored_lines(name: str) -> None:
+    image = (page.IMAGES / name).read_text()
+    (shown,) = re.findall(r"<dc:description>(.*?)</dc:description>", image, re.DOTALL)
+    assert json.loads(html.unescape(shown)) == plots.PLOTS[name][0](LINES), (
+        "run `python -m benchmarks.control_plane.page`"
+    )
+
+
+def start(side: str, repetition: int, ready: float, status: float | None, **more: Any) -> dict[str, Any]:
+    """A line of 250 jobs."""
+    line = {
+        "scenario": "jobs",
+        "side": side,
+        "repetition": repetition,
+        "jobs": 250,
+        "pods": 1000,
+        "busy": 0.5,
+        "controller cpu": 4.0,
+    }
+    return line | {"seconds": {"ready": ready, "status": status}, "requests": {"create services": 500}} | more
+
+
+MADE_UP = Lines(
+    [
+        *(start("bare", number, ready, None) for number, ready in enumerate([10.0, 30.0, 11.0])),
+        *(start("grpojob", number, 12.0, status) for number, status in enumerate([16.0, 16.5, 17.0])),
+        *(start("jobset", number, 30.0, 33.0) for number in range(3)),
+    ]
+)
+
+
+def test_ratios_are_of_medians_and_count_the_status() -> None:
+    rows = page.targets(MADE_UP).splitlines()
+    assert [row.rsplit("|", 3)[1:3] for row in rows[2:5]] == [
+        [" 1.50x ", " yes "],
+        [" 0.50x ", " yes "],
+        [" not measured ", "  "],
+    ]
+    slower = Lines([start("grpojob", 0, 12.0, 17.0), *MADE_UP.every[:3]])
+    assert " 1.55x | no |" in page.targets(slower)
+
+
+def test_a_side_has_its_row_next_to_bare_and_jobset() -> None:
+    row = page.PARTS["jobs"](MADE_UP).splitlines()[3]
+    assert row == "| GRPOJob | 12.0 s (12.0 to 12.0) | 16.5 s (16.0 to 17.0) | 1.50x | 0.50x | 2 | 4.0 s | 50% |"
+
+
+def test_what_is_not_measured_is_said() -> None:
+    assert all(target.measured(Lines([])) is None for target in TARGETS)
+    assert {page.PARTS[name](Lines([])) for name in page.PARTS if name != "targets"} == {page.NOT_MEASURED}
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    assert [percentile([3.0, 1.0, 2.0], share) for share in (0.01, 0.5, 0.95, 1.0)] == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_results_name_no_folder_of_a_machine() -> None:
+    assert str(ROOT) not in "".join(map(json.dumps, LINES.every))

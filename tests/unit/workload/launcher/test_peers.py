@@ -1,0 +1,81 @@
+"""The rendezvous waits for pods whose nodes become free one after another, and gives up once none answers for too long.
+
+The launchers' status servers are real; only the clock is the test's.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
+from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.status_server import Status, serving
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.reasons import Reason
+from support.trainer.launchers import free_ports
+from support.trainer.places import CONTRACT
+
+LIMIT = 600
+NAMES = ("job-a-0", "job-a-1", "job-a-2")
+
+
+def places(folder: Path) -> list[Place]:
+    members = [
+        {"pod": name, "group": "a", "host": "127.0.0.1", "gpus": 1, "rankOffset": rank, "statusPort": port}
+        for rank, (name, port) in enumerate(zip(NAMES, free_ports(len(NAMES)), strict=True))
+    ]
+    contract = Contract.model_validate({**CONTRACT, "members": members, "timeoutSeconds": LIMIT})
+    return [
+        Place(contract=contract, pod=name, pod_uid=name, state_dir=folder, termination_log=folder / "log")
+        for name in NAMES
+    ]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  # a dictionary sets no event
+            await asyncio.sleep(0.005)
+
+
+async def gather(folder: Path, *, last_comes: bool) -> LostPeer | None:
+    """Return how the first pod's rendezvous ends; the others begin to answer after 500 and, if at all, 1000 seconds."""
+    first, second, third = places(folder)
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    async def looked() -> None:
+        """Wait until the rendezvous has looked at the clock again, in another round."""
+        seen = looks
+        await until(lambda: rendezvous.done() or looks > seen + 8)
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(Status(first)))
+        peers: Peers = await stack.enter_async_context(peers_of(first, Timing(retry=0.01, report=0.01)))
+        peers.clock = clock
+        rendezvous = asyncio.create_task(peers.gather())
+        await until(lambda: peers.missing.keys() == {second.pod, third.pod})
+        now = 500
+        await stack.enter_async_context(serving(Status(second)))
+        await until(lambda: peers.missing.keys() == {third.pod})
+        await looked()
+        now = 1000 if last_comes else 500 + LIMIT
+        await looked()
+        if last_comes:
+            await stack.enter_async_context(serving(Status(third)))
+        return await asyncio.wait_for(rendezvous, 20)
+
+
+async def test_the_limit_counts_from_the_last_pod_that_answered(tmp_path: Path) -> None:
+    assert await gather(tmp_path, last_comes=True) is None
+
+
+async def test_a_pod_that_never_answers_is_named(tmp_path: Path) -> None:
+    lost = await gather(tmp_path, last_comes=False)
+    assert lost is not None
+    assert lost.reason == Reason.PEERS_MISSING
+    assert lost.message.startswith("1 of 3 pods not reached (pod job-a-2: TCP: 127.0.0.1:")

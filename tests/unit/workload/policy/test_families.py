@@ -1,0 +1,97 @@
+"""Training computes what transformers does by itself, family by family: log-probabilities and gradients, in float32.
+
+Here sequences are packed if the family allows it, in training mode, with the family's attention and by slices of the
+vocabulary; there each is alone, with eager attention and whole logits.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention, attention_blocks
+from grpo_workload.policy.load import remove_noise
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.trial import try_policy
+from grpo_workload.spec.trainer import TrainerConfig
+from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
+
+attention.register()
+ALL = [*FAMILIES, *STATEFUL, *MASKED]
+CONFIG = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+
+
+def samples() -> list[Sample]:
+    random = torch.Generator().manual_seed(0)
+    made = []
+    for index, (prompt, completion) in enumerate([(3, 19), (6, 1), (1, 15)]):  # longer than the families' windows
+        ids = torch.randint(3, SIZES["vocab_size"], (prompt + completion,), generator=random).tolist()
+        answer = Completion(
+            token_ids=tuple(ids[prompt:]), logprobs=(0.0,) * completion, text="", finish_reason="stop", weight_version=0
+        )
+        asked = Prompt(index=index, text="", token_ids=tuple(ids[:prompt]))
+        made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
+    return made
+
+
+def make_sharp_model(family: str, implementation: str) -> Any:
+    """Make weights large enough that soft caps, sinks and windows show."""
+    model = make_model(family)
+    model.set_attn_implementation(implementation)
+    attention.check_layers(model.config, implementation, packs=family in FAMILIES)
+    remove_noise(model)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=random)
+    return model
+
+
+def alone(model: Any, sample: Sample) -> Tensor:
+    ids = torch.tensor([[*sample.prompt.token_ids, *sample.completion.token_ids]])
+    first = len(sample.prompt.token_ids)
+    logits = model(input_ids=ids, use_cache=False).logits[0, first - 1 : -1]
+    logprobs: Tensor = logits.log_softmax(-1).gather(1, ids[0, first:].unsqueeze(1)).squeeze(1)
+    return logprobs
+
+
+def attention_of(family: str) -> str:
+    return "eager" if family in MASKED else attention.VARLEN
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_log_probabilities_and_gradients_are_those_of_transformers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_blocks, "ROWS", 16)
+    plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, attention_of(family))
+    packed.train()
+    packed.gradient_checkpointing_enable({"use_reentrant": False})
+    head, rows = LogprobHead(packed), []
+    for batch in [samples()] if family in FAMILIES else [[sample] for sample in samples()]:
+        logprobs_BT = head.per_token(packed, micro_batch(batch), 1.0).logprobs_BT
+        logprobs_BT.sum().backward()
+        rows += logprobs_BT
+    for row, sample in zip(rows, samples(), strict=True):
+        expected = alone(plain, sample)
+        expected.sum().backward()
+        torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-5, rtol=1e-4, msg=lambda text, n=name: n + text)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> None:
+    model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
+    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}
+    model_fields = {"model": CONFIG["model"] | {"attention": attention_of(family)}}
+    try_policy(policy, TrainerConfig.model_validate(CONFIG | sequences | model_fields))

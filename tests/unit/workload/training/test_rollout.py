@@ -1,0 +1,219 @@
+"""Which prompts a step trains on, when they begin to be sampled, and which steps share a generation."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from grpo_workload.algorithm.reuse import batch_of, batches_from
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.base import SILENCE, Listener
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.ranks.seeds import prompt_seed
+from grpo_workload.rewards.scoring import Reward
+from grpo_workload.spec.training import TrainingConfig
+from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
+from grpo_workload.training.rollout import Generation, Rollout, roll_out
+from grpo_workload.training.run import Run
+
+SHARE = range(2)
+
+
+class Prompts:
+    """A loader that gives a step's prompts once, in order."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    def take(self, step: int) -> list[Prompt]:
+        assert step == self._next
+        self._next += 1
+        return [
+            Prompt(index=10 * step + place, text="", token_ids=(step, place), seed=prompt_seed(0, step, place))
+            for place in SHARE
+        ]
+
+
+class Sampled:
+    """A generator that samples a prompt with the weights that it has when the prompt begins."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+        self.begun: dict[int, int] = {}  # version by the prompt's row
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+        for prompt in prompts:
+            self.begun.setdefault(prompt.index, self.version)
+
+    def generate(
+        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
+        self.begin(prompts, num_generations, listener)
+        return [[_completion(self.begun[one.index])] * num_generations for one in prompts]
+
+    def sleep(self) -> None: ...
+
+
+def _completion(version: int) -> Completion:
+    return Completion(token_ids=(1,), logprobs=(-1.0,), text="a", finish_reason="stop", weight_version=version)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make_run(
+    folder: Path, generator: Sampled, *, first: int = 0, batch: int | None = None, known: Any = (), **training: Any
+) -> Run:
+    """Return what a rollout needs of a run of 5 steps, which begins at step `first` and at `batch`."""
+    settings = {"max_steps": 5, "num_generations": 2, "prompts_per_step": len(SHARE)} | training
+    config = SimpleNamespace(training=TrainingConfig(**settings))
+    report = SimpleNamespace(phase=lambda _: None)
+    one = Reward(name="one", weight=1.0, function=lambda prompts, completions: [1.0] * len(completions))
+    run: dict[str, Any] = {name: None for name in Run.__dataclass_fields__} | {"begun": {}, "rank": 0, "share": SHARE}
+    run |= {"config": config, "report": report, "rewards": [one], "generator": generator}
+    run["prompts"] = Prompts(first if batch is None else batch)
+    run |= {"pulse": SimpleNamespace(meet=lambda: None, beat=lambda: None), "event_loop": asyncio.Runner()}
+    run |= {"known": {group.place: group for group in known}, "start": SimpleNamespace(step=first)}
+    branch, _ = begin_branch(folder, attempt=0, step=first)
+    return Run(**run | {"journal": Journal(folder, branch, 0)})
+
+
+def rows(rollout: Rollout) -> list[int]:
+    return [sample.prompt.index for sample in rollout.samples]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 7])
+def test_a_step_trains_on_its_own_prompts_and_no_token_is_older_than_allowed(tmp_path: Path, staleness: int) -> None:
+    generator = Sampled()
+    run = make_run(tmp_path, generator, max_staleness=staleness)
+    for step in range(5):
+        rollout = roll_out(run, step, Clock()).rollouts[step]
+        assert rows(rollout) == [10 * step, 10 * step, 10 * step + 1, 10 * step + 1]
+        ages = {fact.staleness for facts in rollout.facts for fact in facts}
+        assert ages == {min(step, staleness)}, "it began as early as allowed"
+        ahead = [10 * number + place for number in range(min(step + staleness + 1, 5)) for place in SHARE]
+        assert list(generator.begun) == ahead, "in the order of the steps, and nothing beyond the last one"
+        generator.version = step + 1
+    assert not run.begun
+
+
+def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_began_earlier(tmp_path: Path) -> None:
+    run = make_run(tmp_path, generator := Sampled(), max_staleness=2)
+    for step in range(3):
+        roll_out(run, step, Clock())
+        run.journal.settle()
+        if step == 1:
+            run.journal.begin_part()  # the checkpoint of step 2
+        generator.version = step + 1
+    run.journal.close()
+
+    _, known = begin_branch(tmp_path, attempt=1, step=2)
+    assert [group.weight_versions for group in known] == [{0}, {0}]
+    resumed = make_run(tmp_path, again := Sampled(version=2), first=2, known=known, max_staleness=2)
+    rollout = roll_out(resumed, 2, Clock()).rollouts[2]
+    assert rows(rollout) == [20, 20, 21, 21]
+    assert {fact.staleness for facts in rollout.facts for fact in facts} == {2}
+    assert sorted(again.begun) == [30, 31, 40, 41]
+    resumed.journal.close()
+
+
+def generations(run: Run, first: int = 0) -> list[Generation]:
+    """Return the generations of a run from its step `first` to its last."""
+    found = [roll_out(run, first, Clock())]
+    while found[-1].steps.stop < run.config.training.max_steps:
+        run.journal.settle()
+        found.append(roll_out(run, found[-1].steps.stop, Clock()))
+    run.journal.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("together", "times", "steps", "batches"),
+    [
+        (1, 1, [1] * 8, [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        (3, 1, [3, 3, 2], [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (1, 3, [3, 3, 2], [[0], [1], [2]]),
+        (2, 2, [4, 4], [[0, 1], [2, 3]]),
+        (3, 2, [6, 2], [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_steps_of_a_generation_share_its_weights_and_go_through_its_batches_in_turn(
+    tmp_path: Path, together: int, times: int, steps: list[int], batches: list[list[int]]
+) -> None:
+    run = make_run(tmp_path, Sampled(), steps_per_generation=together, num_iterations=times, max_steps=8)
+    found = generations(run)
+    assert [len(one.steps) for one in found] == steps
+    assert [list(one.rollouts) for one in found] == batches
+    for one in found:
+        trained = [batch_of(step, run.config.training) for step in one.steps]
+        assert trained == (list(one.rollouts) * times)[: len(trained)], "TRL's order"
+        for batch, rollout in one.rollouts.items():
+            assert rows(rollout) == [10 * batch, 10 * batch, 10 * batch + 1, 10 * batch + 1]
+            assert rollout.step == one.steps[trained.index(batch)]
+    lines = [[(group.step, group.prompt_index) for group in groups] for groups in read_lineage(tmp_path)]
+    assert lines == [
+        [(rollout.step, 10 * batch), (rollout.step, 10 * batch + 1)]
+        for one in found
+        for batch, rollout in one.rollouts.items()
+    ]
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_run_that_was_killed_in_a_generation_samples_none_of_its_groups_again(tmp_path: Path, killed: int) -> None:
+    settings = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 8}
+    run = make_run(tmp_path, Sampled(), **settings)
+    roll_out(run, 0, Clock())
+    run.journal.begin_part()  # the checkpoint of step 4
+    run.generator.version = 4
+    roll_out(run, 4, Clock())
+    run.journal.close()
+    (file,) = (tmp_path / "journal").glob("*/steps-4/*.gz")
+    whole = file.read_bytes()
+    second = whole.index(b"\x1f\x8b", 2)  # where the second step's groups begin
+    file.write_bytes(whole[: (5, second + 5, len(whole))[killed]])
+
+    _, known = begin_branch(tmp_path, attempt=1, step=4, count=2)
+    assert [group.place for group in known] == [(4, 0), (4, 1), (5, 0), (5, 1)][: 2 * killed]
+    resumed = make_run(tmp_path, again := Sampled(version=4), first=4, batch=2, known=known, **settings)
+    (generation,) = generations(resumed, 4)
+    assert [rows(rollout) for rollout in generation.rollouts.values()] == [[20, 20, 21, 21], [30, 30, 31, 31]]
+    assert sorted(again.begun) == [20, 21, 30, 31][2 * killed :]
+
+
+def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs(tmp_path: Path) -> None:
+    settings = {"steps_per_generation": 3, "num_iterations": 2, "max_steps": 8}
+    generation = generations(make_run(tmp_path, Sampled(), first=4, batch=1, **settings), 4)[0]
+    assert (generation.steps, list(generation.rollouts)) == (range(4, 6), [1, 2])
+    assert batches_from(4, TrainingConfig(**settings)) == range(5)
+
+
+def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path: Path) -> None:
+    """As in TRL, with `scaleRewards: batch`; those of groups are their own."""
+    scores = iter([1.0, 0.0, 1.0, 0.0, 9.0, 1.0, 9.0, 1.0])
+    rewards = [Reward(name="one", weight=1.0, function=lambda prompts, completions: [next(scores) for _ in prompts])]
+    run = make_run(tmp_path, Sampled(), steps_per_generation=2, scale_rewards="batch")
+    run = dataclasses.replace(run, rewards=rewards)
+    rollouts = roll_out(run, 0, Clock()).rollouts
+    deviation = statistics.stdev([1, 0, 1, 0, 9, 1, 9, 1]) + 1e-4
+    advantages = [[fact.advantage for fact in rollout.facts[0]] for rollout in rollouts.values()]
+    assert advantages == [pytest.approx([half / deviation, -half / deviation] * 2) for half in (0.5, 4.0)]
+
+
+def test_later_steps_do_not_begin_early_where_steps_share_a_generation() -> None:
+    for reuse in ({"steps_per_generation": 2}, {"num_iterations": 2}):
+        with pytest.raises(ValueError, match="maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1"):
+            TrainingConfig(max_staleness=1, **reuse)
+        assert TrainingConfig(**reuse).steps_per_push == 2

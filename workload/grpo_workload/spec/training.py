@@ -1,0 +1,171 @@
+"""The section `training`: GRPO itself. Fields have the names of TRL's `GRPOConfig` in camelCase.
+
+Torch-free: the operator imports it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from grpo_workload.spec.schema import Rule
+from grpo_workload.spec.tracking import TrackingConfig
+
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
+
+
+class TrainingConfig(TrackingConfig):
+    """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.maxStaleness == 0 || self.stepsPerGeneration * self.numIterations == 1",
+            "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1: it begins the prompts of later steps "
+            "while engines get new weights after each; maxStaleness 0 would work",
+            lambda t: t.max_staleness == 0 or t.steps_per_push == 1,
+        ),
+    )
+
+    num_generations: int = Field(
+        8, ge=2, le=1024, description="Number of completions sampled for each prompt (GRPO's group)."
+    )
+    prompts_per_step: int = Field(
+        8, ge=1, le=65536, description="Number of prompts in one optimizer step, over all ranks."
+    )
+    steps_per_generation: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Number of steps whose prompts are sampled at once, with the same weights. Each step trains on its "
+        "own prompts; engines get new weights after the last one.",
+    )
+    num_iterations: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="How often these steps are repeated on the same completions: one generation serves "
+        "stepsPerGeneration x numIterations optimizer steps.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="By how many updates the weights that sampled a token may be older than those that train on it. "
+        "0: each step samples, then trains. n: completions of the next n steps are sampled meanwhile, so neither "
+        "engines nor ranks wait for the longest completion of a step.",
+    )
+    max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
+    max_tokens_per_micro_batch: int = Field(
+        8192,
+        ge=1,
+        le=16_777_216,
+        description="Maximum number of tokens in one micro-batch on one rank; it bounds the memory for activations. A "
+        "longer sequence gets a micro-batch to itself.",
+    )
+    per_device_train_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Maximum number of completions in one micro-batch on one rank; when not set, only "
+        "maxTokensPerMicroBatch limits it.",
+    )
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="Schedule of the learning rate."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, le=1, description="Weight decay of AdamW, also of norms and biases, which TRL leaves out."
+    )
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
+    adam_epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon.")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    max_skipped_steps: int = Field(
+        10,
+        ge=0,
+        le=10_000_000,
+        description="Steps in a row that may be skipped because numbers are not finite; one more ends the job as "
+        "NotFinite. 0: the first one does.",
+    )
+    max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
+    temperature: float = Field(
+        1.0,
+        ge=0.01,
+        le=10,
+        description="Sampling temperature; training computes log-probabilities at it too. Lower ones are refused: vLLM "
+        "would raise them, and at 0 all completions of a prompt would be equal.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling; 1 keeps the whole vocabulary. What topP, topK and minP leave out of sampling is "
+        "left out of the trainer's log-probabilities, too.",
+    )
+    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
+        "whole vocabulary.",
+    )
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="How token losses are aggregated.")
+    epsilon: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set.",
+    )
+    epsilon_high: float | None = Field(
+        None, gt=0, le=10, description="The probability ratio is clipped at 1 + epsilonHigh."
+    )
+    beta: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
+    )
+    importance_sampling_correction: Correction | None = Field(
+        None,
+        description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
+        "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
+        "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
+        "ignore it. Default: sequence_mask; token_truncate if maxStaleness is over 0.",
+    )
+    importance_sampling_clip_max: float | None = Field(
+        3.0, gt=0, le=1e6, description="Upper bound of the ratio that importanceSamplingCorrection applies."
+    )
+    importance_sampling_clip_min: float | None = Field(
+        None, ge=0, le=1, description="Lower bound of the ratio that importanceSamplingCorrection applies."
+    )
+    off_policy_mask_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Completions with a negative advantage are left out of the loss if the policy has made them less "
+        "likely since they were sampled, by more than this many nats a token on average. Default: none is.",
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group",
+        description="What advantages are divided by: the standard deviation of the rewards in the prompt group or in "
+        "the whole batch, or nothing.",
+    )
+    mask_truncated_completions: bool = Field(
+        False, description="Leave completions that were cut at maxCompletionLength out of the loss."
+    )
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+
+    @property
+    def steps_per_push(self) -> int:
+        """Number of optimizer steps from one generation, and one push of weights, to the next."""
+        return self.steps_per_generation * self.num_iterations
+
+    @property
+    def correction(self) -> Correction:
+        """The correction in force: most sequences have a stale token, so a mask of whole ones would leave few."""
+        return self.importance_sampling_correction or ("token_truncate" if self.max_staleness else "sequence_mask")

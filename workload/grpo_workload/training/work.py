@@ -1,0 +1,56 @@
+"""What the steps of a generation train on: plans, micro-batches, and the log-probabilities that ratios begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import torch
+
+from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.reuse import batch_of
+from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
+from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy.memory_error import memory_error
+from grpo_workload.training.rollout import Generation, Rollout
+from grpo_workload.training.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One batch of a generation."""
+
+    rollout: Rollout
+    plan: Plan
+    micro_batches: Iterable[MicroBatch]  # of this rank; a list if several steps train on them
+
+
+def prepare(run: Run, generation: Generation) -> dict[int, Work]:
+    """Plan the training on each batch of a generation, before its first step; collective.
+
+    Micro-batches on which later steps train, whose weights will be others, keep the log-probabilities of the present
+    ones. With the correction `bypass` the generator's take their place.
+    """
+    training = run.config.training
+    plans = {batch: plan(rollout.facts, training) for batch, rollout in generation.rollouts.items()}
+    if len(plans) > 1:
+        mean_tokens = mean(one.scale.num_tokens for one in plans.values())
+        plans = {batch: replace(one, scale=replace(one.scale, mean_tokens=mean_tokens)) for batch, one in plans.items()}
+    later = {batch_of(step, training) for step in generation.steps[1:]}
+    works = {}
+    for batch, rollout in generation.rollouts.items():
+        made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank)
+        if batch in later:
+            made = [one if training.correction == "bypass" else _with_old_logprobs(run, one) for one in made]
+        works[batch] = Work(rollout=rollout, plan=plans[batch], micro_batches=made)
+    return works
+
+
+def _with_old_logprobs(run: Run, batch: MicroBatch) -> MicroBatch:
+    training = run.config.training
+    try:
+        logprobs_BC = run.policy.logprobs(batch, training.temperature, Truncation.of(training))
+    except torch.OutOfMemoryError as error:
+        raise memory_error(batch, error) from error
+    return replace(batch, old_logprobs_BC=logprobs_BC.cpu())
