@@ -40,6 +40,8 @@ class Ranks:
         (port,) = free_ports(1)
         self._logs = [folder / f"rank-{rank}.log" for rank in range(world_size)]
         self.processes = []
+        if command[0].endswith(".py"):
+            command = [str(PROGRAMS / "as_rank.py"), *command]
         for rank, log in enumerate(self._logs):
             state_dir = folder / f"state-{rank}"
             state_dir.mkdir(exist_ok=True)

@@ -1,0 +1,15 @@
+"""as_rank.py PROGRAM ARGUMENT...: runs a program as a rank, which leaves the process group before it ends.
+
+gloo's threads may crash an interpreter that ends under them: "terminate called without an active exception", and exit
+code -6 from a rank whose work was done.
+"""
+
+import runpy
+import sys
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+
+from grpo_workload.ranks.collectives import leave  # noqa: E402  # imports torch, before which programs set variables
+
+leave()
