@@ -35,6 +35,7 @@ _FACTS_OF_FIELD = {
     "training.maxSteps": "max_steps epochs verl_steps",
     "training.warmupSteps": "warmup warmup_ratio",
     "training.epsilon": "clip_ratio",
+    "training.importanceSamplingLevel": "verl_loss",
     "training.maxGradNorm": "clipping",
     "training.beta": "use_kl_loss kl_coef",
     "training.scaleRewards": "norm_by_std",

@@ -226,6 +226,15 @@ def _loss(draft: Draft) -> None:
     for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
         if fact in facts:
             draft.fields.setdefault(path, facts[fact])
+    if facts.get("verl_loss") == "gspo":
+        draft.set("training.importanceSamplingLevel", "sequence")
+        draft.set("training.lossType", "grpo", "gspo averages so, whatever loss_agg_mode says")
+        draft.drop("training.delta")
+    high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _default("epsilon"))
+    if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
+        draft.drop("training.delta")
+        note = f"must be more than 1 + epsilonHigh ({1 + high}), where ratios are clipped already"
+        draft.left("delta", delta, note, "training.delta")
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
     if facts.get("correct_importance") is False or "verl_batch" in facts:

@@ -150,8 +150,12 @@ scale_rewards = one_of(
     {"group": "group true", "batch": "batch", "none": "none false"}, "use group, batch or none, not {value}"
 )
 loss_type = one_of(
-    {word: word for word in ("grpo", "dapo", "dr_grpo")},
-    "the loss {value} is not supported: dapo is taken; use dapo, grpo or dr_grpo",
+    {word: word for word in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")},
+    "the loss {value} is not supported: dapo is taken; use dapo, grpo, dr_grpo, bnpo, cispo or sapo",
+)
+# GSPO-token: the same gradient, since all tokens of a completion have one advantage.
+sampling_level = one_of(
+    {"token": "token", "sequence": "sequence sequence_token"}, "use token or sequence, not {value}: token is taken"
 )
 correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},

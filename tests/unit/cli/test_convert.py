@@ -290,6 +290,32 @@ def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "options", "expected"),
+    [
+        (
+            "trl.yaml",
+            "delta: 4\nimportance_sampling_level: sequence",
+            {"delta": 4.0, "importanceSamplingLevel": "sequence"},
+        ),
+        ("swift-all-maps.sh", "--loss_type sapo --tau_pos 2", {"lossType": "sapo", "sapoTemperaturePos": 2.0}),
+        ("swift-all-maps.sh", "--importance_sampling_level sequence_token", {"importanceSamplingLevel": "sequence"}),
+        ("verl.sh", "", {"lossType": "dapo", "delta": 3.0}),  # verl always clips twice
+        ("verl.sh", "actor_rollout_ref.actor.clip_ratio_high=10", {"epsilonHigh": 10.0, "delta": None}),
+        (
+            "verl.sh",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+            {"lossType": "grpo", "importanceSamplingLevel": "sequence", "delta": None},
+        ),
+    ],
+)
+def test_the_loss_is_taken_over(file: str, options: str, expected: dict[str, Any]) -> None:
+    between = "\n" if file.endswith(".yaml") else " "
+    text = (INPUTS / file).read_text().rstrip().removesuffix("$@") + f"{between}{options}\n"
+    training = _text(file, text).spec["training"]
+    assert {name: training.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("learning_rate: fast", "job.yaml: learning_rate: use a number, not 'fast'"),

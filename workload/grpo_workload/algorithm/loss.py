@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LossType = Literal["grpo", "dapo", "dr_grpo"]
+from grpo_workload.spec.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,14 @@ def grpo_loss(
     mask_BT: Tensor,
     *,
     scale: LossScale,
-    loss_type: LossType,
-    epsilon: float,
-    epsilon_high: float | None,
-    beta: float,
-    max_completion_length: int,
+    training: TrainingConfig,
     whole_logprobs_BT: Tensor | None = None,
     ref_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
     weights_BT: Tensor | None = None,
     kept_B1: Tensor | None = None,
 ) -> LossOutput:
-    """Clipped policy loss plus `beta` times the KL divergence from the reference model, with the defaults of TRL 1.16.
+    """Token losses of `lossType` plus `beta` times the KL divergence from the reference model, as TRL 1.16.
 
     Before backward, multiply the loss by the world size where gradients are averaged over ranks, as DeepSpeed does.
 
@@ -64,43 +60,35 @@ def grpo_loss(
         advantages_B: see `advantage.group_advantages`.
         mask_BT: TRL's `completion_mask`: 1 where a token is in the loss. If all of it is 0, the loss is 0 with a graph.
         scale: denominators of the whole step.
-        loss_type: what the summed token losses are divided by. dapo (arXiv:2503.14476): the step's tokens in the loss,
-            or `scale.mean_tokens`. grpo (arXiv:2402.03300): the sequence's own tokens, then the step's sequences.
-            dr_grpo (arXiv:2503.20783): the step's sequences x `max_completion_length`.
-        epsilon: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
-        epsilon_high: None means `epsilon`.
-        beta: weight of the KL divergence, estimated for each token as k3 times the ratio.
-        max_completion_length: in tokens, for dr_grpo.
+        training: the job's settings.
         whole_logprobs_BT: those of the whole distribution, with a graph, if sampling was truncated and `logprobs_BT`
             are of what it kept. The KL divergence is between whole distributions, as TRL's is.
         ref_logprobs_BT: TRL's `ref_per_token_logps`; given exactly when `beta` > 0.
         entropy_BT: for the metric alone.
-        weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the clipped loss, not the KL
+        weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the token losses, not the KL
             divergence.
-        kept_B1: from `mismatch.near_policy`; multiplies the clipped loss, not the KL divergence.
+        kept_B1: from `mismatch.near_policy`; multiplies the token losses, not the KL divergence.
 
     Returns:
-        The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean, trained/entropy if `entropy_BT` is given,
-        kl if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
+        The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean or cispo_clip_ratio, trained/entropy if
+        `entropy_BT` is given, kl if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
     """
-    assert (beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
-    low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
+    assert (training.beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
     masked_BT = mask_BT == 0
-    advantages_B1 = advantages_B.unsqueeze(1)
+    of_sequences = training.importance_sampling_level == "sequence"
 
     # Masked positions hold arbitrary numbers: exp() of them might overflow, and inf * 0 is NaN.
-    ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(masked_BT, 0.0).exp()
-    token_loss_BT = -torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(masked_BT, 0.0)
+    if of_sequences:  # GSPO, arXiv:2507.18071: (pi / pi_old) ** (1 / tokens), of the whole sequence
+        mean_B1 = log_ratio_BT.sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio_BT = mean_B1.expand_as(mask_BT)
+    ratio_BT = log_ratio_BT.exp()
+    tokens = Tokens(logprobs_BT.masked_fill(masked_BT, 0.0), ratio_BT, advantages_B.unsqueeze(1))
+    token_loss_BT, is_clipped = _TOKEN_LOSSES.get(training.loss_type, clipped_loss)(tokens, training)
     if weights_BT is not None:
         token_loss_BT = (token_loss_BT * weights_BT).masked_fill(masked_BT, 0.0)
 
-    is_low_BT = (ratio_BT < low) & (advantages_B1 < 0)
-    is_high_BT = (ratio_BT > high) & (advantages_B1 > 0)
-    per_token = {
-        "clip_ratio/low_mean": is_low_BT.float(),
-        "clip_ratio/high_mean": is_high_BT.float(),
-        "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
-    }
+    per_token: dict[str, Tensor] = {}
     if kept_B1 is not None:
         token_loss_BT = token_loss_BT * kept_B1
         per_token["trained/sampling/off_policy_mask/masked_fraction"] = (1 - kept_B1).expand_as(mask_BT)
@@ -114,11 +102,87 @@ def grpo_loss(
         # arXiv:2512.02556).
         kl_BT = k3_BT * ratio_BT
         per_token["kl"] = kl_BT.detach()
-        token_loss_BT = token_loss_BT + beta * kl_BT
+        token_loss_BT = token_loss_BT + training.beta * kl_BT
 
     metrics = {name: (values_BT * mask_BT).sum() for name, values_BT in per_token.items()}
-    loss = _aggregate(token_loss_BT * mask_BT, mask_BT, scale, loss_type, max_completion_length)
+    for name, values_BT in is_clipped.items():
+        if of_sequences:  # TRL's mean is over sequences, which `token_means` divides by tokens
+            metrics[name] = values_BT[:, 0].sum() * (scale.num_tokens / scale.num_sequences)
+        else:
+            metrics[name] = (values_BT * mask_BT).sum()
+    loss = _aggregate(token_loss_BT * mask_BT, mask_BT, scale, training)
     return LossOutput(loss=loss, metrics={"num_tokens": mask_BT.sum(), **metrics})
+
+
+class Tokens(NamedTuple):
+    """What token losses are made of."""
+
+    logprobs_BT: Tensor  # with a graph; 0 at masked positions
+    ratio_BT: Tensor  # pi / pi_old, with a graph: of the token, or the same for all tokens of a sequence
+    advantages_B1: Tensor
+
+
+TokenLosses = tuple[Tensor, dict[str, Tensor]]  # [B, T], and 1 or 0 under TRL's name where a token is clipped
+
+
+def clipped_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
+    """PPO's loss (arXiv:1707.06347): - min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilonHigh) A).
+
+    With `delta` (INTELLECT-2, arXiv:2505.07291; dual clipping, arXiv:1912.09729) the first ratio is at most delta, so
+    that a negative advantage no longer weighs without bound.
+    """
+    _, ratio_BT, advantages_B1 = tokens
+    low, high = 1 - training.epsilon, 1 + (training.epsilon_high or training.epsilon)
+    bounded_BT = ratio_BT if training.delta is None else ratio_BT.clamp(max=training.delta)
+    loss_BT = -torch.min(bounded_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+    is_low_BT = (ratio_BT < low) & (advantages_B1 < 0)
+    is_high_BT = (ratio_BT > high) & (advantages_B1 > 0)
+    return loss_BT, {
+        "clip_ratio/low_mean": is_low_BT.float(),
+        "clip_ratio/high_mean": is_high_BT.float(),
+        "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
+    }
+
+
+def cispo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
+    """MiniMax-M1's loss (arXiv:2506.13585): - stop_gradient(min(ratio, epsilonHigh)) A log pi.
+
+    A token whose ratio is clipped keeps a gradient, other than in PPO's loss. As in TRL and ScaleRL (arXiv:2510.13786),
+    epsilonHigh is the bound itself.
+    """
+    logprobs_BT, ratio_BT, advantages_B1 = tokens
+    assert training.epsilon_high is not None, "a rule of LossConfig"
+    loss_BT = -ratio_BT.detach().clamp(max=training.epsilon_high) * advantages_B1 * logprobs_BT
+    is_clipped_BT = (ratio_BT > training.epsilon_high) & (advantages_B1 > 0)
+    return loss_BT, {"cispo_clip_ratio": is_clipped_BT.float()}
+
+
+def sapo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
+    """Soft Adaptive Policy Optimization (arXiv:2511.20347): - (4 / t) sigmoid(t (ratio - 1)) A.
+
+    The temperature t is sapoTemperaturePos where A > 0, else sapoTemperatureNeg: the larger it is, the faster the
+    gradient fades as the ratio leaves 1.
+    """
+    _, ratio_BT, advantages_B1 = tokens
+    positive, negative = training.sapo_temperature_pos, training.sapo_temperature_neg
+    temperature_B1 = torch.where(advantages_B1 > 0, positive, negative).to(ratio_BT.dtype)
+    return -(torch.sigmoid(temperature_B1 * (ratio_BT - 1)) * 4 / temperature_B1) * advantages_B1, {}
+
+
+_TOKEN_LOSSES = {"cispo": cispo_loss, "sapo": sapo_loss}
+
+
+def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, training: TrainingConfig) -> Tensor:
+    """Divide the sum of token losses. What TRL divides by counts of a micro-batch (bnpo) is divided by the step's."""
+    match training.loss_type:
+        case "dapo" | "cispo":  # arXiv:2503.14476: the step's tokens, or their mean over the steps of a generation
+            return token_loss_BT.sum() / max(scale.mean_tokens or scale.num_tokens, 1)
+        case "bnpo":  # the step's tokens
+            return token_loss_BT.sum() / max(scale.num_tokens, 1)
+        case "grpo" | "sapo":  # arXiv:2402.03300: the sequence's own tokens, then the step's sequences
+            return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
+        case "dr_grpo":  # arXiv:2503.20783: as many tokens as the step's sequences might have
+            return token_loss_BT.sum() / (scale.num_sequences * training.max_completion_length)
 
 
 def token_means(metrics: Mapping[str, float], num_tokens: int) -> dict[str, float]:
@@ -130,15 +194,3 @@ def token_means(metrics: Mapping[str, float], num_tokens: int) -> dict[str, floa
     """
     counts = {name: metrics["num_tokens"] if name.startswith("trained/") else num_tokens for name in metrics}
     return {name: value / counts[name] for name, value in metrics.items() if name != "num_tokens" and counts[name]}
-
-
-def _aggregate(
-    token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, loss_type: LossType, max_completion_length: int
-) -> Tensor:
-    match loss_type:
-        case "dapo":
-            return token_loss_BT.sum() / max(scale.mean_tokens or scale.num_tokens, 1)
-        case "grpo":
-            return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
-        case "dr_grpo":
-            return token_loss_BT.sum() / (scale.num_sequences * max_completion_length)

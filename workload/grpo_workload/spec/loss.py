@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from grpo_workload.spec.schema import Section
+from grpo_workload.spec.schema import Rule, Section
 
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
 
@@ -14,7 +14,36 @@ Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate"
 class LossConfig(Section):
     """The part of `spec.training` that is about the loss and the advantages. Field names are those of TRL."""
 
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("dapo", description="How token losses are aggregated.")
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.lossType != 'cispo' || (has(self.epsilonHigh) && self.epsilonHigh >= 1.0)",
+            "with lossType cispo, epsilonHigh is the largest ratio itself, at least 1; epsilonHigh 5 would work",
+            lambda loss: loss.loss_type != "cispo" or (loss.epsilon_high or 0) >= 1,
+        ),
+        Rule(
+            "!has(self.delta) || !(self.lossType in ['cispo', 'sapo'])",
+            "lossType cispo and sapo bound the ratio in their own way: delta must not be set",
+            lambda loss: loss.delta is None or loss.loss_type not in ("cispo", "sapo"),
+        ),
+        Rule(
+            "!has(self.delta) || self.delta > 1.0 + (has(self.epsilonHigh) ? self.epsilonHigh : self.epsilon)",
+            "delta must be more than 1 + epsilonHigh (or 1 + epsilon): ratios are clipped there already",
+            lambda loss: loss.delta is None or loss.delta > 1 + (loss.epsilon_high or loss.epsilon),
+        ),
+    )
+
+    loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"] = Field(
+        "dapo",
+        description="Token losses, and what their sum is divided by. PPO's clipped loss, divided by the tokens of all "
+        "steps of the generation (dapo) or of the step (bnpo), first by each completion's own tokens (grpo), or by "
+        "maxCompletionLength (dr_grpo). cispo: tokens that are clipped keep a gradient, divided as dapo. sapo: a soft "
+        "gate in place of the clip, divided as grpo.",
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        "token",
+        description="Whose probability ratio the loss takes: the token's, or the mean of its completion (GSPO; set "
+        "lossType grpo with it), which is steadier for mixtures of experts and long completions.",
+    )
     epsilon: float = Field(
         0.2,
         gt=0,
@@ -22,7 +51,23 @@ class LossConfig(Section):
         description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set.",
     )
     epsilon_high: float | None = Field(
-        None, gt=0, le=10, description="The probability ratio is clipped at 1 + epsilonHigh."
+        None,
+        gt=0,
+        le=10,
+        description="The probability ratio is clipped at 1 + epsilonHigh; with cispo, at epsilonHigh.",
+    )
+    delta: float | None = Field(
+        None,
+        gt=1,
+        le=1000,
+        description="Upper bound of the ratio where the advantage is negative, above 1 + epsilonHigh: set it if single "
+        "tokens make the loss jump. Default: none.",
+    )
+    sapo_temperature_pos: float = Field(
+        1.0, gt=0, le=100, description="sapo: how fast gradients fade with the ratio where the advantage is positive."
+    )
+    sapo_temperature_neg: float = Field(
+        1.05, gt=0, le=100, description="sapo: the same where it is negative; a larger value is more stable."
     )
     beta: float = Field(
         0.0,

@@ -18,6 +18,7 @@ class TrainingConfig(LossConfig, TrackingConfig):
     """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        *LossConfig.RULES,
         Rule(
             "self.maxStaleness == 0 || self.stepsPerGeneration * self.numIterations == 1",
             "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1: it begins the prompts of later steps "

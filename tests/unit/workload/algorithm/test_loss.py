@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
+from grpo_workload.spec.training import TrainingConfig
 
-LOSS_TYPES = ["grpo", "dapo", "dr_grpo"]
+VARIANTS = [
+    {"loss_type": "grpo"},
+    {"loss_type": "dapo"},
+    {"loss_type": "dr_grpo"},
+    {"loss_type": "bnpo", "delta": 1.5},
+    {"loss_type": "cispo", "epsilon_high": 1.2},
+    {"loss_type": "sapo"},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+]
 
 
 def make_batch(seed, num_sequences=7, num_tokens=5):
@@ -27,27 +36,28 @@ def make_batch(seed, num_sequences=7, num_tokens=5):
     return logprobs, logprobs + noise, rand(num_sequences), mask, logprobs - 0.3 * noise
 
 
-def loss_of(batch, rows, scale, loss_type, beta):
+def loss_of(batch, rows, scale, training):
     logprobs, old, advantages, mask, ref = (tensor[rows] for tensor in batch)
-    options = {"loss_type": loss_type, "epsilon": 0.2, "epsilon_high": 0.28, "beta": beta, "max_completion_length": 5}
-    return grpo_loss(logprobs, old, advantages, mask, scale=scale, ref_logprobs_BT=ref if beta else None, **options)
+    ref = ref if training.beta else None
+    return grpo_loss(logprobs, old, advantages, mask, scale=scale, training=training, ref_logprobs_BT=ref)
 
 
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     owner=st.lists(st.integers(0, 5), min_size=7, max_size=7),
-    loss_type=st.sampled_from(LOSS_TYPES),
+    variant=st.sampled_from(VARIANTS),
     beta=st.sampled_from([0.0, 0.04]),
 )
-def test_any_split_into_micro_batches_and_ranks_adds_up_to_the_whole(seed, owner, loss_type, beta):
+def test_any_split_into_micro_batches_and_ranks_adds_up_to_the_whole(seed, owner, variant, beta):
+    training = TrainingConfig(**{"epsilon_high": 0.28, "beta": beta, "max_completion_length": 5} | variant)
     whole, parts = make_batch(seed), make_batch(seed)
     scale = LossScale(num_sequences=7, num_tokens=int(whole[3].sum()))
     whole[0].requires_grad_()
     parts[0].requires_grad_()
 
-    expected = loss_of(whole, slice(None), scale, loss_type, beta)
-    outputs = [loss_of(parts, torch.tensor(owner) == place, scale, loss_type, beta) for place in set(owner)]
+    expected = loss_of(whole, slice(None), scale, training)
+    outputs = [loss_of(parts, torch.tensor(owner) == place, scale, training) for place in set(owner)]
     expected.loss.backward()
     for output in outputs:
         output.loss.backward()
@@ -58,8 +68,8 @@ def test_any_split_into_micro_batches_and_ranks_adds_up_to_the_whole(seed, owner
         assert sum(output.metrics[name].item() for output in outputs) == pytest.approx(total.item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_batch_masked_completely_gives_loss_0_and_gradients_0(loss_type):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_batch_masked_completely_gives_loss_0_and_gradients_0(variant):
     logprobs = torch.zeros(1, 3, requires_grad=True)
     garbage = torch.full((1, 3), -math.inf)
     output = grpo_loss(
@@ -68,11 +78,7 @@ def test_a_batch_masked_completely_gives_loss_0_and_gradients_0(loss_type):
         torch.tensor([1.0]),
         torch.zeros(1, 3),
         scale=LossScale(num_sequences=4, num_tokens=0),
-        loss_type=loss_type,
-        epsilon=0.2,
-        epsilon_high=None,
-        beta=0.1,
-        max_completion_length=3,
+        training=TrainingConfig(beta=0.1, max_completion_length=3, **variant),
         ref_logprobs_BT=garbage,
         entropy_BT=garbage,
     )
@@ -91,16 +97,64 @@ def test_clipped_tokens_get_no_gradient_and_are_counted():
         torch.tensor([1.0, -1.0]),
         torch.ones(2, 4),
         scale=LossScale(num_sequences=2, num_tokens=8),
-        loss_type="dapo",
-        epsilon=0.2,
-        epsilon_high=0.3,
-        beta=0.0,
-        max_completion_length=4,
+        training=TrainingConfig(epsilon=0.2, epsilon_high=0.3),
     )
     output.loss.backward()
     assert (logprobs.grad == 0).tolist() == [[False, False, False, True], [True, False, False, False]]
     means = token_means({name: value.item() for name, value in output.metrics.items()}, 8)
     assert means == {"clip_ratio/low_mean": 1 / 8, "clip_ratio/high_mean": 1 / 8, "clip_ratio/region_mean": 2 / 8}
+
+
+def gradients(ratios, advantage, **options):
+    """Gradient of the loss by the log-probability of each token: a row of one completion."""
+    logprobs = torch.tensor([ratios]).log().requires_grad_()
+    scale = LossScale(num_sequences=1, num_tokens=len(ratios))
+    zeros, ones, advantages = torch.zeros_like(logprobs), torch.ones_like(logprobs), torch.tensor([advantage])
+    output = grpo_loss(logprobs, zeros, advantages, ones, scale=scale, training=TrainingConfig(**options))
+    output.loss.backward()
+    return logprobs.grad[0] * len(ratios), {name: value.item() for name, value in output.metrics.items()}
+
+
+def test_delta_bounds_the_ratio_where_the_advantage_is_negative():
+    ratios = [1.0, 3.0, 30.0]
+    assert gradients(ratios, -1.0)[0].tolist() == pytest.approx(ratios)
+    assert gradients(ratios, -1.0, delta=4.0)[0].tolist() == pytest.approx([1, 3, 0])
+    assert torch.equal(gradients(ratios, 1.0)[0], gradients(ratios, 1.0, delta=4.0)[0])
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens():
+    gradient, metrics = gradients([0.5, 1.0, 30.0], 1.0, loss_type="cispo", epsilon_high=5.0)
+    assert gradient.tolist() == pytest.approx([-0.5, -1, -5])
+    assert metrics["cispo_clip_ratio"] == 1
+
+
+def test_sapo_fades_as_the_ratio_leaves_1():
+    gradient, metrics = gradients([1.0, 2.0, 8.0], 1.0, loss_type="sapo", sapo_temperature_pos=2.0)
+    sigmoids = [1 / (1 + math.exp(-2 * (ratio - 1))) for ratio in (1.0, 2.0, 8.0)]
+    expected = [-4 * s * (1 - s) * ratio for s, ratio in zip(sigmoids, (1.0, 2.0, 8.0), strict=True)]
+    assert gradient.tolist() == pytest.approx(expected, abs=1e-6)
+    assert metrics == {"num_tokens": 3}
+
+
+def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
+    steady, _ = gradients([0.5, 2.0, 1.1], 1.0, loss_type="grpo", importance_sampling_level="sequence")
+    assert steady.tolist() == pytest.approx([-(1.1 ** (1 / 3))] * 3)
+    clipped, metrics = gradients([0.5, 4.0, 1.1], 1.0, loss_type="grpo", importance_sampling_level="sequence")
+    assert clipped.tolist() == [0, 0, 0]
+    assert metrics["clip_ratio/high_mean"] == 3, "one sequence of one: a mean of 1 over its tokens"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilonHigh is the largest ratio itself"),
+        ({"loss_type": "sapo", "delta": 2.0}, "delta must not be set"),
+        ({"delta": 1.2}, "delta must be more than 1 \\+ epsilonHigh"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**options)
 
 
 def test_trls_means_count_tokens_that_the_model_was_not_run_on():
