@@ -21,8 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
+from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.rewards.process import RewardProcess
 from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
 from support.documents import PAGES, blocks
@@ -116,6 +118,12 @@ def _rewards(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         server.shutdown()
 
 
+def _loss(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function is accepted as a loss."""
+    _import(code, "my_losses", folder, monkeypatch)
+    assert not OwnLoss(TrainingConfig(loss="my_losses:far_from_one")).has_kl
+
+
 def _custom_image(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the module of the example, which tests/unit/repository/test_examples.py runs."""
     assert code == (EXAMPLES / "custom-reward/gsm8k.py").read_text()
@@ -153,6 +161,7 @@ CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "custom-image.md": _custom_image,
     "convert.md": _verl,
     "lora.md": _adapters,
+    "training.md": _loss,
 }
 
 

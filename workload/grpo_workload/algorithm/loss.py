@@ -6,7 +6,7 @@ Shapes: B sequences, T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,8 +49,10 @@ def grpo_loss(
     entropy_BT: Tensor | None = None,
     weights_BT: Tensor | None = None,
     kept_B1: Tensor | None = None,
+    own_loss: TokenLoss | None = None,
+    adds_kl: bool = True,
 ) -> LossOutput:
-    """Token losses of `lossType` plus `beta` times the KL divergence from the reference model, as TRL 1.16.
+    """Token losses of `lossType`, or the user's own, plus `beta` times the KL divergence from the reference model.
 
     Before backward, multiply the loss by the world size where gradients are averaged over ranks, as DeepSpeed does.
 
@@ -68,10 +70,12 @@ def grpo_loss(
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the token losses, not the KL
             divergence.
         kept_B1: from `mismatch.near_policy`; multiplies the token losses, not the KL divergence.
+        own_loss: the user's function, in place of the token losses of `lossType`.
+        adds_kl: False if `own_loss` has a KL term of its own.
 
     Returns:
-        The loss, and sums for num_tokens, clip_ratio/{low,high,region}_mean or cispo_clip_ratio, trained/entropy if
-        `entropy_BT` is given, kl if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
+        The loss, and sums for num_tokens, the metrics of the token losses, trained/entropy if `entropy_BT` is given, kl
+        if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
     """
     assert (training.beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
     masked_BT = mask_BT == 0
@@ -83,8 +87,16 @@ def grpo_loss(
         mean_B1 = log_ratio_BT.sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio_BT = mean_B1.expand_as(mask_BT)
     ratio_BT = log_ratio_BT.exp()
-    tokens = Tokens(logprobs_BT.masked_fill(masked_BT, 0.0), ratio_BT, advantages_B.unsqueeze(1))
-    token_loss_BT, is_clipped = _TOKEN_LOSSES.get(training.loss_type, clipped_loss)(tokens, training)
+    tokens = Tokens(
+        logprobs_BT=logprobs_BT.masked_fill(masked_BT, 0.0),
+        old_logprobs_BT=old_logprobs_BT.masked_fill(masked_BT, 0.0),
+        ratio_BT=ratio_BT,
+        advantages_B1=advantages_B.unsqueeze(1),
+        mask_BT=mask_BT,
+        ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.masked_fill(masked_BT, 0.0),
+    )
+    token_loss = own_loss or _TOKEN_LOSSES.get(training.loss_type, clipped_loss)
+    token_loss_BT, its_metrics = token_loss(tokens, training)
     if weights_BT is not None:
         token_loss_BT = (token_loss_BT * weights_BT).masked_fill(masked_BT, 0.0)
 
@@ -102,11 +114,11 @@ def grpo_loss(
         # arXiv:2512.02556).
         kl_BT = k3_BT * ratio_BT
         per_token["kl"] = kl_BT.detach()
-        token_loss_BT = token_loss_BT + training.beta * kl_BT
+        token_loss_BT = token_loss_BT + training.beta * kl_BT if adds_kl else token_loss_BT
 
     metrics = {name: (values_BT * mask_BT).sum() for name, values_BT in per_token.items()}
-    for name, values_BT in is_clipped.items():
-        if of_sequences:  # TRL's mean is over sequences, which `token_means` divides by tokens
+    for name, values_BT in its_metrics.items():
+        if of_sequences and own_loss is None:  # TRL's mean is over sequences, which `token_means` divides by tokens
             metrics[name] = values_BT[:, 0].sum() * (scale.num_tokens / scale.num_sequences)
         else:
             metrics[name] = (values_BT * mask_BT).sum()
@@ -115,14 +127,18 @@ def grpo_loss(
 
 
 class Tokens(NamedTuple):
-    """What token losses are made of."""
+    """What token losses are made of. Log-probabilities are 0 at masked positions."""
 
-    logprobs_BT: Tensor  # with a graph; 0 at masked positions
+    logprobs_BT: Tensor  # with a graph
+    old_logprobs_BT: Tensor
     ratio_BT: Tensor  # pi / pi_old, with a graph: of the token, or the same for all tokens of a sequence
     advantages_B1: Tensor
+    mask_BT: Tensor
+    ref_logprobs_BT: Tensor | None
 
 
-TokenLosses = tuple[Tensor, dict[str, Tensor]]  # [B, T], and 1 or 0 under TRL's name where a token is clipped
+TokenLosses = tuple[Tensor, dict[str, Tensor]]  # [B, T], and metrics [B, T] such as 1 where a token is clipped, else 0
+TokenLoss = Callable[[Tokens, TrainingConfig], TokenLosses]
 
 
 def clipped_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
@@ -131,7 +147,7 @@ def clipped_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
     With `delta` (INTELLECT-2, arXiv:2505.07291; dual clipping, arXiv:1912.09729) the first ratio is at most delta, so
     that a negative advantage no longer weighs without bound.
     """
-    _, ratio_BT, advantages_B1 = tokens
+    ratio_BT, advantages_B1 = tokens.ratio_BT, tokens.advantages_B1
     low, high = 1 - training.epsilon, 1 + (training.epsilon_high or training.epsilon)
     bounded_BT = ratio_BT if training.delta is None else ratio_BT.clamp(max=training.delta)
     loss_BT = -torch.min(bounded_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
@@ -150,9 +166,9 @@ def cispo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
     A token whose ratio is clipped keeps a gradient, other than in PPO's loss. As in TRL and ScaleRL (arXiv:2510.13786),
     epsilonHigh is the bound itself.
     """
-    logprobs_BT, ratio_BT, advantages_B1 = tokens
+    ratio_BT, advantages_B1 = tokens.ratio_BT, tokens.advantages_B1
     assert training.epsilon_high is not None, "a rule of LossConfig"
-    loss_BT = -ratio_BT.detach().clamp(max=training.epsilon_high) * advantages_B1 * logprobs_BT
+    loss_BT = -ratio_BT.detach().clamp(max=training.epsilon_high) * advantages_B1 * tokens.logprobs_BT
     is_clipped_BT = (ratio_BT > training.epsilon_high) & (advantages_B1 > 0)
     return loss_BT, {"cispo_clip_ratio": is_clipped_BT.float()}
 
@@ -163,13 +179,13 @@ def sapo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
     The temperature t is sapoTemperaturePos where A > 0, else sapoTemperatureNeg: the larger it is, the faster the
     gradient fades as the ratio leaves 1.
     """
-    _, ratio_BT, advantages_B1 = tokens
+    ratio_BT, advantages_B1 = tokens.ratio_BT, tokens.advantages_B1
     positive, negative = training.sapo_temperature_pos, training.sapo_temperature_neg
     temperature_B1 = torch.where(advantages_B1 > 0, positive, negative).to(ratio_BT.dtype)
     return -(torch.sigmoid(temperature_B1 * (ratio_BT - 1)) * 4 / temperature_B1) * advantages_B1, {}
 
 
-_TOKEN_LOSSES = {"cispo": cispo_loss, "sapo": sapo_loss}
+_TOKEN_LOSSES: dict[str, TokenLoss] = {"cispo": cispo_loss, "sapo": sapo_loss}
 
 
 def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, training: TrainingConfig) -> Tensor:

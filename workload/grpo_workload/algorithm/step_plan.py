@@ -1,8 +1,8 @@
 """Which rank trains on which samples: ranks get about equally many tokens, in the same number of micro-batches.
 
 The plan is a pure function of facts that all ranks have, so they all compute the same plan without communicating.
-Samples without a gradient are left out: those outside the loss, and those of advantage 0 when there is no KL term
-(`beta` = 0).
+Samples without a gradient are left out: those outside the loss, and those of advantage 0 unless other terms of the loss
+(`beta`) give them one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
             [
                 Piece(rank, place, fact.prompt_tokens + fact.tokens)
                 for place, fact in enumerate(own)
-                if _in_loss(fact, training) and (fact.advantage != 0 or training.beta > 0)
+                if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
             ]
             for rank, own in enumerate(facts)
         ]

@@ -11,6 +11,7 @@ from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.logprobs import PerToken
+from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.spec.training import TrainingConfig
 
 
@@ -21,6 +22,7 @@ def batch_loss(
     *,
     scale: LossScale,
     ref_logprobs_BT: Tensor | None = None,
+    own_loss: OwnLoss | None = None,
 ) -> tuple[LossOutput, tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Return the micro-batch's share of the step's loss, and its `mismatch.tally`.
 
@@ -30,6 +32,7 @@ def batch_loss(
         training: the job's settings.
         scale: denominators of the whole step.
         ref_logprobs_BT: of the reference model; given exactly when `beta` > 0.
+        own_loss: given exactly when `training.loss` is set.
     """
     old_logprobs_BT = model.logprobs_BT.detach() if batch.old_logprobs_BC is None else batch.old_logprobs_BC
     log_ratios_BT = mismatch.log_ratios(old_logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
@@ -55,5 +58,7 @@ def batch_loss(
         entropy_BT=model.entropy_BT,
         weights_BT=weights_BT,
         kept_B1=kept_B1,
+        own_loss=own_loss,
+        adds_kl=own_loss is None or not own_loss.has_kl,
     )
     return output, mismatch.tally(log_ratios_BT, weights_BT, batch.mask_BC)

@@ -29,6 +29,7 @@ from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
 from grpo_workload.policy.memory_error import memory_error
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
+from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.contract import Device
@@ -62,6 +63,7 @@ class Policy:
             ValueError: the model cannot be loaded, or settings contradict each other; the message names the field.
         """
         self._config = config
+        self._own_loss = OwnLoss(config.training) if config.training.loss else None
         self.is_partitioned = config.parallelism.zero_stage == 3
         ds_config = deepspeed_config(config) | {
             "zero_force_ds_cpu_optimizer": uses_deepspeed_adam(config.parallelism, device)
@@ -157,7 +159,9 @@ class Policy:
         ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
             model = self.head.per_token(self.deepspeed_engine, batch, training.temperature, Truncation.of(training))
-        output, differences = batch_loss(model, batch, training, scale=scale, ref_logprobs_BT=ref_logprobs_BT)
+        output, differences = batch_loss(
+            model, batch, training, scale=scale, ref_logprobs_BT=ref_logprobs_BT, own_loss=self._own_loss
+        )
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
         self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())
         sums.add(output, differences)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from grpo_workload.spec.schema import Rule, Section
+from grpo_workload.spec.schema import FunctionPath, Rule, Section
 
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass"]
 
@@ -32,6 +32,11 @@ class LossConfig(Section):
         ),
     )
 
+    loss: FunctionPath | None = Field(
+        None,
+        description="A function of your own (module:function) in place of the token losses of lossType, which still "
+        "says what their sum is divided by: from log-probabilities and advantages it computes each token's.",
+    )
     loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"] = Field(
         "dapo",
         description="Token losses, and what their sum is divided by. PPO's clipped loss, divided by the tokens of all "
@@ -103,3 +108,8 @@ class LossConfig(Section):
     mask_truncated_completions: bool = Field(
         False, description="Leave completions that were cut at maxCompletionLength out of the loss."
     )
+
+    @property
+    def trains_advantage_0(self) -> bool:
+        """Whether completions of advantage 0 may have a gradient."""
+        return self.beta > 0 or self.loss is not None

@@ -74,7 +74,8 @@ def test_samples_without_a_gradient_are_left_out(left_out, options, num_tokens):
 
 
 def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
-    assert len(plan([[fact(advantage=0.0)]], TrainingConfig(beta=0.1)).bins[0]) == 1
+    for other_terms in ({"beta": 0.1}, {"loss": "my_losses:ppo"}):
+        assert len(plan([[fact(advantage=0.0)]], TrainingConfig(**other_terms)).bins[0]) == 1
 
 
 def test_a_step_without_gradients_is_a_filler():

@@ -1,0 +1,146 @@
+"""A user's function in place of the token losses trains the same bits as an equal built-in one; what is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy.batch_loss import batch_loss
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.own_loss import OwnLoss
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.training import TrainingConfig
+
+FUNCTIONS = """
+import torch
+
+def ppo(log_probs, old_log_probs, advantages, mask, training):
+    ratios = (log_probs - old_log_probs).exp()
+    low, high = 1 - training.epsilon, 1 + training.epsilon
+    losses = -torch.min(ratios * advantages, ratios.clamp(low, high) * advantages)
+    return losses, {"far": ((ratios - 1).abs() > training.epsilon).float()}
+
+def everything(**arguments):
+    assert sorted(arguments) == ["advantages", "log_probs", "mask", "old_log_probs", "ref_log_probs", "training"]
+    assert all(one.shape == arguments["mask"].shape for name, one in arguments.items() if name != "training")
+    return -arguments["log_probs"] * arguments["advantages"]
+
+def own_kl(log_probs, advantages, ref_log_probs=None):
+    return -log_probs * advantages
+
+def needs_reference(log_probs, ref_log_probs):
+    return log_probs
+
+def unknown_argument(log_probs, rewards):
+    return log_probs
+
+def a_number(log_probs, advantages):
+    return (log_probs * advantages).sum()
+
+def of_sequences(log_probs, advantages):
+    return (log_probs * advantages).sum(1, keepdim=True)
+
+def of_metrics(log_probs):
+    return log_probs, {"entropy": 1.0}
+
+def constant(advantages):
+    return advantages
+
+def infinite(log_probs):
+    return log_probs / 0
+
+def of_filled(log_probs, mask):
+    return log_probs / mask.sum()
+
+def broken(log_probs):
+    return log_probs @ "x"
+"""
+
+
+@pytest.fixture(autouse=True)
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_losses.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "my_losses", raising=False)
+
+
+def own(name: str, **options) -> OwnLoss:
+    return OwnLoss(TrainingConfig(loss=f"my_losses:{name}", **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_type": "grpo", "importance_sampling_correction": "token_truncate"}])
+def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options):
+    results = []
+    for loss in (None, "my_losses:ppo"):
+        training = TrainingConfig(loss=loss, **options)
+        own_loss = OwnLoss(training) if loss else None
+        model = make_model()
+        head, optimizer = LogprobHead(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+        batches = [make_batch(0), make_batch(1)]
+        scale, outputs = LossScale(num_sequences=8, num_tokens=sum(int(one.mask_BC.sum()) for one in batches)), []
+        with torch.no_grad():
+            batches = [replace(one, old_logprobs_BC=head.per_token(model, one, 1.0).logprobs_BT) for one in batches]
+        for _ in range(3):
+            for batch in batches:
+                model_says = head.per_token(model, batch, 1.0)
+                output, _ = batch_loss(model_says, batch, training, scale=scale, own_loss=own_loss)
+                output.loss.backward()
+                outputs.append(output)
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append((list(model.parameters()), outputs))
+    (built_in, its_outputs), (mine, my_outputs) = results
+    assert all(map(torch.equal, built_in, mine))
+    assert [one.loss.item() for one in its_outputs] == [one.loss.item() for one in my_outputs]
+    assert my_outputs[0].metrics["loss/far"] == 0
+    assert my_outputs[-1].metrics["loss/far"] > 0
+
+
+def test_it_gets_what_it_names():
+    assert not own("ppo").has_kl
+    assert own("everything", beta=0.1).has_kl
+    assert own("own_kl", beta=0.1).has_kl
+    assert not own("own_kl").has_kl, "without beta there is no reference model"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "module my_losses has no nothing; it has ppo, everything"),
+        ("needs_reference", "takes ref_log_probs, but there is no reference model; set training.beta"),
+        ("unknown_argument", "takes rewards; arguments are log_probs, old_log_probs, advantages"),
+        ("a_number", "returned losses of shape []; return a tensor [3, 3], a value a token"),
+        ("of_sequences", "returned losses of shape [3, 1]; return"),
+        ("of_metrics", "returned the metric entropy of a float; return"),
+        ("constant", "losses that do not depend on log_probs"),
+        ("infinite", "returned losses not finite"),
+        ("of_filled", "losses with a gradient not finite for a micro-batch whose mask is 0"),
+        ("broken", "raised TypeError: "),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(name, message):
+    with pytest.raises(ConfigError, match=rf"^training\.loss: my_losses:{name}.*{re.escape(message)}"):
+        own(name)
+
+
+def make_model():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=256, **shape))
+
+
+def make_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for index in range(4):
+        ids = tuple(torch.randint(3, 250, (3 + index,), generator=generator).tolist())
+        answer = Completion(token_ids=ids, logprobs=(-5.5,) * len(ids), text="", finish_reason="stop", weight_version=0)
+        prompt = Prompt(index=index, text="", token_ids=(5, 6))
+        samples.append(Sample(prompt=prompt, completion=answer, reward=0.0, advantage=(-1.0, 1.0, 0.0, 2.0)[index]))
+    return micro_batch(samples)
