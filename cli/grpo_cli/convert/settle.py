@@ -237,6 +237,8 @@ def _loss(draft: Draft) -> None:
         draft.left("delta", delta, note, "training.delta")
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
+    if draft.fields.get("training.advantageEstimator") == "rloo":
+        draft.fields.setdefault("training.scaleRewards", "none")
     if facts.get("correct_importance") is False or "verl_batch" in facts:
         draft.set("training.importanceSamplingCorrection", "none")
 

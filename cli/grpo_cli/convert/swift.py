@@ -67,7 +67,7 @@ OWN = rows(
     same("overlong_filter", "training.maskTruncatedCompletions", v.boolean),
     left("dynamic_sample", "groups of equal rewards are not trained on, and not resampled (docs/training.md)", False),
     not_needed("max_resample_times", "only dynamic_sample uses it"),
-    left("advantage_estimator", "advantages are relative to the group", "grpo"),
+    same("advantage_estimator", "training.advantageEstimator", v.estimator),
     left("kl_in_reward", "the KL divergence is a term of the loss: set training.beta", False),
     same("rollout_importance_sampling_mode", "training.importanceSamplingCorrection",
         lambda value: "none" if v.is_none(value) else v.correction(value), default="none"),

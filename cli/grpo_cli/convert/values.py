@@ -157,6 +157,9 @@ loss_type = one_of(
 sampling_level = one_of(
     {"token": "token", "sequence": "sequence sequence_token"}, "use token or sequence, not {value}: token is taken"
 )
+estimator = one_of(
+    {word: word for word in ("grpo", "rloo")}, "advantages are relative to the group: use grpo or rloo, not {value}"
+)
 correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
     "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",

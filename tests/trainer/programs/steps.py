@@ -1,5 +1,7 @@
 """Two optimizer steps on fixed samples under each ZeRO stage: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
+With a BETA over 0, the other terms of the loss have a weight, too: of the entropy, over tokens of high entropy.
+
 A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
 the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
 step whose loss is infinite on the last rank, of which it saves whether it was skipped, one more with its metrics, and
@@ -40,6 +42,8 @@ def main(model, out, micro_batch_size, beta, stages):
                     "learningRate": 1e-3,
                     "maxGradNorm": 0.5,
                     "beta": beta,
+                    "entropyCoef": beta,
+                    "topEntropyQuantile": 0.6 if beta else 1,
                     "importanceSamplingCorrection": "none",
                 },
                 "parallelism": {
@@ -56,6 +60,9 @@ def main(model, out, micro_batch_size, beta, stages):
             assert policy.deepspeed_engine.micro_steps == 0
         metrics = [take_step(policy, step, config.training) for step in range(2)]
         steps = {float(state["step"]) for state in adam(policy.deepspeed_engine).state.values() if "step" in state}
+        # Weights that rounding moved would change which tokens the quantile keeps: a random model hesitates equally.
+        every_token = config.training.model_copy(update={"top_entropy_quantile": 1.0})
+        policy._config = config.model_copy(update={"training": every_token})
         results[name] = {
             "metrics": metrics,
             "weights": {name: weight.clone() for name, weight in policy.weights()},

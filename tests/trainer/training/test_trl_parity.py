@@ -1,5 +1,6 @@
 """Advantages, losses, gradients and metrics equal those of TRL: its GRPOTrainer runs on the tiny model."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,13 +12,14 @@ from transformers import AutoModelForCausalLM
 from trl import import_utils
 
 from grpo_workload.algorithm import mismatch
-from grpo_workload.algorithm.advantage import group_advantages
+from grpo_workload.algorithm.advantage import group_advantages, step_advantages
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.policy.batch_loss import batch_loss
+from grpo_workload.policy.entropy_cut import find_cut
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.rewards.scoring import Reward, score
 from grpo_workload.spec.training import TrainingConfig
@@ -113,6 +115,8 @@ def samples() -> list[Sample]:
         {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 3.0},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02},
         {"loss_type": "cispo", "importance_sampling_level": "sequence", "epsilon_high": 1.02},
+        {"loss_type": "dapo", "entropy_coef": 0.05},
+        {"loss_type": "grpo", "entropy_coef": 0.05, "top_entropy_quantile": 0.4},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -121,7 +125,7 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
     trainer = make_trainer(**options)
     trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    head, whole = LogprobHead(model), micro_batch(samples)
+    head, whole = LogprobHead(model, trains_entropy="entropy_coef" in options), micro_batch(samples)
     scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
     generator = torch.Generator().manual_seed(5)
 
@@ -147,6 +151,10 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
     expected.backward()
 
     logprobs, entropy, _ = head.per_token(model, whole, TEMPERATURE)
+    if "top_entropy_quantile" in options:
+        cut = find_cut(entropy[whole.mask_BC > 0], options["top_entropy_quantile"])
+        assert cut.num_tokens == math.ceil(0.4 * scale.num_tokens)
+        scale = replace(scale, entropy_cut=cut)
     output = grpo_loss(
         logprobs,
         old,
@@ -211,9 +219,13 @@ def test_the_off_policy_mask(make_trainer, tiny_model, samples):
     assert 0 < masked < negative, "some of those with a negative advantage"
 
 
-@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
-async def test_advantages_and_reward_metrics(make_trainer, samples, scale_rewards, monkeypatch):
-    trainer = make_trainer(scale_rewards=scale_rewards)
+@pytest.mark.parametrize(
+    ("scale_rewards", "aggregation"),
+    [(scale, "sum_then_normalize") for scale in ("group", "batch", "none")] + [("group", "normalize_then_sum")],
+)
+async def test_advantages_and_reward_metrics(make_trainer, samples, scale_rewards, aggregation, monkeypatch):
+    options = {"scale_rewards": scale_rewards, "multi_objective_aggregation": aggregation}
+    trainer = make_trainer(**options)
     completion_ids = [list(sample.completion.token_ids) for sample in samples]
     # Sampling is not under test.
     monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: (completion_ids, None))
@@ -225,7 +237,8 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
         for name, weight in zip(VALUES, WEIGHTS, strict=True)
     ]
     table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
-    advantages = group_advantages(table.totals, GENERATIONS, scale_rewards)
+    training = TrainingConfig(num_generations=GENERATIONS, **options)
+    advantages = step_advantages(table.totals, table.values, WEIGHTS, training)
     assert advantages == pytest.approx(expected["advantages"].tolist(), abs=1e-5)
     assert expected["advantages"].abs().max() > 0.1
     metrics = summarise(
@@ -240,6 +253,8 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     logged = {name: value for name, value in logged.items() if not name.startswith("profiling/")}
     assert logged.keys() == metrics.keys() - {"step_time", "tokens_per_second"}
+    if aggregation == "normalize_then_sum":  # TRL's counts no groups then
+        metrics["frac_reward_zero_std"] = logged["frac_reward_zero_std"]
     assert {name: metrics[name] for name in logged} == {
         name: pytest.approx(value, abs=1e-5) for name, value in logged.items()
     }

@@ -299,7 +299,19 @@ def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
         ),
         ("swift-all-maps.sh", "--loss_type sapo --tau_pos 2", {"lossType": "sapo", "sapoTemperaturePos": 2.0}),
         ("swift-all-maps.sh", "--importance_sampling_level sequence_token", {"importanceSamplingLevel": "sequence"}),
-        ("verl.sh", "", {"lossType": "dapo", "delta": 3.0}),  # verl always clips twice
+        (
+            "trl.yaml",
+            "entropy_coef: 1e-3\ntop_entropy_quantile: 0.2",
+            {"entropyCoef": 0.001, "topEntropyQuantile": 0.2},
+        ),
+        (
+            "trl.yaml",
+            "multi_objective_aggregation: normalize_then_sum",
+            {"multiObjectiveAggregation": "normalize_then_sum"},
+        ),
+        ("swift-all-maps.sh", "--advantage_estimator rloo", {"advantageEstimator": "rloo", "scaleRewards": "none"}),
+        ("verl.sh", "algorithm.adv_estimator=rloo", {"advantageEstimator": "rloo", "scaleRewards": "none"}),
+        ("verl.sh", "", {"lossType": "dapo", "delta": 3.0, "entropyCoef": 0.0}),  # verl always clips twice
         ("verl.sh", "actor_rollout_ref.actor.clip_ratio_high=10", {"epsilonHigh": 10.0, "delta": None}),
         (
             "verl.sh",

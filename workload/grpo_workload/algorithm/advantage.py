@@ -8,28 +8,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import Literal
+
+from grpo_workload.spec.training import TrainingConfig
 
 ScaleRewards = Literal["group", "batch", "none"]
 
 _EPS = 1e-4  # TRL's value
 
 
-def group_advantages(rewards: Sequence[float], num_generations: int, scale_rewards: ScaleRewards) -> list[float]:
+def step_advantages(
+    totals: Sequence[float],
+    values: Sequence[Sequence[float | None]],
+    weights: Sequence[float],
+    training: TrainingConfig,
+) -> list[float]:
+    """Compute the advantages as the job sets them, from rewards that were sampled together, over all ranks.
+
+    Args:
+        totals: [N], weighted sums of the rewards; NaN leaves a completion out.
+        values: [F][N], by reward function; None where a function does not score a completion.
+        weights: [F], of the functions.
+        training: the job's settings.
+    """
+    size = training.num_generations
+    if training.multi_objective_aggregation == "sum_then_normalize":
+        return group_advantages(totals, size, training.scale_rewards, training.advantage_estimator)
+    # GDPO (arXiv:2601.05242): rewards of each function are normalised in their prompt groups; then their weighted sums
+    # are divided by the deviation of all sums. Their mean is 0 but for rounding: subtracting it, as TRL does, would
+    # give groups of equal rewards an advantage.
+    known = [[math.nan if value is None else value for value in row] for row in values]
+    parts = zip(*(group_advantages(row, size, "group") for row in known), strict=True)
+    sums = [
+        math.nan if math.isnan(total) else math.fsum(map(mul, weights, row))
+        for total, row in zip(totals, parts, strict=True)
+    ]
+    deviation = std(sums)
+    return [_advantage(one, deviation) for one in sums]
+
+
+def group_advantages(
+    rewards: Sequence[float],
+    num_generations: int,
+    scale_rewards: ScaleRewards,
+    estimator: Literal["grpo", "rloo"] = "grpo",
+) -> list[float]:
     """Compute the advantages from the rewards of the whole step, over all ranks, in the same order.
 
     Rewards of a prompt are adjacent. The advantage is the reward minus the mean of its prompt group, divided by
     std + 1e-4. `scale_rewards` says which std: the prompt group's (`group`), that of all rewards (`batch`), or no
     division at all (`none`). Means and deviations ignore NaN rewards. A NaN reward gets advantage 0, and so do equal
     rewards of a whole group, exactly.
+
+    With the estimator rloo (arXiv:2402.14740) the mean is that of the others of the group. This is the same times
+    n / (n - 1): r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1).
     """
     groups = as_groups(rewards, num_generations)
     stds = reward_stds(rewards, num_generations, scale_rewards)
     return [
-        _advantage(reward - average, None if scale_rewards == "none" else std)
+        _advantage((reward - average) * factor, None if scale_rewards == "none" else std)
         for group, std, average in zip(groups, stds, map(mean, groups), strict=True)
+        for factor in [_leave_one_out(group) if estimator == "rloo" else 1.0]
         for reward in group
     ]
+
+
+def _leave_one_out(group: Sequence[float]) -> float:
+    count = sum(not math.isnan(reward) for reward in group)
+    return count / max(count - 1, 1)
 
 
 def _advantage(difference: float, std: float | None) -> float:

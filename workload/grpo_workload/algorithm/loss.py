@@ -16,6 +16,13 @@ from torch import Tensor
 from grpo_workload.spec.training import TrainingConfig
 
 
+class EntropyCut(NamedTuple):
+    """The tokens of a step in the policy's loss: those whose entropy is at or above `threshold`."""
+
+    threshold: float  # in nats
+    num_tokens: int  # number of these tokens over all ranks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
     """Denominators of a step's loss: counts over ALL micro-batches and ranks (all-reduce them, then build this)."""
@@ -25,6 +32,7 @@ class LossScale:
     # The same for a step of its generation on average, by which dapo divides, as TRL: tokens that were sampled together
     # weigh the same. None: a step has a generation of its own.
     mean_tokens: float | None = None
+    entropy_cut: EntropyCut | None = None  # given exactly when `topEntropyQuantile` is below 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,7 @@ def grpo_loss(
         whole_logprobs_BT: those of the whole distribution, with a graph, if sampling was truncated and `logprobs_BT`
             are of what it kept. The KL divergence is between whole distributions, as TRL's is.
         ref_logprobs_BT: TRL's `ref_per_token_logps`; given exactly when `beta` > 0.
-        entropy_BT: for the metric alone.
+        entropy_BT: for the metric, `entropyCoef` (then with a graph), `topEntropyQuantile` and `own_loss`.
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the token losses, not the KL
             divergence.
         kept_B1: from `mismatch.near_policy`; multiplies the token losses, not the KL divergence.
@@ -94,6 +102,7 @@ def grpo_loss(
         advantages_B1=advantages_B.unsqueeze(1),
         mask_BT=mask_BT,
         ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.masked_fill(masked_BT, 0.0),
+        entropy_BT=None if entropy_BT is None else entropy_BT.masked_fill(masked_BT, 0.0),
     )
     token_loss = own_loss or _TOKEN_LOSSES.get(training.loss_type, clipped_loss)
     token_loss_BT, its_metrics = token_loss(tokens, training)
@@ -104,8 +113,13 @@ def grpo_loss(
     if kept_B1 is not None:
         token_loss_BT = token_loss_BT * kept_B1
         per_token["trained/sampling/off_policy_mask/masked_fraction"] = (1 - kept_B1).expand_as(mask_BT)
-    if entropy_BT is not None:
-        per_token["trained/entropy"] = entropy_BT.masked_fill(masked_BT, 0.0)
+    if tokens.entropy_BT is not None:
+        per_token["trained/entropy"] = tokens.entropy_BT.detach()
+    chosen_BT = mask_BT
+    if scale.entropy_cut is not None:  # arXiv:2506.01939
+        assert tokens.entropy_BT is not None
+        chosen_BT = mask_BT * (tokens.entropy_BT >= scale.entropy_cut.threshold)
+        token_loss_BT = token_loss_BT * chosen_BT
     if ref_logprobs_BT is not None:
         compared_BT = logprobs_BT if whole_logprobs_BT is None else whole_logprobs_BT
         log_ratio_BT = (ref_logprobs_BT - compared_BT).masked_fill(masked_BT, 0.0)
@@ -123,6 +137,10 @@ def grpo_loss(
         else:
             metrics[name] = (values_BT * mask_BT).sum()
     loss = _aggregate(token_loss_BT * mask_BT, mask_BT, scale, training)
+    if training.entropy_coef > 0:  # less the mean entropy of the tokens in the policy's loss, whatever lossType is
+        assert tokens.entropy_BT is not None
+        num_chosen = scale.entropy_cut.num_tokens if scale.entropy_cut else scale.num_tokens
+        loss = loss - training.entropy_coef * (tokens.entropy_BT * chosen_BT).sum() / max(num_chosen, 1)
     return LossOutput(loss=loss, metrics={"num_tokens": mask_BT.sum(), **metrics})
 
 
@@ -135,6 +153,7 @@ class Tokens(NamedTuple):
     advantages_B1: Tensor
     mask_BT: Tensor
     ref_logprobs_BT: Tensor | None
+    entropy_BT: Tensor | None
 
 
 TokenLosses = tuple[Tensor, dict[str, Tensor]]  # [B, T], and metrics [B, T] such as 1 where a token is clipped, else 0

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy import logprobs_plain
 from grpo_workload.policy.kept_words import find_kept, hide_others
 from grpo_workload.policy.logit_change import LogitChange, unchanged
 
@@ -34,15 +35,16 @@ class PerToken(NamedTuple):
     """What the model says of the completion tokens, [B, T] in float32 and nats, 0 at padding."""
 
     logprobs_BT: Tensor  # TRL's `per_token_logps`: of the distribution that sampling draws from
-    entropy_BT: Tensor  # of the whole distribution; no gradient
+    entropy_BT: Tensor  # of the whole distribution; no gradient unless the head `trains_entropy`
     whole_logprobs_BT: Tensor  # of the whole distribution
 
 
 class LogprobHead:
     """Makes a model's output layer (lm_head) return log-probabilities and entropies instead of logits, on request."""
 
-    def __init__(self, model: Any, layers: Sequence[Any] | None = None) -> None:
-        """Wrap the model's output layer, or `layers` if it has several."""
+    def __init__(self, model: Any, layers: Sequence[Any] | None = None, *, trains_entropy: bool = False) -> None:
+        """Wrap the model's output layer, or `layers` if it has several; `trains_entropy` gives entropies a graph."""
+        self._trains_entropy = trains_entropy
         self._model, self._change = model, LogitChange.of(model)
         self._asked: tuple[Tensor, Tensor, float, Truncation | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
@@ -61,7 +63,8 @@ class LogprobHead:
         """
         with self.targets(batch.places_K, batch.targets_K, temperature, truncation):
             values_K3 = model(**batch.model_inputs()).logits
-        logprobs_BT, entropy_BT = batch.rows(values_K3[:, 0]), batch.rows(values_K3[:, 1].detach())
+        entropy_K = values_K3[:, 1] if self._trains_entropy else values_K3[:, 1].detach()
+        logprobs_BT, entropy_BT = batch.rows(values_K3[:, 0]), batch.rows(entropy_K)
         return PerToken(logprobs_BT, entropy_BT, batch.rows(values_K3[:, 2]) if truncation else logprobs_BT)
 
     def _wrap(self, output: nn.Linear) -> None:
@@ -73,7 +76,14 @@ class LogprobHead:
             places_K, targets_K, temperature, truncation = self._asked
             hidden_KH = hidden.flatten(0, -2).index_select(0, places_K)
             return logprobs_and_entropies(
-                hidden_KH, layer.weight, layer.bias, targets_K, temperature, truncation, self._change
+                hidden_KH,
+                layer.weight,
+                layer.bias,
+                targets_K,
+                temperature,
+                truncation,
+                self._change,
+                trains_entropy=self._trains_entropy,
             )
 
         output.forward = MethodType(forward, output)  # type: ignore[method-assign]
@@ -102,19 +112,21 @@ def logprobs_and_entropies(
     temperature: float,
     truncation: Truncation | None = None,
     change: LogitChange = _NO_CHANGE,
+    *,
+    trains_entropy: bool = False,
 ) -> Tensor:
     """Log-probabilities of `targets_K`, and entropies, of softmax(change(hidden @ weight.T + bias) / temperature).
 
-    [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have no gradient. TRL computes
-    the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`. With a truncation [K, 3]: first
-    the log-probabilities under it, then entropies and log-probabilities of the whole distribution.
+    [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have a gradient only with
+    `trains_entropy`. TRL computes the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`.
+    With a truncation [K, 3]: first the log-probabilities under it, then those two of the whole distribution.
     """
     kept_KY = None
     if truncation is not None:
         with torch.no_grad():
             kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation, change)
     apply = cast(Callable[..., Tensor], _Function.apply)
-    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY, change)
+    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY, change, trains_entropy)
 
 
 class _Function(torch.autograd.Function):
@@ -130,9 +142,10 @@ class _Function(torch.autograd.Function):
         scale: float,
         kept_KY: Tensor | None,
         change: LogitChange,
+        trains_entropy: bool,
     ) -> Tensor:
         fold, _ = _passes(hidden_KH)
-        ctx.scale, ctx.change = scale, change
+        ctx.scale, ctx.change, ctx.trains_entropy = scale, change, trains_entropy
         whole_4K, kept_4K = _no_words(targets_K), _no_words(targets_K)
         for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change):
             fold(logits_KW, targets_K - start, scale, whole_4K)
@@ -142,18 +155,20 @@ class _Function(torch.autograd.Function):
         largest_K, sum_K, weighted_K, target_K = whole_4K
         lse_K = largest_K + sum_K.log()
         kept_lse_K = lse_K if kept_KY is None else kept_4K[0] + kept_4K[1].log()
-        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY)
         # Rounding may bring the entropy to just below 0 where a token is certain.
-        columns = [target_K - kept_lse_K, (lse_K - weighted_K / sum_K).clamp(min=0)]
+        entropy_K = (lse_K - weighted_K / sum_K).clamp(min=0)
+        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY, entropy_K)
+        columns = [target_K - kept_lse_K, entropy_K]
         return torch.stack(columns if kept_KY is None else [*columns, target_K - lse_K], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY = ctx.saved_tensors
+        hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY, entropy_K = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         _, unfold = _passes(hidden_KH)
         columns = gradients[0].float().unbind(dim=1)
         gradient_K = columns[0].contiguous()
+        entropy = (entropy_K, columns[1].contiguous()) if ctx.trains_entropy else None
         # In float32, since it is a sum over slices.
         hidden_gradient_KH = torch.zeros_like(hidden_KH, dtype=torch.float32) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
@@ -162,10 +177,10 @@ class _Function(torch.autograd.Function):
             words, places_K = slice(start, start + logits_KW.size(1)), targets_K - start
             slope_KW = ctx.change.slope(logits_KW)
             if kept_KY is None:
-                unfold(logits_KW, places_K, lse_K, gradient_K, ctx.scale)
+                unfold(logits_KW, places_K, lse_K, gradient_K, ctx.scale, entropy)
             else:
                 whole_KW = logits_KW.clone()
-                unfold(whole_KW, places_K, lse_K, columns[2].contiguous(), ctx.scale)
+                unfold(whole_KW, places_K, lse_K, columns[2].contiguous(), ctx.scale, entropy)
                 hide_others(logits_KW, kept_KY, start)
                 unfold(logits_KW, places_K, kept_lse_K, gradient_K, ctx.scale)
                 logits_KW += whole_KW
@@ -178,11 +193,11 @@ class _Function(torch.autograd.Function):
             if bias_gradient_V is not None:
                 bias_gradient_V[words] = logits_KW.sum(dim=0)
         hidden_gradient = hidden_gradient_KH.to(hidden_KH.dtype) if hidden_gradient_KH is not None else None
-        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None, None
+        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None, None, None
 
 
 def _no_words(targets_K: Tensor) -> Tensor:
-    """The running softmax of `_fold` before its first slice."""
+    """The running softmax of `fold` before its first slice."""
     state_4K = torch.zeros(4, len(targets_K), device=targets_K.device)
     state_4K[0] = -torch.inf
     return state_4K
@@ -213,35 +228,9 @@ def _add_product(sum_KH: Tensor, left_KW: Tensor, right_WH: Tensor) -> None:
 
 
 def _passes(tensor: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The functions `_fold` and `_unfold` for the device of `tensor`."""
+    """The two passes over a slice of the logits, for the device of `tensor`."""
     if tensor.device.type != "cuda":
-        return _fold, _unfold
+        return logprobs_plain.fold, logprobs_plain.unfold
     from grpo_workload.policy.logprobs_triton import fold, unfold  # CPU builds of torch lack Triton
 
     return fold, unfold
-
-
-def _fold(logits_KW: Tensor, places_K: Tensor, scale: float, state_4K: Tensor) -> None:
-    """Add a slice of the logits to the running softmax (arXiv:1805.02867) in `state_4K`.
-
-    Its rows: largest logit, sum of exp(logit - largest), that sum with each term multiplied by its logit, logit of the
-    target. `places_K` are the targets' words, counted from the slice's first; a place outside the slice has its target
-    in another slice.
-    """
-    scaled_KW = logits_KW.float() * scale
-    largest_K = torch.maximum(state_4K[0], scaled_KW.amax(dim=1))
-    weights_KW = (scaled_KW - largest_K.unsqueeze(1)).exp()
-    state_4K[1:3] *= (state_4K[0] - largest_K).exp()
-    state_4K[0] = largest_K
-    state_4K[1] += weights_KW.sum(dim=1)
-    state_4K[2] += (weights_KW * scaled_KW).sum(dim=1)
-    inside_K = (places_K >= 0) & (places_K < logits_KW.size(1))
-    found_K = scaled_KW.gather(1, places_K.where(inside_K, 0).unsqueeze(1)).squeeze(1)
-    state_4K[3] = torch.where(inside_K, found_K, state_4K[3])
-
-
-def _unfold(logits_KW: Tensor, places_K: Tensor, lse_K: Tensor, gradient_K: Tensor, scale: float) -> None:
-    """Overwrite a slice of the logits by its gradient: `gradient_K` x (1 at the target, else 0, - probability)."""
-    probabilities_KW = (logits_KW.float() * scale - lse_K.unsqueeze(1)).exp()
-    is_target_KW = torch.arange(logits_KW.size(1), device=logits_KW.device) == places_K.unsqueeze(1)
-    logits_KW.copy_((is_target_KW.float() - probabilities_KW) * (gradient_K * scale).unsqueeze(1))

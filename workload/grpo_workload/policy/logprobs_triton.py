@@ -38,27 +38,59 @@ def _fold(logits, places, state, scale, num_words, num_tokens, BLOCK: tl.constex
 
 
 @triton.jit
-def _unfold(logits, places, lse, gradient, scale, num_words, BLOCK: tl.constexpr):
+def _unfold(
+    logits,
+    places,
+    lse,
+    gradient,
+    entropy,
+    entropy_gradient,
+    scale,
+    num_words,
+    HAS_ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = words < num_words
     row = logits + token * num_words + words
     values = tl.load(row, mask=inside, other=0.0).to(tl.float32) * scale
-    probabilities = tl.exp(values - tl.load(lse + token))
+    logprobs = values - tl.load(lse + token)
+    probabilities = tl.exp(logprobs)
     is_target = (words == tl.load(places + token)).to(tl.float32)
     change = (is_target - probabilities) * (tl.load(gradient + token) * scale)
+    if HAS_ENTROPY:
+        spread = tl.where(probabilities > 0, probabilities * (logprobs + tl.load(entropy + token)), 0.0)
+        change -= spread * (tl.load(entropy_gradient + token) * scale)
     tl.store(row, change.to(logits.dtype.element_ty), mask=inside)
 
 
 def fold(logits_KW: Tensor, places_K: Tensor, scale: float, state_4K: Tensor) -> None:
-    """Do what `logprobs._fold` does."""
+    """Do what `logprobs_plain.fold` does."""
     num_tokens, num_words = logits_KW.shape
     _fold[(num_tokens,)](logits_KW, places_K, state_4K, scale, num_words, num_tokens, BLOCK=BLOCK)
 
 
-def unfold(logits_KW: Tensor, places_K: Tensor, lse_K: Tensor, gradient_K: Tensor, scale: float) -> None:
-    """Do what `logprobs._unfold` does."""
+def unfold(
+    logits_KW: Tensor,
+    places_K: Tensor,
+    lse_K: Tensor,
+    gradient_K: Tensor,
+    scale: float,
+    entropy: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Do what `logprobs_plain.unfold` does."""
     num_tokens, num_words = logits_KW.shape
+    entropy_K, entropy_gradient_K = entropy or (lse_K, lse_K)  # not read without entropies
     _unfold[(num_tokens, triton.cdiv(num_words, BLOCK))](
-        logits_KW, places_K, lse_K, gradient_K, scale, num_words, BLOCK=BLOCK
+        logits_KW,
+        places_K,
+        lse_K,
+        gradient_K,
+        entropy_K,
+        entropy_gradient_K,
+        scale,
+        num_words,
+        HAS_ENTROPY=entropy is not None,
+        BLOCK=BLOCK,
     )

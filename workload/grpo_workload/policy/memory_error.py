@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 from grpo_workload.algorithm.micro_batch import MicroBatch
 
 _REMEDIES = (
     "parallelism.gradientCheckpointing, offloadActivations, zeroStage 3, or a smaller share of the GPU for vLLM "
     "(generation.gpuMemoryUtilization) leave training more memory"
 )
+
+
+@contextmanager
+def explained_memory(batch: MicroBatch) -> Iterator[None]:
+    """Within it, running out of the device's memory raises `memory_error` of the batch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise memory_error(batch, error) from error
 
 
 class MicroBatchMemoryError(RuntimeError):

@@ -17,7 +17,7 @@ from grpo_workload.data.user_code import import_function
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.training import TrainingConfig
 
-ARGUMENTS = ("log_probs", "old_log_probs", "advantages", "mask", "ref_log_probs", "training")
+ARGUMENTS = ("log_probs", "old_log_probs", "advantages", "mask", "ref_log_probs", "entropies", "training")
 METRIC = "loss/"
 """Begins the names of the metrics that the function returns."""
 
@@ -27,8 +27,8 @@ class OwnLoss:
 
     It gets by keyword those of ARGUMENTS that it names. All but the last are float32 tensors [B, T]: log-probabilities
     that are trained (with a graph), those of the policy that the generation began with, advantages, 1 where a token is
-    in the loss, and with `beta` > 0 log-probabilities of the reference model. `training` is the job's section. Where
-    the mask is 0, log-probabilities are 0.
+    in the loss, with `beta` > 0 log-probabilities of the reference model, and entropies in nats (with a graph).
+    `training` is the job's section. Where the mask is 0, log-probabilities and entropies are 0.
 
     It returns token losses [B, T], or a pair of them and a dict of [B, T] values, whose means over tokens become the
     metrics loss/NAME. What it returns where the mask is 0 is not used.
@@ -45,6 +45,7 @@ class OwnLoss:
         self._function = import_function("training.loss", training.loss)
         self._names = self._find_names(training)
         self.has_kl = "ref_log_probs" in self._names
+        self.has_entropy = "entropies" in self._names
         self._try(training)
 
     def __call__(self, tokens: Tokens, training: TrainingConfig) -> TokenLosses:
@@ -55,6 +56,7 @@ class OwnLoss:
             "advantages": tokens.advantages_B1.expand_as(tokens.mask_BT),
             "mask": tokens.mask_BT,
             "ref_log_probs": tokens.ref_logprobs_BT,
+            "entropies": tokens.entropy_BT,
             "training": training,
         }
         result = self._function(**{name: given[name] for name in self._names})
@@ -118,6 +120,7 @@ class OwnLoss:
             advantages_B1=torch.tensor([[1.0], [-0.5], [0]]),
             mask_BT=mask_BT,
             ref_logprobs_BT=old_BT * 1.1 if training.beta > 0 else None,
+            entropy_BT=mask_BT * 1.5,
         )
         try:
             losses_BT, metrics = self(tokens, training)

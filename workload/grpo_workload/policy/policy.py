@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,19 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
 from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
-from grpo_workload.policy.memory_error import memory_error
+from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
@@ -79,7 +81,8 @@ class Policy:
         if config.lora is not None:
             self.adapters = Adapters(model, config.lora, revision=config.model.revision, seed=config.training.seed)
             layers = output_layers(model)
-        self.head = LogprobHead(model, layers)
+        trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
+        self.head = LogprobHead(model, layers, trains_entropy=trains_entropy)
         if config.parallelism.gradient_checkpointing:
             # Layers without dropout draw no random numbers: storing the generators' states for each would be a waste.
             has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
@@ -139,16 +142,17 @@ class Policy:
             optimizer states changed on none. In float16 also loss_scale, by which gradients were multiplied. With
             states that are offloaded during generation, time/offload: the seconds that this rank took to move them.
         """
+        if self._config.training.top_entropy_quantile < 1:
+            batches = list(batches)
+            scale = replace(scale, entropy_cut=self._entropy_cut(batches))
         self.deepspeed_engine.train()
         sums = StepSums()
         learning_rate = self.schedule.get_last_lr()[0]
         with self._reduction():
             for index, batch in enumerate(batches):
                 self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
-                try:
+                with explained_memory(batch):
                     self._backward(batch.to(self.device), scale, sums)
-                except torch.OutOfMemoryError as error:
-                    raise memory_error(batch, error) from error
         finished = self._finish_step()
         return sums.reduce(scale.num_tokens) | finished | {"learning_rate": learning_rate}
 
@@ -165,6 +169,18 @@ class Policy:
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
         self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())
         sums.add(output, differences)
+
+    @torch.no_grad()
+    def _entropy_cut(self, batches: Iterable[MicroBatch]) -> EntropyCut:
+        """Find the step's tokens of the highest entropies in a forward pass before the training one; collective."""
+        self.deepspeed_engine.eval()
+        training, own = self._config.training, []
+        for batch in batches:
+            with explained_memory(batch):
+                moved = batch.to(self.device)
+                entropy_BT = self.head.per_token(self.deepspeed_engine, moved, training.temperature).entropy_BT
+            own.append(entropy_BT[moved.mask_BC > 0])
+        return find_cut(of_all_ranks(torch.cat(own)), training.top_entropy_quantile)
 
     def _reduction(self) -> AbstractContextManager[None]:
         if not self._config.parallelism.coalesce_grad_reduction:

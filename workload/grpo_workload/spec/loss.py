@@ -30,6 +30,11 @@ class LossConfig(Section):
             "delta must be more than 1 + epsilonHigh (or 1 + epsilon): ratios are clipped there already",
             lambda loss: loss.delta is None or loss.delta > 1 + (loss.epsilon_high or loss.epsilon),
         ),
+        Rule(
+            "self.advantageEstimator == 'grpo' || self.multiObjectiveAggregation == 'sum_then_normalize'",
+            "advantageEstimator rloo needs multiObjectiveAggregation sum_then_normalize",
+            lambda loss: loss.advantage_estimator == "grpo" or loss.multi_objective_aggregation == "sum_then_normalize",
+        ),
     )
 
     loss: FunctionPath | None = Field(
@@ -80,6 +85,20 @@ class LossConfig(Section):
         le=100,
         description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
     )
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Weight of the mean entropy of tokens, which the loss rewards: set 1e-3 or less if trained/entropy "
+        "falls to 0 early and completions become all alike.",
+    )
+    top_entropy_quantile: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Only this share of a step's tokens, those of the highest entropies, is in the policy's loss: "
+        "0.2 trains on the tokens at which the model hesitates. Below 1 a step takes one more forward pass.",
+    )
     importance_sampling_correction: Correction | None = Field(
         None,
         description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
@@ -100,6 +119,16 @@ class LossConfig(Section):
         description="Completions with a negative advantage are left out of the loss if the policy has made them less "
         "likely since they were sampled, by more than this many nats a token on average. Default: none is.",
     )
+    advantage_estimator: Literal["grpo", "rloo"] = Field(
+        "grpo",
+        description="Whose mean reward is subtracted from a completion's: that of its prompt group (grpo), or of the "
+        "others in the group (rloo), which leaves no bias in small groups; set scaleRewards none with rloo.",
+    )
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
+        "sum_then_normalize",
+        description="normalize_then_sum (GDPO): the rewards of each function are normalised in their prompt group "
+        "before they are summed, so that none drowns the others, whatever its range; scaleRewards has no effect.",
+    )
     scale_rewards: Literal["group", "batch", "none"] = Field(
         "group",
         description="What advantages are divided by: the standard deviation of the rewards in the prompt group or in "
@@ -112,4 +141,4 @@ class LossConfig(Section):
     @property
     def trains_advantage_0(self) -> bool:
         """Whether completions of advantage 0 may have a gradient."""
-        return self.beta > 0 or self.loss is not None
+        return self.beta > 0 or self.loss is not None or self.entropy_coef > 0 or self.top_entropy_quantile < 1

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_workload.algorithm.advantage import group_advantages
+from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact
@@ -190,7 +190,8 @@ def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Gro
     tables = [RewardTable.concat([rank_table for rank_table, _, _ in ranks]) for ranks in parts]
     # Of all batches together, as TRL: `scaleRewards: batch` divides by the deviation of what is sampled at once.
     totals = [total for table in tables for total in table.totals]
-    advantages = iter(group_advantages(totals, training.num_generations, training.scale_rewards))
+    values = [[one for table in tables for one in table.values[place]] for place in range(len(run.rewards))]
+    advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], training))
     rollouts = []
     for batch, own, ranks, table in zip(begun, groups, parts, tables, strict=True):
         facts = [

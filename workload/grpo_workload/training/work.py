@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import mean
 
-import torch
-
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.memory_error import memory_error
+from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.run import Run
 
@@ -49,8 +47,6 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
 
 def _with_old_logprobs(run: Run, batch: MicroBatch) -> MicroBatch:
     training = run.config.training
-    try:
+    with explained_memory(batch):
         logprobs_BC = run.policy.logprobs(batch, training.temperature, Truncation.of(training))
-    except torch.OutOfMemoryError as error:
-        raise memory_error(batch, error) from error
     return replace(batch, old_logprobs_BC=logprobs_BC.cpu())

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_workload.algorithm.advantage import as_groups, group_advantages, mean, reward_stds, std
+from grpo_workload.algorithm.advantage import as_groups, group_advantages, mean, reward_stds, std, step_advantages
+from grpo_workload.spec.training import TrainingConfig
 
 NAN = math.nan
 
@@ -34,6 +35,28 @@ def test_nan_rewards_get_advantage_0_and_do_not_change_the_others():
     advantages = group_advantages([1.0, NAN, 0.0, NAN, NAN, NAN], 3, "group")
     deviation = math.sqrt(0.5)
     assert advantages == pytest.approx([0.5 / (deviation + 1e-4), 0.0, -0.5 / (deviation + 1e-4), 0.0, 0.0, 0.0])
+
+
+def test_rloo_subtracts_the_mean_of_the_others():
+    advantages = group_advantages([1.0, 0.0, 0.5, NAN, 2.0, NAN, NAN, NAN, 3.0, 3.0, 3.0, 3.0], 4, "none", "rloo")
+    assert advantages == pytest.approx([0.75, -0.75, 0] + [0] * 9)
+    assert advantages[4:] == [0] * 8, "one alone, or equal ones, teach nothing"
+
+
+def test_each_reward_is_normalised_before_they_are_summed():
+    training = TrainingConfig(num_generations=2, multi_objective_aggregation="normalize_then_sum")
+    # The second function has a thousand times the range, and scores the first group only.
+    values = [[1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0.0, 1000.0, None, None, None, None]]
+    totals = [1.0, 500.0, 1.0, 1.0, 0.0, 1.0]
+    half = math.sqrt(0.5)
+    first = 0.5 / (half + 1e-4)
+    both = first - 0.5 * 500 / (1000 * half + 1e-4)
+    sums = [both, -both, 0, 0, -first, first]
+    deviation = statistics.stdev(sums)
+    advantages = step_advantages(totals, values, [1.0, 0.5], training)
+    assert advantages == pytest.approx([value / (deviation + 1e-4) for value in sums])
+    assert advantages[2:4] == [0, 0], "exactly: equal rewards are not trained on"
+    assert step_advantages([NAN, *totals[1:]], values, [1.0, 0.5], training)[0] == 0
 
 
 REWARDS = st.one_of(st.sampled_from([0.0, 0.5, 1.0, NAN]), st.floats(-1e6, 1e6))

@@ -47,9 +47,11 @@ def test_values_and_gradients_equal_those_from_whole_logits(temperature, has_bia
         torch.randn(*shape, generator=random).requires_grad_() for shape in ((7, 16), (257, 16), (257,))
     )
     targets, pull = torch.randint(0, 257, (7,), generator=random), torch.randn(7, generator=random)
+    entropy_pull = torch.randn(7, generator=random)
     parameters = [hidden, weight, *([bias] if has_bias else [])]
     whole = expected(hidden, weight, bias if has_bias else None, change, temperature)
-    gradients = torch.autograd.grad((whole.log_prob(targets) * pull).sum(), parameters)
+    wanted = whole.log_prob(targets) * pull, whole.log_prob(targets) * pull + whole.entropy() * entropy_pull
+    gradients, with_entropy = (torch.autograd.grad(one.sum(), parameters, retain_graph=True) for one in wanted)
 
     own_bias = bias if has_bias else None
     values = logprobs_and_entropies(hidden, weight, own_bias, targets, temperature, change=change)
@@ -57,6 +59,10 @@ def test_values_and_gradients_equal_those_from_whole_logits(temperature, has_bia
     torch.testing.assert_close(values[:, 1], whole.entropy(), atol=1e-5, rtol=0)
     for ours, theirs in zip(torch.autograd.grad((values[:, 0] * pull).sum(), parameters), gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    values = logprobs_and_entropies(hidden, weight, own_bias, targets, temperature, change=change, trains_entropy=True)
+    both = (values[:, 0] * pull + values[:, 1] * entropy_pull).sum()
+    for ours, theirs in zip(torch.autograd.grad(both, parameters), with_entropy, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
 
 
 def truncated(logits, targets, truncation):
@@ -84,17 +90,20 @@ def test_truncated_values_and_gradients_equal_those_from_whole_logits(seed, trun
         torch.randn(*shape, generator=random).requires_grad_() for shape in ((7, 16), (257, 16), (257,))
     )
     # Most targets are not kept: then they are added to what is kept.
-    targets, pulls = torch.randint(0, 257, (7,), generator=random), torch.randn(2, 7, generator=random)
+    targets, pulls = torch.randint(0, 257, (7,), generator=random), torch.randn(3, 7, generator=random)
     parameters, own_bias = [hidden, weight, *([bias] if has_bias else [])], bias if has_bias else None
     whole = expected(hidden, weight, own_bias, change, truncation.temperature)
     logits = whole_logits(hidden, weight, own_bias, change)
     kept, all_words = truncated(logits, targets, truncation), whole.log_prob(targets)
-    gradients = torch.autograd.grad((kept * pulls[0] + all_words * pulls[1]).sum(), parameters)
+    wanted = torch.stack([kept, whole.entropy(), all_words])
+    gradients = torch.autograd.grad((wanted * pulls).sum(), parameters)
 
-    values = logprobs_and_entropies(hidden, weight, own_bias, targets, truncation.temperature, truncation, change)
+    values = logprobs_and_entropies(
+        hidden, weight, own_bias, targets, truncation.temperature, truncation, change, trains_entropy=True
+    )
     for column, one in enumerate((kept, whole.entropy(), all_words)):
         torch.testing.assert_close(values[:, column], one, atol=1e-4, rtol=1e-5)
-    ours = torch.autograd.grad((values[:, 0] * pulls[0] + values[:, 2] * pulls[1]).sum(), parameters)
+    ours = torch.autograd.grad((values.T * pulls).sum(), parameters)
     for one, other in zip(ours, gradients, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
@@ -170,7 +179,7 @@ def test_a_model_changes_its_logits_again_afterwards():
 
 KERNELS = """
 import torch
-from grpo_workload.policy import logprobs, logprobs_triton
+from grpo_workload.policy import logprobs_plain, logprobs_triton
 logprobs_triton.BLOCK = 64
 torch.manual_seed(0)
 state, plain_state = (torch.zeros(4, 5) for _ in range(2))
@@ -179,14 +188,16 @@ whole, targets = 3 * torch.randn(5, 250), torch.tensor([0, 99, 100, 249, 130])
 for start in (0, 100, 200):
     part = whole[:, start : start + 100].contiguous()
     logprobs_triton.fold(part, targets - start, 0.7, state)
-    logprobs._fold(part, targets - start, 0.7, plain_state)
+    logprobs_plain.fold(part, targets - start, 0.7, plain_state)
 torch.testing.assert_close(state, plain_state, atol=1e-4, rtol=1e-5)
 lse, gradient = state[0] + state[1].log(), torch.randn(5)
-for start in (0, 100, 200):
-    ours, plain = whole[:, start : start + 100].clone(), whole[:, start : start + 100].clone()
-    logprobs_triton.unfold(ours, targets - start, lse, gradient, 0.7)
-    logprobs._unfold(plain, targets - start, lse, gradient, 0.7)
-    torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+whole[2, 7] = -torch.inf
+for entropy in (None, (torch.rand(5), torch.randn(5))):
+    for start in (0, 100, 200):
+        ours, plain = whole[:, start : start + 100].clone(), whole[:, start : start + 100].clone()
+        logprobs_triton.unfold(ours, targets - start, lse, gradient, 0.7, entropy)
+        logprobs_plain.unfold(plain, targets - start, lse, gradient, 0.7, entropy)
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
 """
 
 

@@ -27,7 +27,8 @@ def ppo(log_probs, old_log_probs, advantages, mask, training):
     return losses, {"far": ((ratios - 1).abs() > training.epsilon).float()}
 
 def everything(**arguments):
-    assert sorted(arguments) == ["advantages", "log_probs", "mask", "old_log_probs", "ref_log_probs", "training"]
+    tensors = {"advantages", "entropies", "log_probs", "mask", "old_log_probs", "ref_log_probs"}
+    assert arguments.keys() == tensors | {"training"}
     assert all(one.shape == arguments["mask"].shape for name, one in arguments.items() if name != "training")
     return -arguments["log_probs"] * arguments["advantages"]
 
@@ -104,7 +105,8 @@ def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options):
 
 def test_it_gets_what_it_names():
     assert not own("ppo").has_kl
-    assert own("everything", beta=0.1).has_kl
+    everything = own("everything", beta=0.1)
+    assert (everything.has_kl, everything.has_entropy) == (True, True)
     assert own("own_kl", beta=0.1).has_kl
     assert not own("own_kl").has_kl, "without beta there is no reference model"
 
