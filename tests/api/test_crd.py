@@ -27,6 +27,17 @@ pytestmark = pytest.mark.api
             {"training": {"maxStaleness": 1, "stepsPerGeneration": 2}},
             "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1",
         ),
+        (
+            {"training": {"lossType": "cispo"}},
+            "epsilonHigh is the largest ratio itself, at least 1",
+        ),
+        ({"training": {"lossType": "sapo", "delta": 4}}, "bound the ratio in their own way: delta must not be set"),
+        ({"training": {"epsilonHigh": 3, "delta": 4}}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
+        (
+            {"training": {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}},
+            "advantageEstimator rloo needs multiObjectiveAggregation sum_then_normalize",
+        ),
+        ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         (

@@ -161,7 +161,9 @@ def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_
     rows[at_step_2_on_rank_1]["question"] = "spoilt"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = {"path": str(tmp_path / "rows.jsonl"), "preprocess": "user_rows:spoils", "dataloaderNumWorkers": 1}
-    ranks = start_training(make_config(tiny_model, max_steps=6) | {"dataset": dataset}, 2)
+    config = make_config(tiny_model, max_steps=6) | {"dataset": dataset}
+    config["training"]["loss"] = "user_losses:ppo"
+    ranks = start_training(config, 2)
     assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR] * 2, ranks.logs()
     for rank in range(2):
         message = json.loads((tmp_path / "train-uid" / f"state-{rank}" / "error.json").read_text())["message"][
@@ -172,5 +174,5 @@ def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_
             in message
         )
     run_dir = tmp_path / "data" / "ns" / "job" / "uid"
-    assert [line["step"] for line in curve(run_dir)] == [0, 1]
+    assert [(line["step"], line["loss/distance"]) for line in curve(run_dir)] == [(0, 0.0), (1, 0.0)]
     assert json.loads((run_dir / "completions.jsonl").read_text().splitlines()[0])["prompt"].startswith("Please: ")

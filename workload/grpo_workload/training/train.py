@@ -24,7 +24,6 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, get_e
 from transformers import set_seed
 
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.memory_error import MicroBatchMemoryError
 from grpo_workload.ranks.clock import Clock
@@ -216,7 +215,7 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             stop.install()
             try:
                 exit_code = train(run, stop)
-            except PromptError as error:  # rows are first read at their step
+            except ConfigError as error:  # rows are first read, and users' functions called, at their step
                 return refuse(error, errors)
             except NotFiniteError as error:
                 return refuse(error, errors, ExitCode.NOT_FINITE)
