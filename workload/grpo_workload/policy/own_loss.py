@@ -17,7 +17,8 @@ from grpo_workload.data.user_code import import_function
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.training import TrainingConfig
 
-ARGUMENTS = ("log_probs", "old_log_probs", "advantages", "mask", "ref_log_probs", "entropies", "training")
+ARGUMENTS = ("log_probs", "old_log_probs", "advantages", "mask", "training", "ref_log_probs", "entropies")
+_ONLY_BY_NAME = ("ref_log_probs", "entropies")  # not by **arguments: whoever names them changes what else is computed
 METRIC = "loss/"
 """Begins the names of the metrics that the function returns."""
 
@@ -25,10 +26,10 @@ METRIC = "loss/"
 class OwnLoss:
     """The user's function, in place of the token losses of `lossType`.
 
-    It gets by keyword those of ARGUMENTS that it names. All but the last are float32 tensors [B, T]: log-probabilities
-    that are trained (with a graph), those of the policy that the generation began with, advantages, 1 where a token is
-    in the loss, with `beta` > 0 log-probabilities of the reference model, and entropies in nats (with a graph).
-    `training` is the job's section. Where the mask is 0, log-probabilities and entropies are 0.
+    It gets by keyword those of ARGUMENTS that it names. All but `training` are float32 tensors [B, T]: log-
+    probabilities that are trained (with a graph), those of the policy that the generation began with, advantages, 1
+    where a token is in the loss, with `beta` > 0 log-probabilities of the reference model, and entropies in nats (with
+    a graph). `training` is the job's section. Where the mask is 0, log-probabilities and entropies are 0.
 
     It returns token losses [B, T], or a pair of them and a dict of [B, T] values, whose means over tokens become the
     metrics loss/NAME. What it returns where the mask is 0 is not used.
@@ -95,7 +96,11 @@ class OwnLoss:
             if name not in named.intersection(ARGUMENTS):
                 raise ConfigError(f"{self._where} takes {name}; arguments are {', '.join(ARGUMENTS)}, by keyword")
         takes_all = any(one.kind == one.VAR_KEYWORD for one in parameters)
-        return [name for name in ARGUMENTS if (takes_all or name in named) and name not in missing]
+        return [
+            name
+            for name in ARGUMENTS
+            if name not in missing and (name in named or (takes_all and name not in _ONLY_BY_NAME))
+        ]
 
     def _try(self, training: TrainingConfig) -> None:
         """Call it with ratios on both sides of 1, advantages of both signs, and a sequence outside the loss.

@@ -27,10 +27,12 @@ def ppo(log_probs, old_log_probs, advantages, mask, training):
     return losses, {"far": ((ratios - 1).abs() > training.epsilon).float()}
 
 def everything(**arguments):
-    tensors = {"advantages", "entropies", "log_probs", "mask", "old_log_probs", "ref_log_probs"}
-    assert arguments.keys() == tensors | {"training"}
+    assert arguments.keys() == {"advantages", "log_probs", "mask", "old_log_probs", "training"}
     assert all(one.shape == arguments["mask"].shape for name, one in arguments.items() if name != "training")
     return -arguments["log_probs"] * arguments["advantages"]
+
+def with_entropies(log_probs, entropies, **others):
+    return -log_probs - entropies
 
 def own_kl(log_probs, advantages, ref_log_probs=None):
     return -log_probs * advantages
@@ -106,7 +108,8 @@ def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options):
 def test_it_gets_what_it_names():
     assert not own("ppo").has_kl
     everything = own("everything", beta=0.1)
-    assert (everything.has_kl, everything.has_entropy) == (True, True)
+    assert (everything.has_kl, everything.has_entropy) == (False, False)
+    assert own("with_entropies").has_entropy
     assert own("own_kl", beta=0.1).has_kl
     assert not own("own_kl").has_kl, "without beta there is no reference model"
 
