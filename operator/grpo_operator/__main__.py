@@ -67,6 +67,8 @@ def main() -> None:
 )
 @click.option("--no-network-policies", is_flag=True, help="Give jobs no NetworkPolicy and delete existing ones.")
 @click.option("--allow-host-path", is_flag=True, help="Let podTemplate mount folders of nodes (hostPath).")
+@click.option("--allow-host-network", is_flag=True, help="Let podTemplate use the network of nodes (hostNetwork).")
+@click.option("--allow-privileged", is_flag=True, help="Let podTemplate ask for privileged containers.")
 @click.option(
     "--allow-service-account-token",
     is_flag=True,
@@ -89,6 +91,8 @@ def run(
     no_nodes: bool,
     no_network_policies: bool,
     allow_host_path: bool,
+    allow_host_network: bool,
+    allow_privileged: bool,
     allow_service_account_token: bool,
     log_format: str,
 ) -> None:
@@ -102,7 +106,12 @@ def run(
         ask_progress=not no_progress,
         read_nodes=not no_nodes,
         network_policies=not no_network_policies,
-        allowed=Allowed(host_path=allow_host_path, service_account_token=allow_service_account_token),
+        allowed=Allowed(
+            host_path=allow_host_path,
+            host_network=allow_host_network,
+            privileged=allow_privileged,
+            service_account_token=allow_service_account_token,
+        ),
         lease=lease,
         identity=identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         health_port=liveness_port,

@@ -122,8 +122,14 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     wait_until(lambda: unknown in jobs.condition("template", "Accepted")["message"], "the unknown field", 30)
     assert not jobs.list("statefulset,service,configmap", "training.grpo.dev/job=template")
     odd["resources"] = {"limits": None}
-    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}))
+    sidecar = {"name": "proxy", "image": "p", "restartPolicy": "Always"}
+    spread = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
+    odd |= {"initContainers": [{"name": "get", "image": "g"}, sidecar], "topologySpreadConstraints": [spread]}
+    common = {"commonLabels": {"team": "x"}, "commonAnnotations": {"owner": "me"}}
+    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}, **common))
     jobs.wait_for("template", "Running", "True")
+    kinds = ["StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "Pod"]
+    assert {one["kind"] for one in jobs.list(",".join(kinds), "team=x")} == set(kinds)
 
 
 def test_the_condition_says_why_pods_do_not_fit(jobs: Jobs) -> None:

@@ -15,6 +15,8 @@ FREE_WHILE_SUSPENDED = (
     "network",
     "image",
     "imagePullPolicy",
+    "commonLabels",
+    "commonAnnotations",
     "podTemplate",
     "cache",
 )

@@ -57,7 +57,16 @@ class PodTemplate(Section):
     )
     tolerations: Objects = Field((), description="Taints that the pod tolerates, as in a pod.")
     affinity: Object = Field(default_factory=dict, description="Affinity and anti-affinity, as in a pod.")
+    topology_spread_constraints: Objects = Field(
+        (),
+        description="How the pods spread over nodes, racks or zones, as in a pod. One without a labelSelector counts "
+        "the job's own pods.",
+    )
+    scheduler_name: ObjectName | None = Field(None, description="Scheduler of the pod; default: Kubernetes' own.")
     priority_class_name: ObjectName | None = Field(None, description="PriorityClass of the pod.")
+    runtime_class_name: ObjectName | None = Field(
+        None, description="RuntimeClass of the pod, for example nvidia where NVIDIA's runtime is not the default."
+    )
     service_account_name: ObjectName | None = Field(
         None, description="Service account of the pod; its token is not mounted."
     )
@@ -82,6 +91,22 @@ class PodTemplate(Section):
         "of its service account, stays Invalid unless the values of the operator's chart allow them.",
     )
     volume_mounts: Objects = Field((), description="Additional volume mounts of the container, as in a pod.")
+    init_containers: Objects = Field(
+        (),
+        description="Containers that end before the job's own one starts, as in a pod; one with restartPolicy Always "
+        "runs beside it as a sidecar. They gain no privileges and have no capabilities unless their securityContext "
+        "says so; for privileged, capabilities.add and hostPort see `privileged` and `hostNetwork`.",
+    )
+    host_network: bool = Field(
+        False,
+        description="true: the pod has the network of its node, its ports are ports of the node, and no NetworkPolicy "
+        "holds for it. A job with it stays Invalid unless jobs.allowHostNetwork of the operator's chart is set.",
+    )
+    privileged: bool = Field(
+        False,
+        description="true: the container is privileged; for most uses securityContext also needs runAsUser 0 and "
+        "runAsNonRoot false. A job with it stays Invalid unless jobs.allowPrivileged of the operator's chart is set.",
+    )
     termination_grace_period_seconds: int | None = Field(
         None,
         ge=1,
@@ -104,7 +129,14 @@ class PodGroup(Section):
     )
 
 
-_KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
+_KEYS = {
+    "env": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "topologySpreadConstraints": "topologyKey",
+}
 """Merge keys from the patchMergeKey tags of k8s.io/api/core/v1. Other lists (tolerations, envFrom) are replaced, as in
 Kubernetes."""
 

@@ -22,7 +22,7 @@ from grpo_operator.api.infrastructure import (
     SchedulingSpec,
     TrainerSpec,
 )
-from grpo_operator.api.pod_template import PodGroup, PodTemplate
+from grpo_operator.api.pod_template import LabelMap, PodGroup, PodTemplate, TextMap
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.trainer import TrainerConfig
@@ -163,6 +163,15 @@ class GRPOJobSpec(TrainerConfig):
         default_factory=RendezvousSpec, description="Ports and deadline for ranks to find each other."
     )
     cache: CacheSpec = Field(default_factory=CacheSpec, description="Cache for downloads of models and datasets.")
+    common_labels: LabelMap = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Labels of all objects of the job: pods, StatefulSets, Service, ConfigMap, NetworkPolicy. Those "
+        "that the operator sets win.",
+    )
+    common_annotations: TextMap = Field(
+        default_factory=dict, max_length=64, description="Annotations of all objects of the job."
+    )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Pod settings of all groups.")
     suspend: bool = Field(
         False,

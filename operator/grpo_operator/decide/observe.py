@@ -185,7 +185,6 @@ def read_pod(pod: Object) -> ObservedPod:
     metadata, status, labels = pod["metadata"], mapping(pod.get("status")), _labels(pod)
     container = next((s for s in mappings(status.get("containerStatuses")) if s.get("name") == names.CONTAINER), {})
     outcome, progress = _outcome(status, container)
-    waiting = mapping(mapping(container.get("state")).get("waiting"))
     attempt = text(labels.get(names.LABEL_ATTEMPT, "0"))
     return ObservedPod(
         name=metadata["name"],
@@ -196,7 +195,7 @@ def read_pod(pod: Object) -> ObservedPod:
         ip=text(status.get("podIP")) or None,
         ready=_condition(status, "Ready").get("status") == "True",
         unschedulable=_unschedulable(status),
-        waiting=_joined(waiting.get("reason"), waiting.get("message")) or "no reason given" if waiting else None,
+        waiting=_waiting(status, container),
         restarts=number(container.get("restartCount"), 0),
         outcome=outcome,
         final_progress=progress,
@@ -206,6 +205,18 @@ def read_pod(pod: Object) -> ObservedPod:
         held_by=_holder(metadata, container),
         controller=text(controller_of(pod).get("uid")),
     )
+
+
+def _waiting(status: Object, container: Object) -> str | None:
+    """Return why the job's container does not start. While init containers run, one of them that waits is why."""
+    for one in [*mappings(status.get("initContainerStatuses")), container]:
+        if waiting := mapping(mapping(one.get("state")).get("waiting")):
+            why = _joined(waiting.get("reason"), waiting.get("message")) or "no reason given"
+            if one is container:
+                return why
+            if not why.startswith("PodInitializing"):
+                return f"init container {text(one.get('name'))}: {why}"
+    return None
 
 
 def _holder(metadata: Object, container: Object) -> str:

@@ -12,6 +12,7 @@ from grpo_operator.api import names
 from grpo_operator.api.pod_template import PodTemplate
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.layout.topology import Job
+from grpo_workload.spec.lenient import mapping, mappings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,18 @@ class Allowed:
     """What the chart's values allow in podTemplate beyond its defaults."""
 
     host_path: bool = False
+    host_network: bool = False
+    privileged: bool = False
     service_account_token: bool = False
+
+
+_PATH = "pods of jobs may not mount folders of their node; use a claim, or ask for jobs.allowHostPath"
+_NETWORK = "pods of jobs may not use the network of their node; leave it out, or ask for jobs.allowHostNetwork"
+_PRIVILEGED = "pods of jobs may have no rights on their node; leave it out, or ask for jobs.allowPrivileged"
+_TOKEN = (
+    "pods of jobs hold no credentials of their service account, as they run users' code; leave it out, or ask for "
+    "jobs.allowServiceAccountToken"
+)
 
 
 def find_fault(job: Job, allowed: Allowed) -> str | None:
@@ -29,21 +41,43 @@ def find_fault(job: Job, allowed: Allowed) -> str | None:
 
 
 def _forbidden(spec: GRPOJobSpec, allowed: Allowed) -> Iterator[str]:
+    needs_leave = {
+        _PATH: allowed.host_path,
+        _NETWORK: allowed.host_network,
+        _PRIVILEGED: allowed.privileged,
+        _TOKEN: allowed.service_account_token,
+    }
     for path, template in _templates(spec):
-        for number, volume in enumerate(template.volumes):
-            where = f"{path}.volumes[{number}]"
-            if volume.get("hostPath") is not None and not allowed.host_path:
-                why = "pods of jobs may not mount folders of their node; use a claim"
-                yield f"{where}.hostPath: {why}, or ask for jobs.allowHostPath in the operator's chart"
-            projected = volume.get("projected")
-            sources = projected.get("sources") if isinstance(projected, dict) else None
-            for index, source in enumerate(sources if isinstance(sources, list) else ()):
-                for kind in ("serviceAccountToken", "podCertificate"):
-                    held = isinstance(source, dict) and source.get(kind) is not None
-                    if held and not allowed.service_account_token:
-                        why = "pods of jobs hold no credentials of their service account, as they run users' code"
-                        cure = "leave it out, or ask for jobs.allowServiceAccountToken in the operator's chart"
-                        yield f"{where}.projected.sources[{index}].{kind}: {why}; {cure}"
+        for field, why in _reaches(template):
+            if not needs_leave[why]:
+                yield f"{path}.{field}: {why} in the operator's chart"
+
+
+def _reaches(template: PodTemplate) -> Iterator[tuple[str, str]]:
+    """Yield each field by which pods reach their node or hold credentials, and what is said where that is not allowed.
+
+    Values of the wrong form are left to the API server.
+    """
+    if template.host_network:
+        yield "hostNetwork", _NETWORK
+    if template.privileged:
+        yield "privileged", _PRIVILEGED
+    for number, container in enumerate(template.init_containers):
+        where, context = f"initContainers[{number}]", mapping(container.get("securityContext"))
+        if context.get("privileged"):
+            yield f"{where}.securityContext.privileged", _PRIVILEGED
+        if mapping(context.get("capabilities")).get("add"):
+            yield f"{where}.securityContext.capabilities.add", _PRIVILEGED
+        for index, port in enumerate(mappings(container.get("ports"))):
+            if port.get("hostPort"):
+                yield f"{where}.ports[{index}].hostPort", _NETWORK
+    for number, volume in enumerate(template.volumes):
+        if volume.get("hostPath") is not None:
+            yield f"volumes[{number}].hostPath", _PATH
+        for index, source in enumerate(mappings(mapping(volume.get("projected")).get("sources"))):
+            for kind in ("serviceAccountToken", "podCertificate"):
+                if source.get(kind) is not None:
+                    yield f"volumes[{number}].projected.sources[{index}].{kind}", _TOKEN
 
 
 def _templates(spec: GRPOJobSpec) -> Iterator[tuple[str, PodTemplate]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from grpo_operator.api import names
 from grpo_operator.layout.contracts import make_contract
-from grpo_operator.layout.pods import Manifest, child_labels, pod_template, port_numbers
+from grpo_operator.layout.pods import APP_PROTOCOLS, Manifest, child_labels, pod_template, port_numbers
 from grpo_operator.layout.topology import Group, Job, Topology
 
 
@@ -39,7 +39,13 @@ def service(job: Job) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": {names.LABEL_JOB_UID: job.uid},
             "ports": [
-                {"name": name, "port": port, "protocol": "TCP", "targetPort": port}
+                {
+                    "name": name,
+                    "port": port,
+                    "protocol": "TCP",
+                    "appProtocol": APP_PROTOCOLS.get(name, "tcp"),
+                    "targetPort": port,
+                }
                 for name, port in port_numbers(job).items()
             ],
         },
@@ -108,9 +114,11 @@ def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ())
 
 
 def _metadata(job: Job, name: str, *, attempt: int | None = None, group: Group | None = None) -> Manifest:
+    annotations = job.spec.common_annotations
     return {
         "name": name,
         "namespace": job.namespace,
         "labels": child_labels(job, attempt=attempt, group=group),
+        **({"annotations": annotations} if annotations else {}),
         "ownerReferences": [job.owner],
     }

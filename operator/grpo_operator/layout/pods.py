@@ -52,16 +52,24 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
         "affinity": _affinity(user.affinity, avoid),
+        "topologySpreadConstraints": [
+            {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}, **one}
+            for one in user.topology_spread_constraints
+        ],
+        "schedulerName": user.scheduler_name,
         "priorityClassName": user.priority_class_name,
+        "runtimeClassName": user.runtime_class_name,
+        "initContainers": [_init_container(one) for one in user.init_containers],
+        "hostNetwork": user.host_network,
+        # The default would ask the node's resolver, which does not know the names of pods.
+        "dnsPolicy": "ClusterFirstWithHostNet" if user.host_network else None,
         "serviceAccountName": user.service_account_name,
         "imagePullSecrets": list(user.image_pull_secrets),
     }
     spec |= {key: value for key, value in optional.items() if value}
-    labels = user.labels | child_labels(job, attempt=attempt, group=group)
-    return {
-        "metadata": {"labels": labels, **({"annotations": user.annotations} if user.annotations else {})},
-        "spec": spec,
-    }
+    labels = child_labels(job, attempt=attempt, group=group, user=user.labels)
+    annotations = job.spec.common_annotations | user.annotations
+    return {"metadata": {"labels": labels} | ({"annotations": annotations} if annotations else {}), "spec": spec}
 
 
 def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
@@ -89,12 +97,23 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in port_numbers(job).items()],
         "readinessProbe": {"httpGet": {**probe, "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
         "resources": _resources(job, group, user),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
+        "securityContext": {"privileged": True}
+        if user.privileged
+        else {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
         "terminationMessagePath": c.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*_mounts(job), *user.volume_mounts],
     }
     return container | ({"envFrom": list(user.env_from)} if user.env_from else {})
+
+
+def _init_container(user: Manifest) -> Manifest:
+    """Return a container of the user's with what the policy `restricted` asks for, where the user says nothing else."""
+    said = _inner(user, "securityContext", dict, "initContainers")
+    restricted = (
+        {} if said.get("privileged") else {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    )
+    return {**user, "securityContext": restricted | said}
 
 
 def _capabilities(job: Job) -> Manifest:
@@ -178,15 +197,28 @@ def port_numbers(job: Job) -> dict[str, int]:
     return ports | ({"engine": generation.port, "transfer": generation.transfer_port} if generation else {})
 
 
-def child_labels(job: Job, *, attempt: int | None = None, group: Group | None = None) -> dict[str, str]:
-    """Return the labels of a child; those of its attempt and group only if given."""
-    labels = {
-        "app.kubernetes.io/name": "grpojob",
-        "app.kubernetes.io/instance": job.name,
-        names.LABEL_MANAGED_BY: names.MANAGER,
-        names.LABEL_JOB: job.name,
-        names.LABEL_JOB_UID: job.uid,
-    }
+APP_PROTOCOLS = {"status": "http", "engine": "http"}
+"""What is spoken on a port, for service meshes, which would guess; on the others it is a protocol of torch's own."""
+
+
+def child_labels(
+    job: Job, *, attempt: int | None = None, group: Group | None = None, user: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Return the labels of a child: those of all children, over them the user's for this one, over all the operator's.
+
+    Those of its attempt and group only if given.
+    """
+    labels = (
+        job.spec.common_labels
+        | (user or {})
+        | {
+            "app.kubernetes.io/name": "grpojob",
+            "app.kubernetes.io/instance": job.name,
+            names.LABEL_MANAGED_BY: names.MANAGER,
+            names.LABEL_JOB: job.name,
+            names.LABEL_JOB_UID: job.uid,
+        }
+    )
     if attempt is not None:
         labels[names.LABEL_ATTEMPT] = str(attempt)
     if group is not None:

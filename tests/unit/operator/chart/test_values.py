@@ -30,7 +30,8 @@ def test_values_reach_the_pod(helm: Path) -> None:
         "commonLabels.cost=ml",
     ]
     values += ["podSecurityContext.runAsUser=null", "rbac.readNodes=false", "jobs.networkPolicy=false"]
-    values += ["jobs.allowHostPath=true", "jobs.allowServiceAccountToken=true"]
+    allowed = ["HostPath", "HostNetwork", "Privileged", "ServiceAccountToken"]
+    values += [f"jobs.allow{what}=true" for what in allowed]
     objects = render(helm, *(part for value in values for part in ("--set", value)))
     assert all(o["metadata"]["labels"]["cost"] == "ml" for o in objects.values())
     template = objects["Deployment"]["spec"]["template"]
@@ -41,11 +42,10 @@ def test_values_reach_the_pod(helm: Path) -> None:
     assert pod["tolerations"][2:] == [{"operator": "Exists"}]
     assert pod["containers"][0]["env"][1:] == [{"name": "HTTPS_PROXY", "value": "p"}]
     assert template["metadata"]["labels"].items() >= {"team": "x", "cost": "ml"}.items()
-    flags = ["--no-nodes", "--no-network-policies", "--allow-host-path", "--allow-service-account-token"]
+    allows = ["--allow-host-path", "--allow-host-network", "--allow-privileged", "--allow-service-account-token"]
+    flags = ["--no-nodes", "--no-network-policies", *allows]
     assert pod["containers"][0]["args"][3:] == ["--log-format=json", *flags]
-    assert {"--allow-host-path", "--allow-service-account-token"}.isdisjoint(
-        render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    )
+    assert not set(allows) & set(render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"])
     assert "runAsUser" not in pod["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
 

@@ -113,3 +113,23 @@ def test_what_holds_a_pod_is_read_from_it(metadata: dict[str, Any], state: dict[
     named = {"name": B, "uid": "u", "labels": {}, "deletionTimestamp": NOW}
     read = read_pod({"metadata": named | metadata, "status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
     assert says in read.held_by
+
+
+@pytest.mark.parametrize(
+    ("inits", "why"),
+    [
+        (
+            [{"name": "get", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}],
+            "init container get: CrashLoopBackOff",
+        ),
+        ([{"name": "get", "state": {"running": {}}}], "PodInitializing"),
+        (
+            [{"name": "a", "state": {"terminated": {}}}, {"state": {"waiting": {"reason": "PodInitializing"}}}],
+            "PodInitializing",
+        ),
+    ],
+)
+def test_a_pod_says_which_init_container_it_waits_for(inits: list[Any], why: str) -> None:
+    own = {"name": "grpo", "state": {"waiting": {"reason": "PodInitializing"}}}
+    status = {"initContainerStatuses": inits, "containerStatuses": [own]}
+    assert read_pod({"metadata": {"name": "p", "uid": "u"}, "status": status}).waiting == why

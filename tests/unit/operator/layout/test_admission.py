@@ -1,6 +1,7 @@
 """Names of all children keep Kubernetes' limits, and podTemplate reaches no node and no credentials unless allowed."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ SHAPES: list[dict[str, Any]] = [
 ]
 HOST = {"name": "h", "hostPath": {"path": "/"}}
 TOKEN = {"name": "t", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t"}}]}}
+
+
+INIT = "spec.podTemplate.initContainers[1]"
+
+
+def _init(context: dict[str, Any], **more: Any) -> dict[str, Any]:
+    container = {"name": "b", "image": "i", "securityContext": context, **more}
+    return {"podTemplate": {"initContainers": [{"name": "a", "image": "i"}, container]}}
 
 
 def _named(length: int, shape: dict[str, Any]) -> Job:
@@ -56,12 +65,17 @@ def test_the_group_whose_name_does_not_fit_is_named_with_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "where"),
+    ("spec", "where", "needed"),
     [
-        ({"podTemplate": {"volumes": [{"name": "a", "emptyDir": {}}, HOST]}}, "spec.podTemplate.volumes[1].hostPath"),
+        (
+            {"podTemplate": {"volumes": [{"name": "a", "emptyDir": {}}, HOST]}},
+            "spec.podTemplate.volumes[1].hostPath",
+            "host_path",
+        ),
         (
             {"trainer": {"groups": [{"name": "a", "gpus": 2, "podTemplate": {"volumes": [HOST]}}]}},
             "spec.trainer.groups[0].podTemplate.volumes[0].hostPath",
+            "host_path",
         ),
         (
             {
@@ -71,28 +85,29 @@ def test_the_group_whose_name_does_not_fit_is_named_with_the_limit() -> None:
                 }
             },
             "spec.generation.server.groups[0].podTemplate.volumes[0].projected.sources[1].serviceAccountToken",
+            "service_account_token",
         ),
         (
             {"podTemplate": {"volumes": [{"name": "c", "projected": {"sources": [{"podCertificate": {}}]}}]}},
             "spec.podTemplate.volumes[0].projected.sources[0].podCertificate",
+            "service_account_token",
         ),
+        ({"podTemplate": {"hostNetwork": True}}, "spec.podTemplate.hostNetwork", "host_network"),
+        ({"podTemplate": {"privileged": True}}, "spec.podTemplate.privileged", "privileged"),
+        (_init({"privileged": True}), f"{INIT}.securityContext.privileged", "privileged"),
+        (_init({"capabilities": {"add": ["SYS_ADMIN"]}}), f"{INIT}.securityContext.capabilities.add", "privileged"),
+        (_init({}, ports=[{"hostPort": 80}]), f"{INIT}.ports[0].hostPort", "host_network"),
     ],
 )
-def test_nodes_and_credentials_need_the_administrators_leave(spec: dict[str, Any], where: str) -> None:
+def test_nodes_and_credentials_need_the_administrators_leave(spec: dict[str, Any], where: str, needed: str) -> None:
     made = job(**spec)
     fault = find_fault(made, Allowed())
     assert fault is not None
     assert fault.startswith(f"{where}: ")
-    needed, other = (
-        ("host_path", "service_account_token")
-        if "hostPath" in where
-        else (
-            "service_account_token",
-            "host_path",
-        )
-    )
+    assert re.findall(r"jobs\.allow(\w+)", fault)[0].lower() == needed.replace("_", "")
     assert find_fault(made, Allowed(**{needed: True})) is None
-    assert find_fault(made, Allowed(**{other: True})) == fault
+    others = {field.name: True for field in fields(Allowed) if field.name != needed}
+    assert find_fault(made, Allowed(**others)) == fault
 
 
 @pytest.mark.parametrize(
@@ -107,10 +122,12 @@ def test_nodes_and_credentials_need_the_administrators_leave(spec: dict[str, Any
 )
 def test_other_volumes_are_left_to_the_api_server(volume: dict[str, Any]) -> None:
     assert find_fault(job(podTemplate={"volumes": [volume]}), Allowed()) is None
+    odd = {**volume, "securityContext": {"privileged": False, "capabilities": {"add": None}}, "ports": "text"}
+    assert find_fault(job(podTemplate={"initContainers": [odd, {"securityContext": "x"}]}), Allowed()) is None
 
 
-@pytest.mark.parametrize("field", ["hostNetwork", "hostPID", "hostIPC", "automountServiceAccountToken"])
-def test_pod_templates_have_no_field_for_host_namespaces_or_the_account(field: str) -> None:
+@pytest.mark.parametrize("field", ["hostPID", "hostIPC", "automountServiceAccountToken"])
+def test_pod_templates_have_no_field_for_processes_of_the_host_or_the_account(field: str) -> None:
     with pytest.raises(ValueError, match=rf"spec\.podTemplate\.{field}|spec\.podTemplate\.host"):
         job(podTemplate={field: True})
 

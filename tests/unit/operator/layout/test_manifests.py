@@ -56,6 +56,59 @@ def test_every_child_is_owned_and_labelled() -> None:
         json.dumps(child)
 
 
+def test_labels_and_annotations_of_the_user_are_on_every_child_and_the_operators_win() -> None:
+    labels = {"team": "x", "tier": "all", names.LABEL_JOB_UID: "mine"}
+    made = job(
+        commonLabels=labels,
+        commonAnnotations={"owner": "me"},
+        podTemplate={"labels": {"tier": "pod"}, "annotations": {"port": "1"}},
+    )
+    *others, group = manifests(made, plan_topology(made), 0)
+    for child in [*others, group]:
+        assert child["metadata"]["labels"].items() >= {"team": "x", "tier": "all", names.LABEL_JOB_UID: "uid"}.items()
+        assert child["metadata"]["annotations"] == {"owner": "me"}
+    pod = group["spec"]["template"]["metadata"]
+    assert pod["labels"].items() >= {"team": "x", "tier": "pod", names.LABEL_JOB_UID: "uid"}.items()
+    assert pod["annotations"] == {"owner": "me", "port": "1"}
+
+
+def test_the_service_tells_meshes_what_its_ports_speak() -> None:
+    server = {"topology": "Server", "server": {"groups": [{"name": "g", "gpus": 1}]}}
+    service, *_ = manifests(*world(generation=server), 0)
+    spoken = {port["name"]: port["appProtocol"] for port in service["spec"]["ports"]}
+    assert spoken == {"rendezvous": "tcp", "status": "http", "engine": "http", "transfer": "tcp"}
+
+
+def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
+    own = {"matchLabels": {"a": "b"}}
+    spread = [{"topologyKey": "zone", "maxSkew": 1}, {"topologyKey": "rack", "maxSkew": 2, "labelSelector": own}]
+    over = {"initContainers": [{"name": "proxy", "image": "p2"}], "privileged": True, "hostNetwork": True}
+    made = job(
+        podTemplate={
+            "runtimeClassName": "nvidia",
+            "schedulerName": "volcano",
+            "topologySpreadConstraints": spread,
+            "initContainers": [
+                {"name": "proxy", "image": "p1", "restartPolicy": "Always"},
+                {"name": "sysctl", "image": "s", "securityContext": {"privileged": True}},
+            ],
+        },
+        trainer={"groups": [{"name": "a", "gpus": 7}, {"name": "b", "gpus": 7, "podTemplate": over}]},
+    )
+    first, second = (one["spec"]["template"]["spec"] for one in manifests(made, plan_topology(made), 0)[-2:])
+    assert (first["runtimeClassName"], first["schedulerName"]) == ("nvidia", "volcano")
+    jobs_pods = {"matchLabels": {names.LABEL_JOB_UID: "uid"}}
+    assert [one["labelSelector"] for one in first["topologySpreadConstraints"]] == [jobs_pods, own]
+    proxy, sysctl = first["initContainers"]
+    assert proxy["restartPolicy"] == "Always"
+    assert proxy["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert sysctl["securityContext"] == {"privileged": True}
+    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(first)
+    assert (second["hostNetwork"], second["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert second["containers"][0]["securityContext"] == {"privileged": True}
+    assert [one["image"] for one in second["initContainers"]] == ["p2", "s"]
+
+
 def test_a_groups_pod_settings_are_merged_like_a_strategic_merge_patch() -> None:
     over = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "resources": {"limits": {"cpu": "8"}}, "tolerations": []}
     made = job(
