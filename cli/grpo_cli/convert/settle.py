@@ -230,6 +230,8 @@ def _loss(draft: Draft) -> None:
         draft.set("training.importanceSamplingLevel", "sequence")
         draft.set("training.lossType", "grpo", "gspo averages so, whatever loss_agg_mode says")
         draft.drop("training.delta")
+        note = "gspo has no second bound: clip_ratio_c is not used"
+        draft.find(Kind.NOT_NEEDED, "delta", "", note, "training.delta")
     high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _default("epsilon"))
     if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
         draft.drop("training.delta")
