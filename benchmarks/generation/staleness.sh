@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Rows of staleness.py on a machine of two GPUs: staleness.sh OUT PART... All results go to OUT/staleness.jsonl. A part is
-# colocate: its rows two at a time, each with a GPU and half of the cores; or rows with commas, one after the other on both GPUs.
+# colocate: its rows two at a time, each with a GPU and half of the cores; trl:LENGTHS:STALENESS: TRL's AsyncGRPOTrainer on both GPUs;
+# or rows with commas, one after the other on both GPUs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$1
@@ -22,6 +23,10 @@ for part in "${@:2}"; do
     rows colocate-0 "0-$((half - 1))" 0 colocate:lognormal:0 colocate:lognormal:4 &
     rows colocate-1 "$half-$((cores - 1))" 1 colocate:lognormal:1 colocate:lognormal:2 &
     wait
+    ;;
+  trl:*)
+    CUDA_VISIBLE_DEVICES=0,1 python3 -m benchmarks.vs_trl.async_trainer --row "server:${part#trl:}" --size "${SIZE:-1.5}" --device "${DEVICE:-cuda}" \
+      --steps "${STEPS:-6}" --timeout "${ROW_SECONDS:-170}" --model "$model" --output "$out/${part//:/-}.jsonl" >>"$out/${part//:/-}.log" 2>&1
     ;;
   *)
     IFS=, read -ra list <<<"$part"

@@ -1,0 +1,305 @@
+"""Tokens per second of TRL's AsyncGRPOTrainer, in rows of `benchmarks.generation.staleness`: server:LENGTHS:STALENESS.
+
+    python -m benchmarks.vs_trl.async_trainer --row server:lognormal:4 --output out.jsonl
+    python -m benchmarks.generation.staleness --summary out.jsonl
+
+The same model, prompts, lengths, vLLM arguments and numbers of completions; a step trains on 64 completions in
+micro-batches of 16, about as many tokens as ours packs. The trainer has the first GPU, `vllm serve` the second.
+TRL's `max_staleness` drops what is older; what it has in flight is `max_inflight_tasks`, here 64 x (STALENESS + 1),
+as ours. TRL's attention takes a kernel from the hub; here it calls PyTorch's kernel for sequences of any length, which
+ours uses too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from benchmarks import ROOT
+from benchmarks.common.busy import Busy
+from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, Lengths, prompt
+from benchmarks.common.models import make_model
+from benchmarks.common.processes import ended_with
+from benchmarks.common.runs import about, append, versions
+from benchmarks.generation.staleness import ENGINES, LONGEST, SCALES, WARMUP, Row, host
+from grpo_cli.local.processes import free_ports
+from grpo_workload.pod.vllm_command import SERVER, as_flags
+
+MICRO_BATCH = 16
+SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
+
+
+@click.command()
+@click.option("--row", "name", required=True, help="server:LENGTHS:STALENESS, with a staleness of 1 or more.")
+@click.option("--steps", default=6, show_default=True, help="Measured steps.")
+@click.option("--size", default="1.5", show_default=True)
+@click.option("--device", type=click.Choice(list(ENGINES)), default="cuda", show_default=True)
+@click.option("--timeout", default=240, show_default=True, help="Longest time for the row, in seconds.")
+@click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model; made if missing.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("async.jsonl"), show_default=True)
+@click.option("--port", type=int, hidden=True)
+def main(
+    name: str, steps: int, size: str, device: str, timeout: int, model: Path | None, output: Path, port: int | None
+) -> None:
+    """Run one row in a process of its own, next to its vLLM server."""
+    row = Row.parse(name)
+    if row.topology != "server" or row.staleness < 1:
+        raise click.UsageError(f"--row {name}: TRL has server:LENGTHS:STALENESS with a staleness of 1 or more")
+    if port is not None:
+        assert model is not None
+        sys.exit(train(row, model, port, steps, size, device, output))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch, ended_with():
+        folder = Path(scratch)
+        model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096).resolve()
+        (port,) = free_ports(1)
+        serve(row, model, port, device, folder)
+        command = [sys.executable, "-m", "benchmarks.vs_trl.async_trainer", "--row", name, "--steps", str(steps)]
+        command += ["--size", size, "--device", device, "--model", str(model), "--output", str(output.resolve())]
+        log = folder / "trainer.log"
+        with log.open("w") as file:
+            job = subprocess.Popen(
+                [*command, "--port", str(port)],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": _path()},
+                stdout=file,
+                stderr=file,
+            )
+            try:
+                code = job.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = -1
+        for file_ in (log, folder / "engine.log") if code else ():
+            print(f"--- {file_.name}\n{file_.read_text()[-6000:]}")
+    sys.exit(code)
+
+
+def _path(first: str | None = None) -> str:
+    return os.pathsep.join(filter(None, [first, str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def serve(row: Row, model: Path, port: int, device: str, folder: Path) -> None:
+    """Start the vLLM server, with the engine arguments of our rows; nobody waits for it here."""
+    engine = ENGINES[device]
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": "bfloat16",
+        "max_model_len": engine["maxModelLen"],
+        "logprobs_mode": "processed_logprobs",
+        "uvicorn_log_level": "warning",
+    }
+    if device == "cuda":
+        arguments |= {"gpu_memory_utilization": 0.6, "weight_transfer_config": {"backend": "nccl"}}
+    else:
+        arguments |= {"kv_cache_memory_bytes": 2**28}
+    imposed = Lengths(kind=row.lengths, scale=SCALES[device]).variables(folder / "plugin")
+    variables = imposed | {"PYTHONPATH": _path(imposed["PYTHONPATH"])}
+    variables |= {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    with (folder / "engine.log").open("w") as log:
+        subprocess.Popen(
+            [*SERVER, *as_flags(arguments | engine["engineArgs"])], env=os.environ | variables, stdout=log, stderr=log
+        )
+
+
+def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward that varies within each group, whatever was sampled."""
+    return [sum(ids) % 97 / 97 for ids in completion_ids]
+
+
+class NoTransfer:
+    """On CPUs: TRL sends weights by NCCL alone."""
+
+    def init_weight_transfer(self) -> None:
+        """Wait for the server."""
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def send_weights(self, iterator: Any) -> None:
+        """Use up the weights."""
+        for _ in iterator:
+            pass
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def destroy(self) -> None:
+        """Do nothing."""
+
+
+def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, output: Path) -> int:
+    """Train in this process, and append the result."""
+    import psutil
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.chat_template_utils import qwen3_template
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+    from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
+
+    packing._flash_attn = lambda: Attention
+    if device == "cpu":
+        async_grpo_trainer.get_peak_flops_per_device = lambda *_: 1e12  # it asks a GPU for its name
+    tokens: list[int] = []  # of completions, in micro-batches given to the trainer so far
+    collate = DataCollatorForRollout.torch_call
+
+    def counted(collator: Any, examples: Any) -> Any:
+        tokens.extend(int(one["completion_mask"].sum()) for rows in examples for row in rows for one in row.samples)
+        return collate(collator, examples)
+
+    DataCollatorForRollout.torch_call = counted
+    ends: list[tuple[float, int]] = []
+    warmup = WARMUP + row.staleness
+    busy = Busy(device, 0)
+    history: list[dict[str, Any]] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if device == "cuda":
+                torch.cuda.synchronize()
+            ends.append((time.monotonic(), SAMPLES * len(ends)))
+            if len(ends) > warmup:
+                busy.look(len(ends))
+            elif len(ends) == warmup:
+                psutil.cpu_percent(percpu=True)
+            if len(ends) == warmup + steps + 1:
+                control.should_training_stop = True
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            history.append(logs)
+
+    scale = SCALES[device]
+    config = AsyncGRPOConfig(
+        output_dir=tempfile.mkdtemp(dir=model.parent),
+        per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=SAMPLES // MICRO_BATCH,
+        token_budget=-1,
+        num_generations=NUM_GENERATIONS,
+        max_completion_length=int(LONGEST * scale),
+        max_steps=warmup + steps + 1,
+        max_staleness=row.staleness,
+        max_inflight_tasks=SAMPLES * (row.staleness + 1),
+        learning_rate=1e-6,
+        max_grad_norm=1.0,
+        bf16=False,  # the weights are bfloat16, as ours
+        dtype="bfloat16",
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        vllm_server_base_url=f"http://127.0.0.1:{port}",
+        use_cpu=device == "cpu",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.response_template = qwen3_template  # TRL wants one
+    rows = [prompt(step, position) for step in range(200) for position in range(NUM_PROMPTS)]
+    assert {len(tokenizer(text)["input_ids"]) for text in rows} == {PROMPT_TOKENS}
+    trainer = AsyncGRPOTrainer(
+        model=str(model),
+        reward_funcs=[reward],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in rows]),
+        processing_class=tokenizer,
+        callbacks=[Clock()],
+        weight_transfer=NoTransfer() if device == "cpu" else None,
+    )
+    if device == "cpu":
+        _wait_for(port)
+    trainer.train()
+    (first, begun), (last, ended) = ends[warmup], ends[-1]
+    seconds, measured = last - first, sum(tokens[begun:ended])
+    line: dict[str, Any] = {"row": f"trl-async:{row.lengths}:{row.staleness}", "size": size, "device": device}
+    line |= {
+        "tokens_per_second": round(measured / seconds),
+        "tokens": measured,
+        "mean": {"step_time": seconds / steps, "completions/mean_length": fmean(tokens[begun:ended])},
+        "warmup": warmup + 1,
+        "step_seconds": [round(b - a, 3) for (a, _), (b, _) in pairwise(ends)],
+        "busy": busy.means(),
+        "logs": history,
+        "host": host(device),
+    }
+    line |= about("benchmarks.vs_trl.async_trainer", row=row.name, steps=steps, size=size, device=device)
+    line["versions"] |= versions("trl")
+    append(output, json.loads(json.dumps(line, default=str)))
+    return 0
+
+
+def _wait_for(port: int) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+            return
+        except OSError:
+            time.sleep(0.5)
+
+
+class Attention:
+    """What TRL calls of its kernel, computed by PyTorch."""
+
+    @staticmethod
+    def flash_attn_varlen_func(
+        query: Any,
+        key: Any,
+        value: Any,
+        starts: Any,
+        key_starts: Any,
+        longest: int,
+        longest_key: int,
+        *,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: tuple[int, int],
+    ) -> Any:
+        """Attention [N, H, D] of segments to their paths, aligned at their ends."""
+        assert causal
+        assert window_size == (-1, -1)
+        from torch.nn.attention.varlen import varlen_attn
+
+        from grpo_workload.policy.attention import _GROUPED
+
+        if query.is_cuda:
+            return varlen_attn(
+                query,
+                key,
+                value,
+                starts,
+                key_starts,
+                longest,
+                longest_key,
+                scale=softmax_scale,
+                window_size=(-1, 0),
+                **_GROUPED,
+            )
+        import torch
+        from torch.nn.attention.bias import causal_lower_right
+        from torch.nn.functional import scaled_dot_product_attention
+
+        parts = []
+        for index in range(len(starts) - 1):
+            part, path = slice(*starts[index : index + 2].tolist()), slice(*key_starts[index : index + 2].tolist())
+            one = (query[part], key[path], value[path])
+            queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in one)
+            mask = causal_lower_right(queries.size(-2), keys.size(-2))
+            out = scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+            )
+            parts.append(out[0].transpose(0, 1))
+        return torch.cat(parts)
+
+
+if __name__ == "__main__":
+    main()
