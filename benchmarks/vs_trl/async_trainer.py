@@ -4,10 +4,9 @@
     python -m benchmarks.generation.staleness --summary out.jsonl
 
 The same model, prompts, lengths, vLLM arguments and numbers of completions; a step trains on 64 completions in
-micro-batches of 16, about as many tokens as ours packs. The trainer has the first GPU, `vllm serve` the second.
-TRL's `max_staleness` drops what is older; what it has in flight is `max_inflight_tasks`, here 64 x (STALENESS + 1),
-as ours. TRL's attention takes a kernel from the hub; here it calls PyTorch's kernel for sequences of any length, which
-ours uses too.
+micro-batches of 16, about as many tokens as ours packs. The trainer has the first GPU, vLLM's server the second.
+TRL's `max_staleness` drops what is older, and decides how many requests it has in flight: 64 x STALENESS. TRL's
+attention takes a kernel from the hub; here it calls PyTorch's kernel for packed sequences, which ours uses too.
 """
 
 from __future__ import annotations
@@ -159,22 +158,41 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         return collate(collator, examples)
 
     DataCollatorForRollout.torch_call = counted
-    ends: list[tuple[float, int]] = []
+    ends: list[tuple[float, int]] = []  # of steps: when, and how many completions were trained on by then
     warmup = WARMUP + row.staleness
     busy = Busy(device, 0)
     history: list[dict[str, Any]] = []
 
-    class Clock(TrainerCallback):
+    def finish() -> None:
+        (first, begun), (last, ended) = ends[warmup], ends[-1]
+        measured = tokens[begun:ended]
+        line: dict[str, Any] = {"row": f"trl-async:{row.lengths}:{row.staleness}", "size": size, "device": device}
+        line |= {
+            "tokens_per_second": round(sum(measured) / (last - first)),
+            "tokens": sum(measured),
+            "mean": {"step_time": (last - first) / steps, "completions/mean_length": fmean(measured)},
+            "warmup": warmup + 1,
+            "step_seconds": [round(end - begin, 3) for (begin, _), (end, _) in pairwise(ends)],
+            "busy": busy.means(),
+            "logs": history,
+            "host": host(device),
+        }
+        line |= about("benchmarks.vs_trl.async_trainer", row=row.name, steps=steps, size=size, device=device)
+        line["versions"] |= versions("trl")
+        append(output, json.loads(json.dumps(line, default=str)))
+        os._exit(0)  # its own end waits for what is in flight
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if device == "cuda":
                 torch.cuda.synchronize()
-            ends.append((time.monotonic(), SAMPLES * len(ends)))
+            ends.append((time.monotonic(), SAMPLES * (len(ends) + 1)))
             if len(ends) > warmup:
                 busy.look(len(ends))
             elif len(ends) == warmup:
                 psutil.cpu_percent(percpu=True)
             if len(ends) == warmup + steps + 1:
-                control.should_training_stop = True
+                finish()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             history.append(logs)
@@ -189,7 +207,6 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         max_completion_length=int(LONGEST * scale),
         max_steps=warmup + steps + 1,
         max_staleness=row.staleness,
-        max_inflight_tasks=SAMPLES * (row.staleness + 1),
         learning_rate=1e-6,
         max_grad_norm=1.0,
         bf16=False,  # the weights are bfloat16, as ours
@@ -219,23 +236,7 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
     if device == "cpu":
         _wait_for(port)
     trainer.train()
-    (first, begun), (last, ended) = ends[warmup], ends[-1]
-    seconds, measured = last - first, sum(tokens[begun:ended])
-    line: dict[str, Any] = {"row": f"trl-async:{row.lengths}:{row.staleness}", "size": size, "device": device}
-    line |= {
-        "tokens_per_second": round(measured / seconds),
-        "tokens": measured,
-        "mean": {"step_time": seconds / steps, "completions/mean_length": fmean(tokens[begun:ended])},
-        "warmup": warmup + 1,
-        "step_seconds": [round(b - a, 3) for (a, _), (b, _) in pairwise(ends)],
-        "busy": busy.means(),
-        "logs": history,
-        "host": host(device),
-    }
-    line |= about("benchmarks.vs_trl.async_trainer", row=row.name, steps=steps, size=size, device=device)
-    line["versions"] |= versions("trl")
-    append(output, json.loads(json.dumps(line, default=str)))
-    return 0
+    return 1  # it ended before the measured steps did
 
 
 def _wait_for(port: int) -> None:
