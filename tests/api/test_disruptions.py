@@ -96,6 +96,40 @@ def test_a_pod_that_somebody_deletes_by_force_is_named_and_counted(jobs: Jobs) -
     assert (failure["reason"], failure["pod"], restarts["counted"]) == ("PodReplaced", "deleted-b-0", 1)
 
 
+def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_racks(jobs: Jobs, kubectl: Any) -> None:
+    """Racks of two nodes. Without the affinity the scheduler takes the emptiest nodes, which are in all racks."""
+    nodes: list[Any] = [kwok.node(index, 8) for index in range(200, 208)]
+    for index, node in enumerate(nodes):
+        node["metadata"]["labels"] |= {"only": "racks", "rack": f"rack-{index % 4}"}
+    rack_of = {node["metadata"]["name"]: node["metadata"]["labels"]["rack"] for node in nodes}
+
+    def racks(name: str) -> list[str]:
+        pods = jobs.list("pod", f"training.grpo.dev/job={name}")
+        return sorted(rack_of[pod["spec"]["nodeName"]] for pod in pods if pod["spec"].get("nodeName"))
+
+    def apply(name: str, gpus: int, policy: str) -> None:
+        groups = [{"name": "a", "replicas": 4, "gpus": gpus}]
+        scheduling = {"topologyKey": "rack", "topologyPolicy": policy}
+        template = {"nodeSelector": {"only": "racks"}}
+        spec = {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4 * gpus}}
+        jobs.apply(make_job(name, podTemplate=template, scheduling=scheduling, **spec))
+
+    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    try:
+        apply("small", 4, "Required")
+        jobs.wait_for("small", "Running", "True")
+        assert len(set(racks("small"))) == 1
+        apply("large", 8, "Required")
+        assert "pod affinity rules" in jobs.wait_for("large", "Scheduled", "False", "Unschedulable")["message"]
+        wait_until(lambda: len(racks("large")) == 2, "a rack is full", 30, interval=0.1)
+        assert len(set(racks("large"))) == 1
+        apply("wide", 8, "Preferred")
+        jobs.wait_for("wide", "Running", "True")
+        assert [racks("wide").count(rack) for rack in sorted(set(racks("wide")))] == [2, 2]
+    finally:
+        kubectl("delete", "node", *rack_of, "--wait=false")
+
+
 def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) -> None:
     """Each job needs two nodes whole. A taint keeps the first job from the second one until both hold half."""
     nodes: list[Any] = [kwok.node(index, 8) for index in (100, 101)]

@@ -44,7 +44,15 @@ class TrainerSpec(Section):
 
 
 class SchedulingSpec(Section):
-    """How long an attempt of which only some pods have a node keeps what they hold."""
+    """Near each other or not, and how long an attempt of which only some pods have a node keeps what they hold."""
+
+    RULES = (
+        Rule(
+            "self.topologyPolicy != 'Required' || has(self.topologyKey)",
+            "topologyPolicy Required needs topologyKey, the node label that all pods must share",
+            lambda s: s.topology_policy != "Required" or s.topology_key is not None,
+        ),
+    )
 
     timeout_seconds: int | None = Field(
         None,
@@ -54,6 +62,17 @@ class SchedulingSpec(Section):
         "pod gets a node for this many seconds, or up to 20 percent less: of two jobs that hold each other's GPUs, one "
         "then gives way first. The next attempt begins after a wait, which doubles each time (PlacementTimeout). "
         "Default: rendezvous.timeoutSeconds, after which pods give up on those that are missing.",
+    )
+    topology_key: Annotated[str, Field(min_length=1, max_length=317)] | None = Field(
+        None,
+        description="Label of nodes whose value says which of them are near each other, for example "
+        "topology.kubernetes.io/zone, or your label for racks or NVLink domains: the job's pods look for nodes of one "
+        "value. Holds for pods created after a change.",
+    )
+    topology_policy: Literal["Preferred", "Required"] = Field(
+        "Preferred",
+        description="Required: a pod waits rather than take a node outside the topologyKey value of the first. "
+        "Preferred: it takes any node if none is left there.",
     )
 
 

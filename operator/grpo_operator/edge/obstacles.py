@@ -34,7 +34,7 @@ async def find_obstacle(
             return wrong
         for child in wanted:
             is_ours = (child["kind"], child["metadata"]["name"]) in ours
-            if child["kind"] == "StatefulSet":  # which podTemplate shapes; the others are always the same
+            if child["kind"] == "StatefulSet":  # which podTemplate shapes; it has the labels of all others
                 await cluster.try_apply(child, is_ours=is_ours)
             elif not is_ours:
                 await cluster.check_owner(child)

@@ -51,7 +51,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
-        "affinity": _affinity(user.affinity, avoid),
+        "affinity": _affinity(_near_each_other(job, user.affinity), avoid),
         "topologySpreadConstraints": [
             {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}, **one}
             for one in user.topology_spread_constraints
@@ -70,6 +70,25 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     labels = child_labels(job, attempt=attempt, group=group, user=user.labels)
     annotations = job.spec.common_annotations | user.annotations
     return {"metadata": {"labels": labels} | ({"annotations": annotations} if annotations else {}), "spec": spec}
+
+
+def _near_each_other(job: Job, user: Manifest) -> Manifest:
+    """Return the user's affinity, and to the job's own pods by `scheduling.topologyKey`.
+
+    The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
+    """
+    scheduling = job.spec.scheduling
+    if scheduling.topology_key is None:
+        return user
+    own: Manifest = {
+        "topologyKey": scheduling.topology_key,
+        "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}},
+    }
+    key = f"{scheduling.topology_policy.lower()}DuringSchedulingIgnoredDuringExecution"
+    pod = _inner(user, "podAffinity", dict, "affinity")
+    terms = _inner(pod, key, list, "affinity.podAffinity")
+    near = own if scheduling.topology_policy == "Required" else {"weight": 100, "podAffinityTerm": own}
+    return {**user, "podAffinity": {**pod, key: [*terms, near]}}
 
 
 def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:

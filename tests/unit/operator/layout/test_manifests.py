@@ -109,6 +109,25 @@ def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
     assert [one["image"] for one in second["initContainers"]] == ["p2", "s"]
 
 
+def test_pods_look_for_nodes_near_the_jobs_other_pods_beside_what_the_user_asks() -> None:
+    def affinity(**scheduling: str) -> dict:
+        users = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+        made = job(scheduling=scheduling, podTemplate={"affinity": {"podAffinity": users, "podAntiAffinity": {"x": 1}}})
+        return manifests(made, plan_topology(made), 0, ["lost"])[-1]["spec"]["template"]["spec"]["affinity"]
+
+    own = {"topologyKey": "rack", "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: "uid"}}}
+    key = "DuringSchedulingIgnoredDuringExecution"
+    near = affinity(topologyKey="rack")
+    assert near["podAffinity"] == {f"preferred{key}": [{"weight": 1}, {"weight": 100, "podAffinityTerm": own}]}
+    assert near["podAntiAffinity"] == {"x": 1}
+    assert f"preferred{key}" in near["nodeAffinity"], "away from the lost node"
+    must = affinity(topologyKey="rack", topologyPolicy="Required")["podAffinity"]
+    assert must == {f"preferred{key}": [{"weight": 1}], f"required{key}": [own]}
+    assert affinity()["podAffinity"] == {f"preferred{key}": [{"weight": 1}]}
+    with pytest.raises(ValueError, match="topologyPolicy Required needs topologyKey"):
+        affinity(topologyPolicy="Required")
+
+
 def test_a_groups_pod_settings_are_merged_like_a_strategic_merge_patch() -> None:
     over = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "resources": {"limits": {"cpu": "8"}}, "tolerations": []}
     made = job(
