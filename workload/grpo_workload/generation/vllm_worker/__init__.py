@@ -1,1 +1,1 @@
-"""Code that runs inside vLLM's workers: it receives weights and adapters."""
+"""Code that runs inside vLLM's processes: it receives weights and adapters, and spares its HTTP server work."""
