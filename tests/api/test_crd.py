@@ -69,7 +69,7 @@ pytestmark = pytest.mark.api
             'Duplicate value: {"name":"a"}',
         ),
         ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
-        ({"podTemplate": {"hostNetwork": True}}, 'unknown field "spec.podTemplate.hostNetwork"'),
+        ({"podTemplate": {"hostPID": True}}, 'unknown field "spec.podTemplate.hostPID"'),
         (
             {"scheduling": {"timeoutSeconds": 601}},
             "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
