@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("same"), derandomize=False, max_examples=2000)
@@ -20,13 +22,33 @@ settings.load_profile("same")
 REAL_PROCESSES = {"api", "e2e", "trainer"}  # folders of tests that a busy machine can fail
 """Their tests get a second try. The closing line counts those that needed it, and what failed first is shown."""
 
+ORDER = ["e2e", "trainer", "api", "gpu", "unit"]  # the longest first, so that two workers end at about the same time
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of real processes a second try."""
-    tests = Path(__file__).parent
+    """Give tests of real processes a second try, and put what takes longest first."""
+
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(Path(__file__).parent).parts[0]
+
     for item in items:
-        if item.path.relative_to(tests).parts[0] in REAL_PROCESSES:
+        if folder(item) in REAL_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))
+    items.sort(key=lambda item: ORDER.index(folder(item)))
+
+
+class OneClusterEach(LoadScopeScheduling):
+    """With `-n`: one worker runs all tests of a cluster, as the cluster is one; files of other tests stay whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.split("/")[1]
+        return folder if folder in {"e2e", "api"} else nodeid.split("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneClusterEach:
+    """Deal the tests out to the workers of `-n`."""
+    config.option.loadscopereorder = False  # ORDER is what we want
+    return OneClusterEach(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
