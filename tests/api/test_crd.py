@@ -38,6 +38,8 @@ pytestmark = pytest.mark.api
             "advantageEstimator rloo needs multiObjectiveAggregation sum_then_normalize",
         ),
         ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),
+        ({"training": {"lrSchedulerType": "constant", "warmupSteps": 5}}, "constant has no warm-up"),
+        ({"training": {"lrSchedulerKwargs": {"power": 2}}}, "linear takes no lrSchedulerKwargs"),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         (

@@ -33,6 +33,7 @@ _FACTS_OF_FIELD = {
     "training.promptsPerStep": "per_device accumulation verl_mini_batch",
     "training.stepsPerGeneration": "steps_per_generation generation_batch verl_batch",
     "training.maxSteps": "max_steps epochs verl_steps",
+    "training.lrSchedulerKwargs": "schedule_arguments min_lr_ratio num_cycles",
     "training.warmupSteps": "warmup warmup_ratio",
     "training.epsilon": "clip_ratio",
     "training.importanceSamplingLevel": "verl_loss",

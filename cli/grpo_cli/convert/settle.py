@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Finding, Kind
+from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
 from grpo_workload.spec.training import TrainingConfig
 
@@ -212,8 +213,7 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
     warmup = facts.get("warmup", 0) * unit
     if warmup < 1:
         warmup = (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps
-    if warmup:
-        draft.set("training.warmupSteps", round(warmup))
+    settle_schedule(draft, round(warmup))
     if (every := facts.get("save_steps")) is not None:
         every = round(every * steps) if 0 < every < 1 else int(every) * unit
         draft.set("storage.checkpointEverySteps", every if every > 0 else steps)

@@ -77,7 +77,7 @@ BATCH = rows(
 OPTIMIZER = rows(
     same("learning_rate", "training.learningRate", v.number),
     same("lr_scheduler_type", "training.lrSchedulerType", v.scheduler),
-    left("lr_scheduler_kwargs", "warmupSteps is the only setting of schedules", "{}"),
+    differs("lr_scheduler_kwargs", "@schedule_arguments", v.mapping, "those that the schedule takes"),
     differs("warmup_steps", "@warmup", v.number, "below 1 it is a share of maxSteps"),
     differs("warmup_ratio", "@warmup_ratio", v.number, "a share of maxSteps"),
     same("weight_decay", "training.weightDecay", v.number),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_cli.convert.rows import LeftError
+from grpo_workload.spec.optimizer import SCHEDULE_ARGUMENTS
 
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _NONE = {"", "none", "null", "~"}
@@ -143,8 +144,8 @@ attention = one_of(
     "{value} is not supported: varlen is taken; use varlen, sdpa, eager or flash_attention_2",
 )
 scheduler = one_of(
-    {"linear": "linear", "cosine": "cosine", "constant": "constant constant_with_warmup"},
-    "the schedule {value} is not supported: linear is taken; use linear, cosine or constant, with warmupSteps",
+    {name: name for name in SCHEDULE_ARGUMENTS},
+    "the schedule {value} is not supported: linear is taken; use one that follows no metric (training.lrSchedulerType)",
 )
 scale_rewards = one_of(
     {"group": "group true", "batch": "batch", "none": "none false"}, "use group, batch or none, not {value}"

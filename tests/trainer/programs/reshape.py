@@ -67,6 +67,8 @@ def main(model, data, out, attempt, plans):
                 "training": {
                     "learningRate": 1e-3,
                     "warmupSteps": 3,
+                    "lrSchedulerType": "cosine_with_min_lr",
+                    "lrSchedulerKwargs": {"min_lr_rate": 0.1},
                     "perDeviceTrainBatchSize": 4,
                     "importanceSamplingCorrection": "none",
                 },

@@ -103,6 +103,7 @@ class Policy:
             optimizer,
             num_warmup_steps=config.training.warmup_steps,
             num_training_steps=config.training.max_steps,
+            scheduler_specific_kwargs=dict(config.training.lr_scheduler_kwargs),
         )
         self.deepspeed_engine, _, self.schedule = self._accelerator.prepare(model, optimizer, schedule)
         # A single rank has no other to average with, but would still copy its gradients into a buffer of a gigabyte.

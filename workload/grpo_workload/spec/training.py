@@ -5,20 +5,22 @@ Torch-free: the operator imports it.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
 from grpo_workload.spec.loss import Correction, LossConfig
+from grpo_workload.spec.optimizer import OptimizerConfig
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.tracking import TrackingConfig
 
 
-class TrainingConfig(LossConfig, TrackingConfig):
+class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
     """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *LossConfig.RULES,
+        *OptimizerConfig.RULES,
         Rule(
             "self.maxStaleness == 0 || self.stepsPerGeneration * self.numIterations == 1",
             "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1: it begins the prompts of later steps "
@@ -70,20 +72,6 @@ class TrainingConfig(LossConfig, TrackingConfig):
         description="Maximum number of completions in one micro-batch on one rank; when not set, only "
         "maxTokensPerMicroBatch limits it.",
     )
-    learning_rate: float = Field(1e-6, gt=0, le=1, description="Peak learning rate of AdamW.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="Schedule of the learning rate."
-    )
-    warmup_steps: int = Field(
-        0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, le=1, description="Weight decay of AdamW, also of norms and biases, which TRL leaves out."
-    )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
-    adam_epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon.")
-    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
     max_skipped_steps: int = Field(
         10,
         ge=0,
