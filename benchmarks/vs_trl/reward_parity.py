@@ -192,7 +192,8 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
 
     from grpo_workload.data.prompt_source import load_prompts
     from grpo_workload.rewards.math_answers import Verifier
-    from grpo_workload.spec.inputs import DatasetConfig, RewardConfig
+    from grpo_workload.spec.inputs import DatasetConfig
+    from grpo_workload.spec.rewards import RewardConfig
 
     build = vllm.LLM.__init__
     vllm.LLM.__init__ = lambda llm, *args, **options: build(

@@ -17,11 +17,40 @@ NOT_A_FUNCTION = 3
 loops = set()
 
 
-def shorter(prompts, completions, completion_ids, **columns):
+def shorter(prompts, completions, completion_ids, trainer_state, log_metric, log_extra, **columns):
     print("a line that the function prints")  # noqa: T201
+    columns |= {"state": [trainer_state.global_step, trainer_state.max_steps]}
+    log_metric("tokens", np.float32(len(completion_ids[0])))
+    log_metric("tokens", 1)
+    log_extra("first", np.array([ids[0] for ids in completion_ids]))
     with open(columns["folder"][0] + "/seen", "w") as file:
         json.dump({"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **columns}, file)
     return np.array([-len(ids) for ids in completion_ids], dtype=np.float32)
+
+
+class Longest:
+    """A reward with settings and a state."""
+
+    def __init__(self, limit, scale=1.0):
+        if limit < 0:
+            raise ValueError("limit must be positive")
+        self.limit, self.scale, self.longest = limit, scale, 0
+
+    def __call__(self, completion_ids, **kwargs):
+        self.longest = max(self.longest, *map(len, completion_ids))
+        return [self.scale * (self.longest <= self.limit)] * len(completion_ids)
+
+
+def bounded(completion_ids, limit, **kwargs):
+    return [float(len(ids) <= limit) for ids in completion_ids]
+
+
+def logs_too_little(prompts, log_extra, **kwargs):
+    log_extra("note", ["one"])
+
+
+def logs_a_reserved_name(prompts, log_metric, **kwargs):
+    log_metric("mean", 1.0)
 
 
 async def keeps_its_loop(prompts, **kwargs):

@@ -11,7 +11,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.math_answers import Verifier
 from grpo_workload.rewards.scoring import begin_scoring, build_rewards, close_rewards, score, take_timeouts
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 
 SLOW = f"${'+'.join(['x'] * 50_000)}$"  # math-verify would parse it for longer than it may
 CONFIG = RewardConfig.model_validate({"name": "right", "accuracy": {}})

@@ -83,6 +83,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert max(line["trained/sampling/sampling_logp_difference/max"] for line in expected) < 1e-4
     first = [line for line in expected if line["step"] % (together * times) == 0]
     assert max(line["clip_ratio/region_mean"] for line in first) == 0
+    assert [line["rewards/even/begun"] for line in first] == [line["step"] for line in first]
     assert (max(line["clip_ratio/region_mean"] for line in expected) > 0) == (together * times > 1)
     versions = [{group.weight_versions.pop() for group in groups} for groups in read_lineage(stopped)]
     assert versions[: 2 * together] == [{0}] * together + [{together * times}] * together
@@ -113,6 +114,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert 0 < last.get("time/offload", 0) < last["time/train"] if source == "folder" else "time/offload" not in last
     completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
     assert {line["step"] for line in completions} == set(range(step + 2))
+    assert all(1 <= line["extra"]["even"]["length"] <= 6 for line in completions)
 
 
 def test_a_missing_model_is_a_config_error_that_names_the_field(start_training, tmp_path):

@@ -23,7 +23,7 @@ from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.rewards.process import RewardProcess
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
@@ -103,7 +103,7 @@ class _Judge(BaseHTTPRequestHandler):
 def _rewards(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward of the page's YAML asks the judge from its own process, with the variables that `env` names."""
     _import(code, "my_rewards", folder, monkeypatch)
-    (text,) = [block.text for block in blocks(ROOT / "docs/rewards.md") if block.language == "yaml"]
+    text = next(block.text for block in blocks(ROOT / "docs/rewards.md") if block.language == "yaml")
     spec = yaml.safe_load(text)["spec"]
     config = RewardConfig.model_validate(spec["rewards"][1])
     assert set(config.env) == {variable["name"] for variable in spec["podTemplate"]["env"]}

@@ -65,6 +65,7 @@ PLAIN_ERRORS = {
     "algorithm",
     "weights",
     "reporting/history.py",
+    "rewards/trl_signature.py",
     "rewards/worker.py",
     "storage/manifest.py",
     "pod/contract_file.py",

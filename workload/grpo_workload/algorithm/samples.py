@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -41,7 +42,8 @@ class Sample:
     completion: Completion
     reward: float  # NaN when every reward function returned None
     advantage: float
+    extra: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # what rewards log of it, by reward
 
     def bare(self) -> Sample:
         """Copy without the text and columns, which only rewards read: small enough to send to another rank."""
-        return replace(self, prompt=replace(self.prompt, text="", columns={}))
+        return replace(self, prompt=replace(self.prompt, text="", columns={}), extra={})

@@ -32,6 +32,7 @@ class RankStep:
     trained_tokens: int  # tokens it trained on: samples may come from other ranks; those without effect are left out
     fed_tokens: int  # trained_tokens and the padding of micro-batches
     timeouts: Mapping[str, int] = field(default_factory=dict)  # answers not compared in time, by reward
+    logged: Mapping[str, Sequence[float]] = field(default_factory=dict)  # values that users' rewards logged, by metric
     engines_idle_seconds: float | None = None  # in which engines had no request of it; None if they share its device
     device: DeviceUse = field(default_factory=DeviceUse)
 
@@ -80,7 +81,8 @@ def summarise_ranks(ranks: Sequence[RankStep]) -> dict[str, float]:
 
     `ranks/slowest` is the rank whose own work took longest, which is `ranks/slowest_seconds`. `ranks/imbalance` is this
     time divided by the mean over all ranks: 1 if none waits. Values of each rank are reported as their minimum (/min)
-    and maximum (/max); a value that no rank knows is left out. `rewards/<name>/timeouts` is their sum.
+    and maximum (/max); a value that no rank knows is left out. `rewards/<name>/timeouts` is their sum. A metric that
+    rewards logged is the mean of all its values.
     """
     slowest = max(ranks, key=lambda one: one.work_seconds)
     fed = sum(one.fed_tokens for one in ranks)
@@ -94,6 +96,8 @@ def summarise_ranks(ranks: Sequence[RankStep]) -> dict[str, float]:
     }
     for name in ranks[0].timeouts:
         metrics[f"rewards/{name}/timeouts"] = float(sum(one.timeouts[name] for one in ranks))
+    for name in sorted({name for one in ranks for name in one.logged}):
+        metrics[name] = mean(value for one in ranks for value in one.logged.get(name, ()))
     metrics |= _extremes("generate_seconds", [one.seconds.get("generate", 0.0) for one in ranks])
     metrics |= _extremes("train_seconds", [one.seconds["train"] for one in ranks])
     metrics |= _extremes("trained_tokens", [one.trained_tokens for one in ranks])

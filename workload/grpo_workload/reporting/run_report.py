@@ -145,7 +145,7 @@ class RunReport:
                 "reward": sample.reward,
                 "advantage": sample.advantage,
             }
-            self._completions.write(step, text)
+            self._completions.write(step, text | ({"extra": sample.extra} if sample.extra else {}))
         _write_own_step(self._state_dir, 0, ranks)
         if self._trackers is not None:
             self._trackers.log(step + 1, metrics)

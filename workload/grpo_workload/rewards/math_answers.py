@@ -18,7 +18,7 @@ from typing import Any
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.worker import Values
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class Verifier:
         return process
 
 
-def verify_answers(golds: list[str], completions: list[str]) -> list[float | None]:
+def verify_answers(golds: list[str], completions: list[str], **_: Any) -> list[float | None]:
     """Compare each completion with its gold answer; only for the main thread of a process."""
     return [_verify(gold, answer) for gold, answer in zip(golds, completions, strict=True)]
 

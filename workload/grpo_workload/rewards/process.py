@@ -21,12 +21,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from grpo_workload.algorithm.samples import Completion, Message, Prompt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
+from grpo_workload.rewards.trl_signature import JsonScalar, Logged
 from grpo_workload.rewards.worker import LENGTH, Orders, Values
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.schema import in_bytes
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,15 @@ main({replies}, {stacks}, {parent})
 """
 
 
+class _Reply(BaseModel):
+    """What a call returned and logged. The function can write to the process's socket, so it is checked."""
+
+    model_config = ConfigDict(strict=True)
+    values: list[float | None]
+    metrics: dict[str, list[float]]
+    extra: dict[str, list[JsonScalar]]
+
+
 class RewardError(Exception):
     """A reward function failed; the message names the reward."""
 
@@ -54,7 +65,7 @@ class RewardProcess:
         """Start the process, which then imports the function; `ready` waits for that.
 
         Args:
-            config: the reward, with `function`.
+            config: the reward, with `function` or `factory`.
             environ: the rank's variables.
             ends_with_thread: the kernel kills the process when the calling thread ends, even in the middle of a call.
                 Otherwise it ends with the rank as soon as it is not in a call.
@@ -62,8 +73,9 @@ class RewardProcess:
         Raises:
             ConfigError: a variable in the reward's `env` is not set.
         """
-        assert config.function is not None
-        self._name, self._memory_limit, self._function = config.name, config.memory_limit, config.function
+        assert config.code is not None
+        self._name, self._memory_limit, self._function = config.name, config.memory_limit, config.code
+        self._logged = Logged()
         if missing := [name for name in config.env if name not in environ]:
             raise ConfigError(
                 f"rewards[{config.name}].env: {missing[0]} is not set in the trainer's pods; set it in "
@@ -83,8 +95,10 @@ class RewardProcess:
                 process_group=0,
             )
         orders = Orders(
-            field=f"rewards[{config.name}].function",
-            path=config.function,
+            field=f"rewards[{config.name}].{'factory' if config.factory else 'function'}",
+            path=config.code,
+            params=config.params,
+            is_factory=config.factory is not None,
             memory_bytes=in_bytes(config.memory_limit),
             withheld=tuple(sorted(environ.keys() - passed.keys())),
         )
@@ -121,13 +135,20 @@ class RewardProcess:
         reply = self._ask(self._pickled(arguments), timeout_seconds, f"with {count} completions")
         if "error" in reply:
             raise RewardError(f"rewards[{self._name}] {reply['error']}{self._about_memory(reply)}")
-        values = reply.get("values")
-        if not isinstance(values, list) or not all(value is None or isinstance(value, float) for value in values):
+        try:
+            checked = _Reply.model_validate(reply)
+        except ValidationError as error:
             raise RewardError(
                 f"rewards[{self._name}]: its process sent an invalid reply; the function must not write to file "
                 "descriptors that it did not open"
-            )
-        return values
+            ) from error
+        self._logged = Logged(count, checked.metrics, checked.extra)
+        return checked.values
+
+    def take_logged(self) -> Logged:
+        """Return what the function logged in the last call, once."""
+        logged, self._logged = self._logged, Logged()
+        return logged
 
     def close(self) -> None:
         """Kill the process and all processes that it started."""
@@ -207,22 +228,6 @@ class RewardProcess:
         own = re.search(r"^Current thread .*\n((?:  File .*\n?)+)", dump, re.MULTILINE)
         frames = [line for line in own[1].splitlines() if str(worker.__file__) not in line] if own else []
         return "\n".join(["; it was at", *frames[:_STACK_LINES]]) if frames else ""
-
-
-def trl_arguments(prompts: list[Prompt], completions: list[Completion]) -> dict[str, Any]:
-    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages."""
-    columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
-    return columns | {
-        "prompts": [prompt.text for prompt in prompts],
-        "completions": [
-            _trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
-        ],
-        "completion_ids": [list(completion.token_ids) for completion in completions],
-    }
-
-
-def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
-    return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]
 
 
 def _pickles(value: Any) -> bool:

@@ -25,11 +25,12 @@ from typing import Any
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.math_answers import Accuracy
-from grpo_workload.rewards.process import RewardError, RewardProcess, trl_arguments
+from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
+from grpo_workload.rewards.trl_signature import Logged, TrainerState, trl_arguments
 from grpo_workload.rewards.worker import Values, as_values
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import REWARD_SECONDS, RewardConfig
+from grpo_workload.spec.rewards import REWARD_SECONDS, RewardConfig
 
 STDERR = 2
 LOCK_GRACE = 10.0
@@ -98,15 +99,23 @@ def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
     return {one.name: one.function.take_timeouts() for one in rewards if isinstance(one.function, Accuracy)}
 
 
+def take_logged(rewards: Sequence[Reward]) -> dict[str, Logged]:
+    """Return what users' functions logged in the last call of `score`, once, by name of the reward."""
+    return {one.name: one.function.take_logged() for one in rewards if isinstance(one.function, RewardProcess)}
+
+
 async def score(
     rewards: Sequence[Reward],
     prompts: list[Prompt],
     completions: list[Completion],
     moved: Callable[[], None] = lambda: None,
+    *,
+    state: TrainerState = TrainerState(),
 ) -> RewardTable:
     """Score completions[i], an answer to prompts[i], with every function; the functions run concurrently.
 
-    `moved` is called, in any thread, when an answer has been scored while others are still to be.
+    `moved` is called, in any thread, when an answer has been scored while others are still to be. Users'
+    functions get `state`.
 
     Raises:
         RewardError: a function raised, took too long, or did not return one finite number or None per completion.
@@ -115,7 +124,7 @@ async def score(
     weights = weights_of(rewards)
     if not completions:
         return tabulate(weights, [[] for _ in rewards])
-    calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, moved)) for reward in rewards}
+    calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, moved, state)) for reward in rewards}
     if limited := [reward for reward in rewards if not isinstance(reward.function, Accuracy)]:
         with _interpreter_watched(max(reward.timeout_seconds for reward in limited) + LOCK_GRACE):
             await asyncio.gather(*(calls[reward] for reward in limited))
@@ -123,12 +132,16 @@ async def score(
 
 
 async def _call(
-    reward: Reward, prompts: list[Prompt], completions: list[Completion], moved: Callable[[], None]
+    reward: Reward,
+    prompts: list[Prompt],
+    completions: list[Completion],
+    moved: Callable[[], None],
+    state: TrainerState,
 ) -> Values:
     if isinstance(reward.function, Accuracy):  # each answer has its own limit
         return await _in_thread(reward.name, partial(reward.function, prompts, completions, moved))
     if isinstance(reward.function, RewardProcess):
-        own = partial(reward.function.call, trl_arguments(prompts, completions), reward.timeout_seconds)
+        own = partial(reward.function.call, trl_arguments(prompts, completions, state), reward.timeout_seconds)
         return _checked(reward.name, await _in_thread(reward.name, own), prompts)
     try:
         async with asyncio.timeout(reward.timeout_seconds) as limit:

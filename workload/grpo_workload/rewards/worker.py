@@ -17,14 +17,17 @@ import re
 import socket
 import struct
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedRWPair
-from typing import Any
+from typing import Any, cast
 
 from grpo_workload.data.user_code import import_function
 from grpo_workload.rewards import sandbox
+from grpo_workload.rewards.trl_signature import Logged
+from grpo_workload.spec.errors import ConfigError
 
 LENGTH = struct.Struct(">Q")
 MAX_TEXT = 2000
@@ -38,6 +41,8 @@ class Orders:
 
     field: str  # the field's name in messages
     path: str  # module:function
+    params: Mapping[str, Any]  # keyword arguments
+    is_factory: bool  # the function is called once, with `params`, and returns the one to run
     memory_bytes: int
     withheld: tuple[str, ...]  # names of variables that the rank has and this process has not
 
@@ -70,7 +75,7 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
     isolated = sandbox.isolate()
     sandbox.limit_memory(orders.memory_bytes)
     try:
-        function = import_function(orders.field, orders.path)
+        function = _find(orders)
     except ValueError as error:
         _reply(stream, {"error": _message(error, orders), "memory": isinstance(error.__cause__, MemoryError)})
         return
@@ -81,11 +86,29 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
             _reply(stream, _call(function, orders, event_loop, stream))
 
 
+def _find(orders: Orders) -> Callable[..., Any]:
+    """Return the function to run. Raises ConfigError if it cannot be imported, or if its factory fails."""
+    function = import_function(orders.field, orders.path)
+    if not orders.is_factory:
+        return partial(function, **orders.params)
+    where = f"{orders.field}: {orders.path}"
+    try:
+        made = function(**orders.params)
+    except Exception as error:
+        names = ", ".join(orders.params) or "no params"
+        raise ConfigError(f"{where} with {names} raised {type(error).__name__}: {error}{_place(error)}") from error
+    if not callable(made):
+        raise ConfigError(f"{where} returned a {type(made).__name__}, not a function; a reward itself is a `function`")
+    return cast(Callable[..., Any], made)
+
+
 def _call(
     function: Callable[..., Any], orders: Orders, event_loop: asyncio.Runner, stream: BufferedRWPair
 ) -> dict[str, Any]:
     try:
-        result = function(**_read(stream))
+        arguments = _read(stream)
+        logged = Logged(len(arguments["completions"]))
+        result = function(**arguments, log_metric=logged.log_metric, log_extra=logged.log_extra)
         if inspect.isawaitable(result):
             result = event_loop.run(_awaited(result))
     except EOFError:
@@ -95,7 +118,7 @@ def _call(
             return {"error": f"ran out of memory{_place(error)}", "memory": True}
         return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
     try:
-        return {"values": as_values(result)}
+        return {"values": as_values(result), "metrics": logged.metrics, "extra": logged.extra}
     except ValueError as error:
         return {"error": str(error)[:MAX_TEXT]}
 
@@ -123,7 +146,7 @@ def _message(error: BaseException, orders: Orders) -> str:
 def _place(error: BaseException) -> str:
     """Return where in the function's code the error was raised, to append to a message."""
     frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename != __file__]
+    own = [frame for frame in frames if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 

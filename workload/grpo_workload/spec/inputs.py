@@ -1,4 +1,4 @@
-"""The sections `model`, `dataset` and `rewards`: what the trainer works on. Torch-free: the operator imports it."""
+"""The sections `model` and `dataset`: what the trainer works on. Torch-free: the operator imports it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, Text, one_of
-
-REWARD_SECONDS = 300
+from grpo_workload.spec.schema import FunctionPath, Rule, Section, Text, one_of
 
 
 class ModelConfig(Section):
@@ -115,55 +113,3 @@ class DatasetConfig(Section):
     def num_workers(self) -> int:
         """Number of processes that prepare prompts. Each takes some 0.4 GB: too much where rows are only tokenized."""
         return (2 if self.preprocess else 0) if self.dataloader_num_workers is None else self.dataloader_num_workers
-
-
-class Empty(Section):
-    """A choice that has no settings."""
-
-
-class RewardConfig(Section):
-    """One reward function; a completion's reward is the weighted sum of those that did not return None for it."""
-
-    RULES = (
-        one_of("accuracy", "reasoning_gym", "stopped", "function"),
-        Rule(
-            "!has(self.env) || has(self.function)",
-            "env needs function: built-in rewards read no variables",
-            lambda r: not r.env or r.function is not None,
-        ),
-    )
-
-    name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
-    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
-    accuracy: Empty | None = Field(
-        None, description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0."
-    )
-    reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset gives.")
-    stopped: Empty | None = Field(
-        None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength."
-    )
-    function: FunctionPath | None = Field(
-        None,
-        description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or "
-        "async. Each rank runs it in a separate process.",
-    )
-    env: tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
-        (),
-        max_length=64,
-        description="Names of the pod's variables that are passed to `function`, for example the API key of a judge. "
-        "Besides them it gets only those that programs need to run (PATH, HOME, PYTHON*, CUDA_*, HF_HOME, RANK, ...), "
-        "and no credentials.",
-    )
-    memory_limit: Size = Field(
-        "8Gi",
-        description="Memory limit of the process that runs `function` or `accuracy`, for example 512Mi. A call that "
-        "needs more fails.",
-    )
-    timeout_seconds: int = Field(
-        REWARD_SECONDS,
-        ge=1,
-        le=86_400,
-        description="Limit of one call, which scores the completions of one rank in one step. A call that takes longer "
-        "fails the rank, with a message that names the reward. With `accuracy` it is the limit of one answer, at most "
-        "15: an answer that takes longer scores 0 and is counted.",
-    )

@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from grpo_workload.spec.generation import GenerationConfig, Topology
-from grpo_workload.spec.inputs import DatasetConfig, ModelConfig, RewardConfig
+from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.schema import ObjectName, Rule, Section, Text, dump
 from grpo_workload.spec.training import TrainingConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +27,19 @@ class Group:
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
     rewards: Mapping[str, Sequence[float | None]]  # one value per completion, by name of the reward
+    # Columns that rewards logged (TRL's `log_extra`), one value per completion, by name of the reward.
+    extra: Mapping[str, Mapping[str, Sequence[object]]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:
         """Its step and position, which no other group of a run has."""
         return self.step, self.position
+
+    def extra_of(self, number: int) -> dict[str, dict[str, object]]:
+        """Return what rewards logged of completion `number`, by name of the reward."""
+        return {
+            name: {column: values[number] for column, values in columns.items()} for name, columns in self.extra.items()
+        }
 
     @property
     def weight_versions(self) -> set[int]:
@@ -48,6 +56,8 @@ def to_line(group: Group) -> bytes:
         "prompt": {"index": group.prompt_index, "tokenIds": group.prompt_ids},
         "rewards": {name: list(values) for name, values in group.rewards.items()},
     }
+    if group.extra:
+        values["extra"] = group.extra
     completions = b",".join(map(_completion, group.completions))
     return _json(values)[:-1] + b',"completions":[' + completions + b"]}\n"
 
@@ -62,6 +72,7 @@ def from_line(text: bytes) -> Group:
         prompt_index=line["prompt"]["index"],
         prompt_ids=tuple(line["prompt"]["tokenIds"]),
         rewards=line["rewards"],
+        extra=line.get("extra", {}),
         completions=tuple(
             Completion(
                 token_ids=tuple(completion["tokenIds"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
@@ -19,8 +19,9 @@ from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.rewards.scoring import begin_scoring, score, take_timeouts, weights_of
+from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, take_timeouts, weights_of
 from grpo_workload.rewards.table import RewardTable, tabulate
+from grpo_workload.rewards.trl_signature import Logged, TrainerState
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.training.run import BegunBatch, Run
 
@@ -47,6 +48,9 @@ class Generation:
     rollouts: dict[int, Rollout]  # by batch: see `reuse.batch_of`
     timeouts: Mapping[str, int]  # answers of this rank that could not be compared in time, by reward; each scored 0
     generated_tokens: int  # tokens that this rank sampled; groups from the journal do not count
+    logged: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # values that its users' rewards logged, by metric
 
 
 class _Listener:
@@ -90,7 +94,7 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
     clock.lap("generate")
 
     run.report.phase("Rewarding")
-    scored = _score(run, missing, answers)
+    scored, logged = _score(run, step, missing, answers)
     clock.lap("reward")
 
     groups = [[(batch.known | scored)[place] for place in batch.prompts] for batch in begun]
@@ -105,6 +109,7 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
         steps=steps,
         rollouts=dict(zip(batches, rollouts, strict=True)),
         timeouts=take_timeouts(run.rewards),
+        logged={f"rewards/{name}/{key}": logs for name, one in logged.items() for key, logs in one.metrics.items()},
         generated_tokens=sum(len(completion.token_ids) for group in answers for completion in group),
     )
 
@@ -155,13 +160,17 @@ def _known(run: Run, place: Place, prompt: Prompt) -> Group | None:
     return group if set(group.rewards) == {reward.name for reward in run.rewards} else None
 
 
-def _score(run: Run, prompts: Mapping[Place, Prompt], answers: Sequence[Sequence[Completion]]) -> dict[Place, Group]:
-    """Score this rank's new completions, and return their groups."""
+def _score(
+    run: Run, now: int, prompts: Mapping[Place, Prompt], answers: Sequence[Sequence[Completion]]
+) -> tuple[dict[Place, Group], dict[str, Logged]]:
+    """Score this rank's new completions at step `now`; returns their groups, and what users' functions logged."""
     num_generations = run.config.training.num_generations
     asked = [prompt for prompt in prompts.values() for _ in range(num_generations)]
     flat = [completion for group in answers for completion in group]
-    table = run.event_loop.run(score(run.rewards, asked, flat, run.pulse.beat))
-    return {
+    state = TrainerState(global_step=now, max_steps=run.config.training.max_steps)
+    table = run.event_loop.run(score(run.rewards, asked, flat, run.pulse.beat, state=state))
+    logged = take_logged(run.rewards)
+    groups = {
         (step, position): Group(
             step=step,
             position=position,
@@ -169,13 +178,13 @@ def _score(run: Run, prompts: Mapping[Place, Prompt], answers: Sequence[Sequence
             prompt_index=prompt.index,
             prompt_ids=prompt.token_ids,
             completions=tuple(group),
-            rewards={
-                name: values[number * num_generations : (number + 1) * num_generations]
-                for name, values in zip(table.names, table.values, strict=True)
-            },
+            rewards={name: values[own] for name, values in zip(table.names, table.values, strict=True)},
+            extra={name: one.extra_of(own) for name, one in logged.items() if one.extra},
         )
         for number, (((step, position), prompt), group) in enumerate(zip(prompts.items(), answers, strict=True))
+        for own in [slice(number * num_generations, (number + 1) * num_generations)]
     }
+    return groups, logged
 
 
 def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Group]]) -> list[Rollout]:
@@ -202,13 +211,13 @@ def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Gro
             for rank_table, rank_lengths, rank_marks in ranks
         ]
         flat = [
-            (prompt, completion)
+            (prompt, completion, group.extra_of(number))
             for prompt, group in zip(batch.prompts.values(), own, strict=True)
-            for completion in group.completions
+            for number, completion in enumerate(group.completions)
         ]
         samples = [
-            Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage)
-            for (prompt, completion), fact in zip(flat, facts[run.rank], strict=True)
+            Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage, extra=extra)
+            for (prompt, completion, extra), fact in zip(flat, facts[run.rank], strict=True)
         ]
         rollouts.append(
             Rollout(step=batch.step, samples=samples, table=table, facts=facts, num_overlong=batch.num_overlong)

@@ -167,6 +167,7 @@ def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock
         rank=run.rank,
         seconds=dict(clock.laps),
         generated_tokens=generation.generated_tokens if is_first else 0,
+        logged=generation.logged if is_first else {},
         timeouts=generation.timeouts if is_first else dict.fromkeys(generation.timeouts, 0),
         engines_idle_seconds=run.generator.idle_seconds(),
         sample_tokens=sum(tokens),

@@ -89,3 +89,9 @@ def test_answers_that_were_not_compared_in_time_are_counted_over_all_ranks() -> 
     ranks = [replace(rank_step(rank), timeouts={"right": count}) for rank, count in enumerate((2, 0, 1))]
     assert summarise_ranks(ranks)["rewards/right/timeouts"] == 3.0
     assert not any(name.startswith("rewards/") for name in summarise_ranks([rank_step(0)]))
+
+
+def test_what_rewards_logged_is_averaged_over_the_values_of_all_ranks() -> None:
+    logged = [{"rewards/judge/tokens": [4.0, 1.0]}, {}, {"rewards/judge/tokens": [10.0], "rewards/judge/cost": [0.5]}]
+    metrics = summarise_ranks([replace(rank_step(rank), logged=values) for rank, values in enumerate(logged)])
+    assert (metrics["rewards/judge/tokens"], metrics["rewards/judge/cost"]) == (5.0, 0.5)

@@ -17,6 +17,7 @@ def _sample(prompt: int, answer: str) -> Sample:
         completion=completion,
         reward=0.5,
         advantage=0.25,
+        extra={"judge": {"why": answer}} if prompt == 7 else {},
     )
 
 
@@ -28,6 +29,7 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     kept = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [line["completion"] for line in kept] == ["answer 7.0", "answer 3.0"]
     assert [line["advantage"] for line in kept] == [0.25, 0.25]
+    assert [line.get("extra") for line in kept] == [{"judge": {"why": "answer 7.0"}}, None]
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from grpo_devcluster.progress import wait_until
-from grpo_workload.rewards.scoring import RewardError, build_rewards, close_rewards, score
+from grpo_workload.rewards.scoring import RewardError, build_rewards, close_rewards, score, take_logged
+from grpo_workload.rewards.trl_signature import Logged, TrainerState
+from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 USER = "support.trainer.user_rewards"
@@ -20,7 +22,7 @@ USER = "support.trainer.user_rewards"
 # Without capabilities, as in a container: root may read everything.
 UNPRIVILEGED = """
 import ctypes, subprocess, sys
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.rewards.process import RewardProcess
 
 libc = ctypes.CDLL(None)
@@ -38,7 +40,7 @@ for name in ("spies", "moves"):
 
 RANK = """
 import sys
-from grpo_workload.spec.inputs import RewardConfig
+from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.rewards.process import RewardProcess
 
 process = RewardProcess(RewardConfig(name="stuck", function="support.trainer.user_rewards:stuck"), {})
@@ -47,13 +49,20 @@ process.call({"prompts": ["a"], "completions": ["b"], "folder": [sys.argv[1]]}, 
 """
 
 
-async def run(function, prompts=None, completions=None, calls=1, **limits):
-    rewards = build_rewards([make_config(function=function, **limits)], make_source())
+async def run(function, prompts=None, completions=None, calls=1, logs=None, kind="function", **settings):
+    rewards = build_rewards([make_config(**{kind: function}, **settings)], make_source())
     try:
         tables = [
-            await score(rewards, prompts or [make_prompt()] * 2, completions or [make_completion()] * 2)
+            await score(
+                rewards,
+                prompts or [make_prompt()] * 2,
+                completions or [make_completion()] * 2,
+                state=TrainerState(global_step=3, max_steps=9),
+            )
             for _ in range(calls)
         ]
+        if logs is not None:
+            logs.update(take_logged(rewards))
         return tables[-1]
     finally:
         close_rewards(rewards)
@@ -73,8 +82,10 @@ async def test_a_function_is_called_as_trl_does(tmp_path, text, completions):
         make_prompt(text, answer=5, level="hard", folder=folder),
     ]
     answers = [make_completion("4", token_ids=(1, 2, 3)), make_completion("5", token_ids=(4,))]
-    table = await run(f"{USER}:shorter", prompts, answers)
+    logs = {}
+    table = await run(f"{USER}:shorter", prompts, answers, logs=logs)
     assert table.values == [[-3.0, -1.0]]
+    assert logs == {"mine": Logged(2, {"tokens": [3.0, 1.0]}, {"first": [1, 4]})}
     assert json.loads((tmp_path / "seen").read_text()) == {
         "prompts": [text, text],
         "completions": completions,
@@ -82,7 +93,30 @@ async def test_a_function_is_called_as_trl_does(tmp_path, text, completions):
         "answer": [4, 5],
         "level": ["easy", "hard"],
         "folder": [folder] * 2,
+        "state": [3, 9],
     }
+
+
+async def test_params_are_arguments_of_each_call_or_of_the_factory():
+    answers = [make_completion(token_ids=(1,) * length) for length in (2, 4)]
+    prompts = [make_prompt()] * 2
+    assert (await run(f"{USER}:bounded", prompts, answers, params={"limit": 3})).values == [[1.0, 0.0]]
+    factory = {"kind": "factory", "params": {"limit": 4, "scale": 0.5}}
+    assert (await run(f"{USER}:Longest", prompts, answers, calls=2, **factory)).values == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("factory", "params", "message"),
+    [
+        ("Longest", {}, r"rewards\[mine\]\.factory: .*:Longest with no params raised TypeError: .*'limit'"),
+        ("Longest", {"limit": -1}, r"with limit raised ValueError: limit must be positive \(.*user_rewards.py:\d+\)"),
+        ("os:getcwd", {}, r"os:getcwd returned a str, not a function; a reward itself is a `function`"),
+    ],
+)
+async def test_a_factory_that_fails_is_named_with_its_params(factory, params, message):
+    path = factory if ":" in factory else f"{USER}:{factory}"
+    with pytest.raises(ConfigError, match=message):
+        await run(path, kind="factory", params=params)
 
 
 async def test_async_functions_keep_their_event_loop_between_calls():
@@ -101,6 +135,8 @@ async def test_an_object_with_an_async_call_is_accepted():
         ("words", r"rewards\[mine\] must return a list of numbers .* 'good'"),
         ("infinite", r"rewards\[mine\] returned inf for completion 0 of 2, an answer to prompt 0 of the dataset"),
         ("divides", r"rewards\[mine\] returned nan for completion 1 of 2, .* or None where the reward does not apply"),
+        ("logs_too_little", r"log_extra: column 'note' has 1 values for 2 completions \(.*user_rewards.py:\d+\)"),
+        ("logs_a_reserved_name", r"log_metric: the name 'mean' cannot be used"),
         ("exits", r"rewards\[mine\] raised SystemExit: 0"),
         ("times_out_itself", r"rewards\[mine\] raised TimeoutError: no answer from the judge"),
         (

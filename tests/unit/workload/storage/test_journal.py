@@ -36,6 +36,7 @@ def make_group(step: int, position: int, *, text: str = "", tokens: int = 2) -> 
         prompt_ids=(1, 2, 3),
         completions=(completion,) * 2,
         rewards={"r": [0.5, None]},
+        extra={"r": {"note": [text, position]}},
     )
 
 

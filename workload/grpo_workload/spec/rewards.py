@@ -1,0 +1,83 @@
+"""The section `rewards`: what completions are scored by. Torch-free: the operator imports it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, one_of
+
+REWARD_SECONDS = 300
+
+
+class Empty(Section):
+    """A choice that has no settings."""
+
+
+class RewardConfig(Section):
+    """One reward function; a completion's reward is the weighted sum of those that did not return None for it."""
+
+    RULES = (
+        one_of("accuracy", "reasoning_gym", "stopped", "function", "factory"),
+        Rule(
+            "!has(self.env) || has(self.function) || has(self.factory)",
+            "env needs function or factory: built-in rewards read no variables",
+            lambda r: not r.env or r.code is not None,
+        ),
+        Rule(
+            "!has(self.params) || has(self.function) || has(self.factory)",
+            "params needs function or factory",
+            lambda r: not r.params or r.code is not None,
+        ),
+    )
+
+    name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
+    accuracy: Empty | None = Field(
+        None, description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0."
+    )
+    reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset gives.")
+    stopped: Empty | None = Field(
+        None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength."
+    )
+    function: FunctionPath | None = Field(
+        None,
+        description="module:function with TRL's signature f(prompts, completions, completion_ids, **columns), sync or "
+        "async. Each rank runs it in a separate process.",
+    )
+    factory: FunctionPath | None = Field(
+        None,
+        description="module:function or module:Class that is called once in each process, with `params`, and returns "
+        "the function. For rewards with settings or a state, for example trl.rewards:get_soft_overlong_punishment.",
+    )
+    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Keyword arguments of `factory`, or of each call of `function` besides the columns.",
+    )
+    env: tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
+        (),
+        max_length=64,
+        description="Names of the pod's variables that are passed to `function` or `factory`, for example an API key. "
+        "Besides them it gets only those that programs need to run (PATH, HOME, PYTHON*, CUDA_*, HF_HOME, RANK, ...), "
+        "and no credentials.",
+    )
+    memory_limit: Size = Field(
+        "8Gi",
+        description="Memory limit of the process that runs `function`, `factory` or `accuracy`, for example 512Mi. A "
+        "call that needs more fails.",
+    )
+    timeout_seconds: int = Field(
+        REWARD_SECONDS,
+        ge=1,
+        le=86_400,
+        description="Limit of one call, which scores the completions of one rank in one step. A call that takes longer "
+        "fails the rank, with a message that names the reward. With `accuracy` it is the limit of one answer, at most "
+        "15: an answer that takes longer scores 0 and is counted.",
+    )
+
+    @property
+    def code(self) -> str | None:
+        """module:function of the user's code, if the reward is not built in."""
+        return self.function or self.factory
