@@ -16,12 +16,16 @@ from support.trainer.launchers import free_ports
 
 Kubectl = Callable[..., str]
 
+GANG_GATES = {"GenericWorkload": True, "GangScheduling": True}
+GANG_API = {"scheduling.k8s.io/v1alpha2": True}
+
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real API server, controller manager and scheduler, with 8 fake nodes of 8 GPUs each."""
+    """A real API server, controller manager and scheduler, with 8 fake nodes of 8 GPUs each, and gang scheduling."""
     binaries.build("controlplane")
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), kwok_nodes=8) as plane:
+    state = tmp_path_factory.mktemp("control-plane")
+    with ControlPlane(state, kwok_nodes=8, feature_gates=GANG_GATES, runtime_config=GANG_API) as plane:
         yield plane
 
 

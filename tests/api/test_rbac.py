@@ -46,7 +46,16 @@ def _drive(jobs: Jobs) -> None:
     _bound_claim(jobs)
     policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
     training = {"maxStaleness": 1}
-    jobs.apply(make_job("all", claim="runs", generation=ENGINE, failurePolicy=policy, training=training))
+    jobs.apply(
+        make_job(
+            "all",
+            claim="runs",
+            generation=ENGINE,
+            failurePolicy=policy,
+            training=training,
+            scheduling={"gang": "Native"},
+        )
+    )
     jobs.wait_for("all", "Running", "True")
     report_balance(jobs, "all", engines=3)
     wait_until(lambda: "all-gen-1" in str(jobs.list("pod", "training.grpo.dev/job=all")), "a second engine", 30)

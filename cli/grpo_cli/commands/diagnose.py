@@ -85,7 +85,8 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
     selector = f"{names.LABEL_JOB}={name}"
     into.add("job.yaml", lambda: job)
     into.add("status.txt", lambda: _status(kube, name))
-    for kind in names.CHILD_KINDS:
+    is_gang = (job["spec"].get("scheduling") or {}).get("gang") is not None
+    for kind in (*names.CHILD_KINDS, *([names.GANG_KIND] if is_gang else [])):
         into.add(f"children/{kind}.yaml", partial(kube.listed, kind, selector))
     pods = into.add("children/Pod.yaml", lambda: kube.listed("Pod", selector)) or []
     into.add("claims.yaml", lambda: kube.listed("PersistentVolumeClaim"))

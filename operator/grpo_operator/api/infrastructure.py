@@ -44,7 +44,7 @@ class TrainerSpec(Section):
 
 
 class SchedulingSpec(Section):
-    """Near each other or not, and how long an attempt of which only some pods have a node keeps what they hold."""
+    """Together or one by one, near each other or not, and how long pods that have a node wait for others."""
 
     RULES = (
         Rule(
@@ -62,6 +62,13 @@ class SchedulingSpec(Section):
         "pod gets a node for this many seconds, or up to 20 percent less: of two jobs that hold each other's GPUs, one "
         "then gives way first. The next attempt begins after a wait, which doubles each time (PlacementTimeout). "
         "Default: rendezvous.timeoutSeconds, after which pods give up on those that are missing.",
+    )
+    gang: Literal["Native"] | None = Field(
+        None,
+        description="Native: Kubernetes' scheduler gives the pods of an attempt nodes all together, or none, so a job "
+        "that waits holds no GPU. Elastic engines are not counted: they come one by one. Needs Kubernetes 1.36 with "
+        "gang scheduling switched on (docs/gpus-and-networks.md). Default: pods get nodes one by one, and give them "
+        "back after timeoutSeconds.",
     )
     topology_key: Annotated[str, Field(min_length=1, max_length=317)] | None = Field(
         None,

@@ -29,7 +29,7 @@ FREE = (
     "ttlSecondsAfterFinished",
 )
 """Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes;
-failurePolicy.onGenerationFailure and generation have rules of their own."""
+failurePolicy.onGenerationFailure, scheduling.gang and generation have rules of their own."""
 _SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
 
 
@@ -64,6 +64,7 @@ _GROUPS = (
     " ? self.spec.generation.server.groups.map(g, g.name) : []))"
 )
 _FITS = f"size(self.metadata.name) + 1 + size(n) <= {names.MAX_CHILD_NAME}"
+_IS_GANG = "has({0}.spec.scheduling) && has({0}.spec.scheduling.gang)"
 _RESTARTS_ENGINES = "{}.spec.failurePolicy.onGenerationFailure == 'RestartGeneration'"
 
 ROOT_RULES = (
@@ -98,6 +99,12 @@ ROOT_RULES = (
         "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || {_SAME_GENERATION}",
         "message": "of generation, only replicas and minReplicas of server.elastic can change while the job is not "
         "suspended; set suspend to true and wait for the condition Suspended first",
+    },
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.attempt) || {_SUSPENDED} || "
+        f"({_IS_GANG.format('self')}) == ({_IS_GANG.format('oldSelf')})",
+        "message": "scheduling.gang can change only while the job is suspended, because the pods of an attempt are in "
+        "one gang or in none; set suspend to true and wait for the condition Suspended first",
     },
     {
         "rule": _unchanged("managedBy"),

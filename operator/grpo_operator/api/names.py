@@ -34,6 +34,7 @@ PATHS = {
     "Service": "/api/v1/namespaces/{}/services",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "PodGroup": "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups",
     "Pod": "/api/v1/namespaces/{}/pods",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Node": "/api/v1/nodes",
@@ -43,8 +44,11 @@ PATHS = {
 WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 """Kinds of which the operator watches all objects that carry its label."""
 
+GANG_KIND = "PodGroup"
+"""Also watched where the API server serves it: pods of one PodGroup get their nodes together, or none."""
+
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
-"""Kinds of objects that the operator creates for a job, and deletes when the job no longer needs them."""
+"""Kinds of objects that the operator creates for every job, and deletes when the job no longer needs them."""
 
 DEFAULT_IMAGE = "ghcr.io/grpo-operator/workload:0.1.0"
 
@@ -104,6 +108,11 @@ def too_long(group: str) -> str:
         f"metadata.name and the name of the group {group} must have at most {MAX_CHILD_NAME - 1} characters together: "
         "the StatefulSet is called <job>-<group>; shorten one"
     )
+
+
+def pod_group_name(job: str, attempt: int) -> str:
+    """Return the name of the PodGroup of an attempt, whose pods find nodes together; its size cannot change."""
+    return f"{job}-{attempt}"
 
 
 def contract_name(job: str, attempt: int) -> str:

@@ -110,6 +110,13 @@ class GRPOJobSpec(TrainerConfig):
             "self.rendezvous.timeoutSeconds",
         ),
         Rule(
+            "!has(self.scheduling) || !has(self.scheduling.gang) || !has(self.podTemplate) || "
+            "!has(self.podTemplate.schedulerName)",
+            "scheduling.gang Native is for Kubernetes' own scheduler: podTemplate.schedulerName must not be set; "
+            "others have labels or annotations of their own for gangs (commonLabels, commonAnnotations)",
+            lambda s: s.scheduling.gang is None or s.pod_template.scheduler_name is None,
+        ),
+        Rule(
             "self.failurePolicy.onGenerationFailure != 'RestartGeneration' || self.generation.topology == 'Server'",
             "failurePolicy.onGenerationFailure RestartGeneration needs topology Server, where engines have their own "
             "pods; use RestartAll otherwise",

@@ -74,8 +74,11 @@ def held_groups(draft: Draft, topology: Topology, observed: Observed) -> frozens
 def _held(topology: Topology, pods: Sequence[ObservedPod]) -> tuple[Group, ...]:
     """Return the groups with fewer GPUs a pod than one whose pods the scheduler has not all looked at.
 
+    It looks at none of a gang before all of them exist.
     Where it finds no node for a larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees.
     """
+    if topology.is_gang:
+        return ()
     looked_at = {pod.name for pod in pods if pod.node is not None or pod.unschedulable is not None}
     most = max((group.spec.gpus for group in topology.groups if not looked_at.issuperset(group.needed_pods)), default=0)
     return tuple(group for group in topology.groups if group.spec.gpus < most)

@@ -34,15 +34,15 @@ class Cluster:
         """Close the connections."""
         await self._transport.close()
 
-    async def serves_jobs(self) -> bool:
-        """Whether the API server serves GRPOJobs."""
+    async def serves(self, kind: str) -> bool:
+        """Whether the API server serves a kind of an API group."""
         try:
-            await self._send("get", "APIResourceList", f"/apis/{names.API_VERSION}")
+            found = await self._send("get", "APIResourceList", f"/apis/{names.api_version(kind)}")
         except ApiException as error:
             if error.status == 404:
                 return False
             raise
-        return True
+        return any(one["kind"] == kind for one in found["resources"])
 
     async def openapi(self) -> Object:
         """Return the OpenAPI v3 document of our API group; empty while the API server does not serve it."""

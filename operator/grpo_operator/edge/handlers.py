@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -87,16 +87,17 @@ class _State:
         self._leadership: Leadership | None = None
 
     async def start(self, **_: Any) -> None:
-        options, instruments, watched = self._options, self._instruments, scopes(self._options.namespaces)
+        options, instruments = self._options, self._instruments
         if not self._servers:  # else kopf calls again: the API server did not answer, or the CRD was missing
-            api = await configure(watches=len(watched))
+            api = await configure(watches=len(scopes(options.namespaces, (*names.WATCHED_KINDS, names.GANG_KIND))))
             if options.lease is not None:
                 self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
             before_write = self._leadership.check if self._leadership else None
             self._cluster = Cluster(Transport(api, instruments, before_write))
             await self._serve()
         try:
-            served = await self._cluster.serves_jobs()
+            served = await self._cluster.serves(names.KIND)
+            has_gangs = await self._cluster.serves(names.GANG_KIND)
         except Exception as error:
             if not is_temporary(error):
                 raise
@@ -105,6 +106,8 @@ class _State:
             self._missing = f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/"
             raise kopf.TemporaryError(self._missing, delay=5)
         self._missing = "the pods and other objects of jobs are not read yet"
+        kinds = (*names.WATCHED_KINDS, names.GANG_KIND) if has_gangs else names.WATCHED_KINDS
+        watched = scopes(options.namespaces, kinds)
         deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
         self._mirror = Mirror(watched, self._wake, deleted_pods.remember, self._job_seen, instruments.gone)
         self._watches = Watches(self._cluster, self._mirror, instruments)
@@ -119,7 +122,7 @@ class _State:
             instruments,
             read_nodes=options.read_nodes,
             network_policies=options.network_policies,
-            allowed=options.allowed,
+            allowed=replace(options.allowed, gang=has_gangs),
         )
         self._gate = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, instruments, gate=self._gate)

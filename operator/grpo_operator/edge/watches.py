@@ -51,9 +51,9 @@ class Source(Protocol):
         ...
 
 
-def scopes(namespaces: Iterable[str]) -> list[Scope]:
-    """Return what to watch: every kind in each of these namespaces, in all of them if there are none."""
-    return [Scope(kind, namespace) for kind in names.WATCHED_KINDS for namespace in (*namespaces,) or (None,)]
+def scopes(namespaces: Iterable[str], kinds: Iterable[str] = names.WATCHED_KINDS) -> list[Scope]:
+    """Return what to watch: these kinds in each of these namespaces, in all of them if there are none."""
+    return [Scope(kind, namespace) for kind in kinds for namespace in (*namespaces,) or (None,)]
 
 
 class Watches:

@@ -17,12 +17,13 @@ from grpo_workload.spec.lenient import mapping, mappings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What the chart's values allow in podTemplate beyond its defaults."""
+    """What the chart's values allow in podTemplate beyond its defaults, and what the cluster can do."""
 
     host_path: bool = False
     host_network: bool = False
     privileged: bool = False
     service_account_token: bool = False
+    gang: bool = False  # the API server serves PodGroups
 
 
 _PATH = "pods of jobs may not mount folders of their node; use a claim, or ask for jobs.allowHostPath"
@@ -34,6 +35,13 @@ _TOKEN = (
 )
 
 
+_GANG = (
+    "spec.scheduling.gang Native: when the operator started, the API server did not serve PodGroups "
+    f"({names.api_version(names.GANG_KIND)}); switch gang scheduling on (docs/gpus-and-networks.md) and restart the "
+    "operator, or leave gang out"
+)
+
+
 def find_fault(job: Job, allowed: Allowed) -> str | None:
     """Return why this job may not run, naming the field and what would work, or None."""
     groups = [group.name for group in job.spec.pod_groups]
@@ -41,6 +49,8 @@ def find_fault(job: Job, allowed: Allowed) -> str | None:
 
 
 def _forbidden(spec: GRPOJobSpec, allowed: Allowed) -> Iterator[str]:
+    if spec.scheduling.gang is not None and not allowed.gang:
+        yield _GANG
     needs_leave = {
         _PATH: allowed.host_path,
         _NETWORK: allowed.host_network,

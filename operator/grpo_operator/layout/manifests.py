@@ -21,7 +21,8 @@ def manifests(
     Pods avoid the nodes `avoid` if possible.
     """
     guard = [network_policy(job)] if policies else []
-    shared = [service(job), *guard, contract_map(job, topology, attempt)]
+    gang = [pod_group(job, topology, attempt)] if topology.is_gang else []
+    shared = [service(job), *guard, contract_map(job, topology, attempt), *gang]
     return [*shared, *(statefulset(job, group, attempt, avoid) for group in topology.groups)]
 
 
@@ -88,6 +89,16 @@ def contract_map(job: Job, topology: Topology, attempt: int) -> Manifest:
                 by_alias=True, exclude_none=True, indent=1
             )
         },
+    }
+
+
+def pod_group(job: Job, topology: Topology, attempt: int) -> Manifest:
+    """Return the PodGroup that gives all pods of an attempt nodes at once, or none."""
+    return {
+        "apiVersion": names.api_version(names.GANG_KIND),
+        "kind": names.GANG_KIND,
+        "metadata": _metadata(job, names.pod_group_name(job.name, attempt), attempt=attempt),
+        "spec": {"schedulingPolicy": {"gang": {"minCount": len(topology.gang_pods)}}},
     }
 
 

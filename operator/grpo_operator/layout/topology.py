@@ -95,6 +95,7 @@ class Topology:
     members: tuple[Member, ...]
     engines: tuple[Engine, ...] = ()
     transfers: tuple[TransferGroup, ...] = ()
+    is_gang: bool = False  # pods get nodes all together
 
     @property
     def world_size(self) -> int:
@@ -117,6 +118,11 @@ class Topology:
         return tuple(pod for group in self.groups if group.most is not None for pod in group.pods[1:])
 
     @cached_property
+    def gang_pods(self) -> tuple[str, ...]:
+        """Names of the pods that get nodes together, if any do. Elastic engines would stand in for missing others."""
+        return tuple(pod for group in self.groups if self.is_gang and group.most is None for pod in group.pods)
+
+    @cached_property
     def trainer_pods(self) -> frozenset[str]:
         """Names of the pods that train."""
         return frozenset(member.pod for member in self.members)
@@ -124,6 +130,10 @@ class Topology:
 
 def plan_topology(job: Job) -> Topology:
     """Place every rank and every engine: group by group, pod by pod, GPU by GPU, without gaps."""
+    return replace(_plan_topology(job), is_gang=job.spec.scheduling.gang is not None)
+
+
+def _plan_topology(job: Job) -> Topology:
     spec = job.spec
     trainers = [_group(job, Role.TRAINER, group) for group in spec.trainer.groups]
     members = _members(job, trainers)

@@ -109,6 +109,26 @@ def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
     assert [one["image"] for one in second["initContainers"]] == ["p2", "s"]
 
 
+def test_elastic_engines_are_not_counted_in_a_gang() -> None:
+    engines = {"groups": [{"name": "e", "gpus": 1}, {"name": "f", "gpus": 1, "replicas": 2}]}
+    elastic = {"replicas": 3, "maxReplicas": 4}
+    made, topology = world(
+        scheduling={"gang": "Native"},
+        generation={"topology": "Server", "server": engines | {"elastic": elastic}},
+        failurePolicy={"onGenerationFailure": "RestartGeneration"},
+    )
+    children = manifests(made, topology, 2)
+    (group,) = (child for child in children if child["kind"] == names.GANG_KIND)
+    assert group["metadata"]["name"] == "job-2"
+    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}, "a, b, and two of f"
+    sets = {child["metadata"]["name"]: child["spec"] for child in children if child["kind"] == "StatefulSet"}
+    joined = {name: spec["template"]["spec"].get("schedulingGroup") for name, spec in sets.items()}
+    own = {"podGroupName": "job-2"}
+    assert joined == {"job-a": own, "job-b": own, "job-e": None, "job-f": own}
+    with pytest.raises(ValueError, match=r"podTemplate\.schedulerName must not be set"):
+        job(scheduling={"gang": "Native"}, podTemplate={"schedulerName": "volcano"})
+
+
 def test_pods_look_for_nodes_near_the_jobs_other_pods_beside_what_the_user_asks() -> None:
     def affinity(**scheduling: str) -> dict:
         users = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}

@@ -1,0 +1,86 @@
+"""With scheduling.gang Native all pods of an attempt get nodes, or none; API server and scheduler are real."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grpo_devcluster import kwok
+from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Jobs, make_job, outcome
+
+pytestmark = pytest.mark.api
+
+NODES = ["kwok-300", "kwok-301"]
+SPEC = {
+    "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 8}, {"name": "b", "replicas": 1, "gpus": 7}]},
+    "training": {"promptsPerStep": 16},
+    "podTemplate": {"nodeSelector": {"only": "gang"}},
+    "scheduling": {"gang": "Native", "timeoutSeconds": 2},
+    "failurePolicy": {"backoffSeconds": 1},
+}
+
+
+@pytest.fixture
+def nodes(kubectl: Any) -> Iterator[None]:
+    """Two nodes for one job; a taint keeps every pod from the second one."""
+    made: list[Any] = [kwok.node(index, 8) for index in (300, 301)]
+    for node in made:
+        node["metadata"]["labels"]["only"] = "gang"
+    made[1]["spec"] = {"taints": [{"key": "kept", "effect": "NoSchedule"}]}
+    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
+    yield
+    kubectl("delete", "node", *NODES, "--wait=false")
+
+
+def _placed(jobs: Jobs, name: str) -> list[str]:
+    pods = jobs.list("pod", f"training.grpo.dev/job={name}")
+    return sorted(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
+
+
+def _groups(jobs: Jobs) -> dict[str, int]:
+    found = jobs.list("podgroups.scheduling.k8s.io", "app.kubernetes.io/managed-by=grpo-operator")
+    return {one["metadata"]["name"]: one["spec"]["schedulingPolicy"]["gang"]["minCount"] for one in found}
+
+
+def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_run_one_after_the_other(
+    jobs: Jobs, kubectl: Any, nodes: None
+) -> None:
+    for name in ("first", "second"):
+        jobs.apply(make_job(name, **SPEC))
+        message = jobs.wait_for(name, "Scheduled", "False", "Unschedulable")["message"]
+        assert "-0: " in message, message
+    assert _groups(jobs) == {"first-0": 2, "second-0": 2}
+    assert [_placed(jobs, "first"), _placed(jobs, "second")] == [[], []]
+
+    kubectl("taint", "node", "kwok-301", "kept-")
+
+    def running() -> list[str]:
+        return [name for name in ("first", "second") if jobs.get("grpo", name)["status"].get("phase") == "Running"]
+
+    wait_until(running, "one of them runs", 60, interval=0.2)
+    (winner,) = running()
+    (other,) = {"first", "second"} - {winner}
+    assert [_placed(jobs, winner), _placed(jobs, other)] == [NODES, []]
+
+    for pod in (f"{winner}-a-0", f"{winner}-b-0"):
+        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.wait_for(other, "Running", "True")
+    ended, waited = (jobs.get("grpo", name)["status"] for name in (winner, other))
+    assert ended["phase"] == "Succeeded"
+    assert (waited["restarts"]["total"], "placement" in waited) == (0, False), "it held nothing, and gave nothing back"
+
+    jobs.finish_pod(f"{other}-b-0", 1, outcome(1))
+    wait_until(lambda: f"{other}-1" in _groups(jobs), "its second attempt begins", 60, interval=0.2)
+    jobs.wait_for(other, "Running", "True")
+    wait_until(lambda: f"{other}-0" not in _groups(jobs), "the first attempt's PodGroup is deleted", 30)
+    assert _placed(jobs, other) == NODES
+
+
+def test_gang_changes_only_while_the_job_is_suspended(jobs: Jobs) -> None:
+    jobs.apply(make_job("alone"))
+    jobs.wait_for("alone", "Running", "True")
+    gang = json.dumps({"spec": {"scheduling": {"gang": "Native"}}})
+    with pytest.raises(RuntimeError, match=r"scheduling\.gang can change only while the job is suspended"):
+        jobs("patch", "grpo", "alone", "--type=merge", "-p", gang)
