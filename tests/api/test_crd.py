@@ -6,6 +6,8 @@ from support.control_plane.operators import Jobs, make_job
 
 pytestmark = pytest.mark.api
 
+GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
+
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
@@ -78,6 +80,19 @@ pytestmark = pytest.mark.api
             "those that have no node; 600 would work",
         ),
         ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
+        (
+            {"dataset": {"name": "d", "config": "c"}, "evaluation": GYM | {"dataset": {"name": "d", "config": "c"}}},
+            "evaluation.dataset has the same rows as dataset",
+        ),
+        (
+            {"evaluation": GYM | {"temperature": 0, "numGenerations": 2}},
+            "temperature 0 needs evaluation.numGenerations 1",
+        ),
+        (
+            {"evaluation": GYM | {"rewards": [{"name": "r", "stopped": {}, "timeoutSeconds": 601}]}},
+            "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
+            "ranks give up; 600 would work",
+        ),
         ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
     ],
 )

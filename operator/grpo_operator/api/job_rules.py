@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationSpec, ServerSpec
 
-FROZEN = ("model", "dataset", "rewards", "training", "lora", "storage", "device", "rendezvous")
+FROZEN = ("model", "dataset", "rewards", "training", "evaluation", "lora", "storage", "device", "rendezvous")
 FREE_WHILE_SUSPENDED = (
     "trainer",
     "parallelism",

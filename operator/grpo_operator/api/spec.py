@@ -101,6 +101,15 @@ class GRPOJobSpec(TrainerConfig):
             "self.rendezvous.timeoutSeconds",
         ),
         Rule(
+            "!has(self.evaluation) || !has(self.evaluation.rewards) || "
+            "self.evaluation.rewards.all(r, r.timeoutSeconds <= self.rendezvous.timeoutSeconds)",
+            "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
+            "ranks give up",
+            lambda s: all(r.timeout_seconds <= s.rendezvous.timeout_seconds for r in s.evaluation_rewards),
+            lambda s: s.rendezvous.timeout_seconds,
+            "self.rendezvous.timeoutSeconds",
+        ),
+        Rule(
             "!has(self.scheduling) || !has(self.scheduling.timeoutSeconds) || "
             "self.scheduling.timeoutSeconds <= self.rendezvous.timeoutSeconds",
             "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "

@@ -45,6 +45,9 @@ def sample_ahead(policy, generator, rank, temperature, version, max_model_len):
         generator.begin(asked[step], 4, listeners[step])
     steps = [(asked[0], generator.generate(asked[0], 4, listeners[0]))]
     push(version + 1)
+    # Between steps, while completions of later ones are cut: it has its own, and changes none of theirs.
+    evaluated = [one for group in generator.evaluate(asked[0], 2, 0.5) for one in group]
+    assert [one.weight_version for one in evaluated] == [version + 1] * 2 * len(asked[0])
     steps.append((asked[1], generator.generate(asked[1], 4, late := Heard())))
     assert (late.moves > 0, late.groups) == (True, {})
     with scaled(policy, 1.5):

@@ -59,6 +59,14 @@ def weights():
     return {name: weight.clone() for name, weight in policy.weights()}
 
 
+def evaluated():
+    """Return what this rank's share of the prompts is answered at another temperature; a rank may have none."""
+    asked = [Prompt(index=index, text="", token_ids=PROMPTS[index], seed=20 + index) for index in shares[rank]]
+    groups = generator.evaluate(asked, 2, 0.8)
+    assert [len(group) for group in groups] == [2] * len(asked)
+    return [(one.token_ids, one.weight_version) for part in gather(groups) for group in part for one in group]
+
+
 def greedy():
     """Return completions of all prompts. Only rank 0 asks, for one at a time: the engine never has two sequences."""
     answers = []
@@ -81,11 +89,12 @@ greedily = training.model_copy(update={"temperature": 0.0})
 asking = contract.model_copy(update={"config": contract.config.model_copy(update={"training": greedily})})
 generator = build_generator(asking, rank, policy, tokenizer)
 
+shares = [shard(len(PROMPTS), contract.world_size, rank) for rank in range(contract.world_size)]
 initial = weights()
 generator.sync_weights(policy.weights(), 1)
+evaluation = evaluated()
 before = greedy()
 
-shares = [shard(len(PROMPTS), contract.world_size, rank) for rank in range(contract.world_size)]
 owned = [
     list(drawn())[share.start * training.num_generations : share.stop * training.num_generations] for share in shares
 ]
@@ -98,6 +107,7 @@ after = greedy()
 
 is_untouched = all(torch.equal(stepped[name], pushed[name]) for name in stepped)
 result = {
+    "evaluation": evaluation,
     "before": before,
     "after": after,
     "metrics": metrics,

@@ -1,4 +1,4 @@
-"""Every topology samples the same completions and learns the same weights, on one, two or three ranks."""
+"""Every topology samples, evaluates and learns the same, on one, two or three ranks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,11 @@ def test_every_topology_samples_and_learns_the_same(
         float((weight - reference["initial"][name]).abs().max()) for name, weight in reference["weights"].items()
     )
     assert moved > 5e-4, "the first step of AdamW moves weights by about the learning rate"
+    assert len(reference["evaluation"]) == 4
+    assert {version for _, version in reference["evaluation"]} == {1}
+    assert len({ids for ids, _ in reference["evaluation"]}) > 1, "each completion has a seed of its own"
     for topology, result in first.items():
+        assert result["evaluation"] == reference["evaluation"], topology
         assert [ids for ids, _, _ in result["before"]] == [ids for ids, _, _ in reference["before"]], topology
         assert result["metrics"]["grad_norm"] == pytest.approx(reference["metrics"]["grad_norm"], abs=1e-5), topology
         assert result["weights"].keys() == reference["weights"].keys()

@@ -33,8 +33,17 @@ class Hub:
         self._branch.write_text(commit * 40)
 
 
+EVALUATION = {
+    "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+    "everySteps": 3,
+    "maxPrompts": 5,
+    "numGenerations": 2,
+    "temperature": 0.7,
+}
+
+
 def curve(run_dir):
-    timed = ("time", "tokens_per_second", "step_time", "ranks")
+    timed = ("time", "tokens_per_second", "step_time", "ranks", "eval/")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
 
@@ -49,8 +58,9 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     prompts = 3 if source == "folder" else 1  # one: rank 1 has no prompt, and trains on samples of rank 0
     together, times = (2, 2) if source == "folder" else (1, 1)  # steps that share a generation, and how often
 
-    def config(max_steps):
+    def config(max_steps, evaluates=True):
         made = make_config(model, max_steps=max_steps, engine=engine) | offload
+        made |= {"evaluation": EVALUATION} if evaluates else {}
         made["training"] |= {"promptsPerStep": prompts, "stepsPerGeneration": together, "numIterations": times}
         return made
 
@@ -72,7 +82,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     resumed = start_training(config(step + 2), 2, uid="stopped", **hub.env)
     assert resumed.exit_codes() == [ExitCode.DONE] * 2, resumed.logs()
     hub.move_to("1")
-    straight = start_training(config(step + 2), 2, uid="straight", **hub.env)
+    straight = start_training(config(step + 2, evaluates=False), 2, uid="straight", **hub.env)
     assert straight.exit_codes() == [ExitCode.DONE] * 2, straight.logs()
 
     expected = curve(straight_dir := tmp_path / "data" / "ns" / "job" / "straight")
@@ -115,6 +125,23 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
     assert {line["step"] for line in completions} == set(range(step + 2))
     assert all(1 <= line["extra"]["even"]["length"] <= 6 for line in completions)
+    check_evaluations(stopped, max_steps=step + 2, length=together * times)
+
+
+def check_evaluations(run_dir, *, max_steps, length):
+    """Each was made once, also where the run stopped; nothing else of the run differs from one without (`curve`)."""
+    lines = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    due = [step for step in range(length, max_steps, length) if step // 3 > (step - length) // 3]
+    assert [line["step"] for line in lines] == [0, *due, max_steps]
+    assert {line["eval/num_prompts"] for line in lines} == {5}
+    assert all(line["eval/rewards/even/best@2"] >= line["eval/rewards/even/mean"] for line in lines)
+    assert lines[0]["eval/rewards/even/mean"] != lines[-1]["eval/rewards/even/mean"], "it samples with new weights"
+    with_reward = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"] + 1: line["eval/reward"] for line in with_reward if "eval/reward" in line}
+    assert set(found) <= {line["step"] for line in lines}
+    assert all(found.get(line["step"], line["eval/reward"]) == line["eval/reward"] for line in lines)
+    logged = EventAccumulator(str(run_dir / "tensorboard")).Reload().Scalars("eval/reward")
+    assert [event.step for event in logged] == [line["step"] for line in lines]
 
 
 def test_a_missing_model_is_a_config_error_that_names_the_field(start_training, tmp_path):

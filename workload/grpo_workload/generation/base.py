@@ -78,6 +78,15 @@ class Generator(Protocol):
         """
         ...
 
+    def evaluate(
+        self, prompts: Sequence[Prompt], num_generations: int, temperature: float, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
+        """Return completions as `generate`, sampled at this temperature; 0 takes the likeliest tokens.
+
+        Called after `sync_weights`. It changes nothing that `generate` returns, also of prompts that have begun.
+        """
+        ...
+
     def sleep(self) -> None:
         """Free memory until new weights arrive; called between `generate` and `sync_weights`."""
         ...

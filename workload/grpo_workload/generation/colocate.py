@@ -26,7 +26,7 @@ from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
-from grpo_workload.generation.vllm_api import repack_for_cpu, sampling_parameters
+from grpo_workload.generation.vllm_api import EVALUATION, repack_for_cpu, sampling_parameters
 from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
@@ -103,6 +103,24 @@ class ColocateGenerator:
         self._cycle.check_generate()
         if self._ahead is not None:
             return self._ahead.generate(prompts, num_generations, listener, self._version)
+        return self._generate(prompts, num_generations, self._sampling, listener)
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], num_generations: int, temperature: float, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
+        """See `Generator.evaluate`. The engine has no other requests: what had begun was cut when the ranks trained."""
+        self._cycle.check_generate()
+        own = self._sampling | {"temperature": temperature}
+        return self._generate(prompts, num_generations, own, listener, cache_salt=EVALUATION)
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        sampling: Mapping[str, Any],
+        listener: Listener,
+        **cache: str,
+    ) -> list[list[Completion]]:
         shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
         if not (together := [request for share in shares for request in share]):
             return []
@@ -111,8 +129,8 @@ class ColocateGenerator:
         known = {prompt.token_ids: place for place, prompt in enumerate(prompts) if asked[prompt.token_ids] == 1}
         with self._heard(known, listener):
             outputs = self._llm.generate(
-                [TokensPrompt(prompt_token_ids=list(token_ids)) for token_ids, _ in together],
-                [SamplingParams(n=num_generations, seed=seed, **self._sampling) for _, seed in together],
+                [TokensPrompt(prompt_token_ids=list(token_ids), **cache) for token_ids, _ in together],
+                [SamplingParams(n=num_generations, seed=seed, **sampling) for _, seed in together],
                 use_tqdm=False,
             )
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])

@@ -5,6 +5,7 @@ There is only one copy of the weights, so they are always current.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN
 from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.training import TrainingConfig
 
 
@@ -43,11 +45,27 @@ class TransformersGenerator:
         """See `Generator.begin`; the spec allows no `maxStaleness` here."""
         raise AssertionError("training.maxStaleness is over 0")
 
-    @torch.no_grad()
     def generate(
         self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
     ) -> list[list[Completion]]:
         """See `Generator.generate`."""
+        return self._generate(prompts, num_generations, self._training, listener)
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], num_generations: int, temperature: float, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
+        """See `Generator.evaluate`. As many completions at a time as in training, for which there is memory."""
+        training = self._training.model_copy(update={"temperature": temperature})
+        share = math.ceil(training.prompts_per_step / dist.get_world_size())
+        size = max(1, share * training.num_generations // num_generations)
+        rounds = max(gather(math.ceil(len(prompts) / size)))  # under ZeRO-3 each is collective
+        parts = [prompts[start * size : (start + 1) * size] for start in range(rounds)]
+        return [group for part in parts for group in self._generate(part, num_generations, training, listener)]
+
+    @torch.no_grad()
+    def _generate(
+        self, prompts: Sequence[Prompt], num_generations: int, training: TrainingConfig, listener: Listener
+    ) -> list[list[Completion]]:
         if not prompts and not self._policy.is_partitioned:
             return []
         module = self._policy.module
@@ -63,7 +81,7 @@ class TransformersGenerator:
         ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
         mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
         seeds = [prompt.seed for prompt in asked]
-        sampler = _Sampler(seeds, num_generations, self._policy.device, self._training, listener.moved)
+        sampler = _Sampler(seeds, num_generations, self._policy.device, training, listener.moved)
         sequences = module.generate(
             input_ids=ids_NP,
             attention_mask=mask_NP,

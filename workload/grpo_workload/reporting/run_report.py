@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from grpo_workload.algorithm.samples import Sample
-from grpo_workload.reporting.jsonl import StepLog
+from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
 from grpo_workload.spec.contract import Progress, RunWarning
@@ -34,8 +34,8 @@ class Report(Protocol):
         """Report that the rank enters a phase.
 
         Phases of a step: Preparing (waiting for its prompts), Generating, Rewarding, Gathering (waiting for the rewards
-        of all ranks), Training, Journalling, Syncing, Agreeing (waiting for all ranks to end the step), Saving. Before
-        the loop: Starting (Python and its imports), Loading. After it: Done or Stopped.
+        of all ranks), Training, Journalling, Syncing, Agreeing (waiting for all ranks to end the step), Evaluating,
+        Saving. Before the loop: Starting (Python and its imports), Loading. After it: Done or Stopped.
         """
         ...
 
@@ -51,6 +51,10 @@ class Report(Protocol):
         """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part,
         what is wrong with the last steps, and what would make steps faster.
         """
+        ...
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report the metrics of an evaluation that was made after `step` steps, before that step is reported."""
         ...
 
     def pushed(self, version: int) -> None:
@@ -88,6 +92,8 @@ class RankReport:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
     def pushed(self, version: int) -> None: ...
 
     def saved(self, step: int, folder: Path) -> None: ...
@@ -96,7 +102,9 @@ class RankReport:
 
 
 class RunReport:
-    """Report of rank 0: the run's metrics.jsonl, ranks.jsonl and completions.jsonl, the trackers, the progress file."""
+    """Report of rank 0: the run's metrics.jsonl, ranks.jsonl, completions.jsonl and evaluations.jsonl, the trackers,
+    the progress file.
+    """
 
     def __init__(
         self,
@@ -116,6 +124,8 @@ class RunReport:
         self._metrics = StepLog(run_dir / "metrics.jsonl", resume_step=step)
         self._ranks = StepLog(run_dir / "ranks.jsonl", resume_step=step)
         self._completions = StepLog(run_dir / "completions.jsonl", resume_step=step)
+        self._evaluations = StepLog(run_dir / EVALUATIONS, resume_step=step + 1)
+        self._evaluated: dict[int, Mapping[str, float]] = {}  # the last evaluation, by the number of steps
         self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
         self._ends = deque([time.monotonic()], maxlen=steps_per_push)  # of the last steps
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
@@ -135,7 +145,7 @@ class RunReport:
         advice: str | None = None,
     ) -> None:
         """See `Report.step`."""
-        self._metrics.write(step, metrics)
+        self._metrics.write(step, {**metrics, **self._evaluated.get(step + 1, {})})
         self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
         first_by_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
         for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
@@ -173,6 +183,15 @@ class RunReport:
             age_seconds=0.0,
         )
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Report.evaluated`."""
+        self._evaluations.write(step, metrics)
+        self._evaluated = {step: metrics}
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
+        reward, seconds = metrics["eval/reward"], metrics["time/evaluate"]
+        logger.info("evaluation after %d steps: reward %.3f, %.2f s", step, reward, seconds)
+
     def pushed(self, version: int) -> None:
         """See `Report.pushed`."""
         self._update(weight_version=version)
@@ -186,6 +205,7 @@ class RunReport:
         self._metrics.close()
         self._ranks.close()
         self._completions.close()
+        self._evaluations.close()
         if self._trackers is not None:
             self._trackers.close()
 

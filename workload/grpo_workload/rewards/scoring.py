@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -47,10 +47,15 @@ class Reward:
     weight: float
     function: RewardFunction | RewardProcess | Accuracy
     timeout_seconds: float = REWARD_SECONDS  # limit of one call
+    config: RewardConfig | None = field(default=None, compare=False)
 
 
-def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list[Reward]:
+def build_rewards(
+    configs: Sequence[RewardConfig], source: PromptSource, *, running: Sequence[Reward] = ()
+) -> list[Reward]:
     """Find the functions, and start the processes of users' functions.
+
+    Those of `running` rewards with the same settings are used again: a judge's model may be in their memory.
 
     Raises:
         ConfigError: a module or attribute is missing, or a function does not fit the dataset; names the reward.
@@ -60,14 +65,15 @@ def build_rewards(configs: Sequence[RewardConfig], source: PromptSource) -> list
         Reward(
             name=config.name,
             weight=config.weight,
-            function=_make_function(config, source),
+            function=_running(config, running) or _make_function(config, source),
             timeout_seconds=config.timeout_seconds,
+            config=config,
         )
         for config in configs
     ]
     try:
         for reward in rewards:
-            if isinstance(reward.function, RewardProcess):
+            if isinstance(reward.function, RewardProcess) and _running(reward.config, running) is None:
                 reward.function.ready()
     except (ConfigError, RewardError):
         close_rewards(rewards)
@@ -202,6 +208,11 @@ def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
                 f"{prompt.index} of the dataset; return a finite number, or None where the reward does not apply"
             )
     return values
+
+
+def _running(config: RewardConfig | None, running: Sequence[Reward]) -> RewardProcess | None:
+    found = (one.function for one in running if one.config == config)
+    return next((function for function in found if isinstance(function, RewardProcess)), None)
 
 
 def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy:

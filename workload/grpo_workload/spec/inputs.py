@@ -110,6 +110,11 @@ class DatasetConfig(Section):
     )
 
     @property
+    def rows(self) -> tuple[str | None, ...] | None:
+        """What says which rows there are; None if reasoning-gym generates them."""
+        return None if self.reasoning_gym else (self.name, self.config, self.path, self.split)
+
+    @property
     def num_workers(self) -> int:
         """Number of processes that prepare prompts. Each takes some 0.4 GB: too much where rows are only tokenized."""
         return (2 if self.preprocess else 0) if self.dataloader_num_workers is None else self.dataloader_num_workers

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.lora import LoraConfig
@@ -94,6 +95,13 @@ class StorageConfig(Section):
     )
 
 
+_SAME_ROWS = "self.evaluation.dataset.split == self.dataset.split && " + " && ".join(
+    f"has(self.evaluation.dataset.{name}) == has(self.dataset.{name}) && "
+    f"(!has(self.dataset.{name}) || self.evaluation.dataset.{name} == self.dataset.{name})"
+    for name in ("name", "config", "path")
+)
+
+
 class TrainerConfig(Section):
     """Everything that a rank needs to know about the training itself."""
 
@@ -135,6 +143,12 @@ class TrainerConfig(Section):
             "its own GPUs; none or cpu would work",
             lambda c: c.parallelism.offload_optimizer != "generating" or c.generation.topology is Topology.COLOCATE,
         ),
+        Rule(
+            f"!has(self.evaluation) || has(self.dataset.reasoningGym) || !({_SAME_ROWS})",
+            "evaluation.dataset has the same rows as dataset, on which the job trains; another split, name or path "
+            "would work",
+            lambda c: c.evaluation is None or c.dataset.rows is None or c.evaluation.dataset.rows != c.dataset.rows,
+        ),
     )
 
     model: ModelConfig = Field(description="The policy to train.")
@@ -146,6 +160,9 @@ class TrainerConfig(Section):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="GRPO itself.")
+    evaluation: EvaluationConfig | None = Field(
+        None, description="Try problems that the job does not train on, while it trains."
+    )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
     parallelism: ParallelismConfig = Field(
         default_factory=ParallelismConfig, description="How training is spread over the ranks."
@@ -156,6 +173,11 @@ class TrainerConfig(Section):
     storage: StorageConfig = Field(
         default_factory=StorageConfig, description="Where checkpoints live, and when they are written."
     )
+
+    @property
+    def evaluation_rewards(self) -> tuple[RewardConfig, ...]:
+        """The reward functions of evaluations: those of the job unless the section has its own."""
+        return (self.evaluation and self.evaluation.rewards) or self.rewards
 
     @property
     def adapters(self) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from grpo_workload.policy.trial import try_policy
 from grpo_workload.ranks.collectives import gather, join, on_main
 from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor
+from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
@@ -37,7 +39,8 @@ from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
-from grpo_workload.training.run import Run
+from grpo_workload.training.evaluation import load_evaluation
+from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     config = contract.config
     tokenizer, source, rewards = load_data(contract)
     trackers = start_trackers(contract, data_dir, start.step)
+    evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step)
     prompts = start_prompts(contract, source, share, start.step, state_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
@@ -77,6 +81,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         tokenizer=tokenizer,
         prompts=prompts,
         rewards=rewards,
+        evaluation=evaluation,
         policy=policy,
         generator=generator,
         weight_check=weight_check,
@@ -144,7 +149,9 @@ def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
     """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
     config = contract.config
     tokenizer = load_tokenizer(config.model)
-    source = load_prompts(config.dataset, tokenizer, seed=config.training.seed, limit=prompt_limit(config))
+    source = load_prompts(
+        config.dataset, tokenizer, seed=config.training.seed, limit=prompt_limit(config, config.dataset)
+    )
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
     return tokenizer, source, rewards
@@ -155,6 +162,17 @@ def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
     trackers = Trackers(contract.config, contract.job, data_dir)
     on_main(lambda: trackers.start(step))
     return trackers
+
+
+def start_evaluation(
+    contract: Contract, rank: int, tokenizer: Any, rewards: Sequence[Reward], run_dir: Path, step: int
+) -> Evaluation | None:
+    """Prepare the problems of evaluations, and read which ones an earlier attempt has made; collective."""
+    past = on_main(lambda: read_evaluations(run_dir, step))
+    evaluation = load_evaluation(contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size)
+    if evaluation is not None:
+        check_patience(evaluation.rewards, contract.timeout_seconds)
+    return evaluation
 
 
 def start_prompts(contract: Contract, source: PromptSource, share: range, step: int, state_dir: Path) -> PromptLoader:

@@ -14,7 +14,7 @@ from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
+from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.base_model import Origin, fingerprint
 
@@ -44,8 +44,8 @@ def check_patience(rewards: Sequence[Reward], timeout_seconds: int) -> None:
             )
 
 
-def prompt_limit(config: TrainerConfig) -> PromptLimit | None:
-    """Return how long prompts may be with room left for their completions; None if the model has no limit.
+def prompt_limit(config: TrainerConfig, dataset: DatasetConfig) -> PromptLimit | None:
+    """Return how long prompts of a dataset may be with room left for their completions; None without a limit.
 
     ConfigError if there is no room, or the model's configuration cannot be read.
     """
@@ -64,7 +64,7 @@ def prompt_limit(config: TrainerConfig) -> PromptLimit | None:
             f"training.maxCompletionLength: {config.training.max_completion_length} tokens leave no room for a prompt; "
             f"{setting} is {context}"
         )
-    return PromptLimit(room, setting, config.dataset.overlong_prompts)
+    return PromptLimit(room, setting, dataset.overlong_prompts)
 
 
 def warn_of_small_slices(config: TrainerConfig, policy: Policy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpo_workload.ranks.pulse import Pulse
 from grpo_workload.reporting.gpu_monitor import Monitor
 from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
+from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 from grpo_workload.storage.group_record import Group, Place
@@ -32,6 +34,16 @@ class BegunBatch:
     num_overlong: int  # prompts of all ranks whose rows were too long: cut, or replaced by other rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One rank's part of the evaluations."""
+
+    config: EvaluationConfig
+    prompts: list[Prompt]
+    rewards: list[Reward]
+    past: dict[int, Mapping[str, float]]  # metrics by number of steps, the same on every rank; `evaluate` adds to it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that the training loop works with on one rank; `assemble.load` makes it."""
@@ -43,6 +55,7 @@ class Run:
     tokenizer: Any
     prompts: PromptLoader
     rewards: list[Reward]
+    evaluation: Evaluation | None
     policy: Policy
     generator: Generator
     weight_check: WeightCheck

@@ -1,4 +1,4 @@
-"""Metrics of a step, under TRL's names."""
+"""Metrics of a step, and of an evaluation, under TRL's names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_workload.algorithm.advantage import ScaleRewards, mean, reward_stds, std
+from grpo_workload.algorithm.best_of import best_at, pass_at
 from grpo_workload.rewards.table import RewardTable
 
 _ZERO = 1e-8  # up to this, TRL counts a deviation as zero
@@ -38,16 +39,37 @@ def summarise(
     }
 
 
+def summarise_evaluation(
+    table: RewardTable, *, num_generations: int, completion_lengths: Sequence[int], truncated: Sequence[bool]
+) -> dict[str, float]:
+    """Return the metrics of an evaluation over all ranks, as `summarise`; their names begin with `eval/`."""
+    metrics = _mean_std(table.totals, "reward", "reward_std")
+    for name, values in zip(table.names, table.values, strict=True):
+        known = _known(values)
+        metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+        if num_generations > 1:
+            metrics[f"rewards/{name}/best@{num_generations}"] = best_at(known, num_generations)
+            passed = pass_at(known, num_generations)
+            metrics |= {f"rewards/{name}/pass@{size}": share for size, share in passed.items()}
+    lengths = _length_metrics(completion_lengths, truncated)
+    metrics |= {"num_prompts": float(len(table.totals) // num_generations)}
+    metrics |= {name: lengths[name] for name in ("completions/mean_length", "completions/clipped_ratio")}
+    return {f"eval/{name}": value for name, value in metrics.items()}
+
+
 def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: ScaleRewards) -> dict[str, float]:
     stds = reward_stds(table.totals, num_generations, scale_rewards)
     metrics = {**_mean_std(table.totals, "reward", "reward_std")}
     metrics["frac_reward_zero_std"] = sum(one <= _ZERO for one in stds) / len(stds)
     for name, values in zip(table.names, table.values, strict=True):
-        known = [math.nan if value is None else value for value in values]
-        metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+        metrics |= _mean_std(_known(values), f"rewards/{name}/mean", f"rewards/{name}/std")
         if overflows := table.overflows.count(name):
             metrics[f"rewards/{name}/not_finite_ratio"] = overflows / len(table.overflows)
     return metrics
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
 
 
 def _mean_std(values: Sequence[float], mean_name: str, std_name: str) -> dict[str, float]:

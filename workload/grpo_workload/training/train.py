@@ -29,17 +29,18 @@ from grpo_workload.policy.memory_error import MicroBatchMemoryError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
-from grpo_workload.reporting.rank_metrics import RankStep, summarise_ranks
+from grpo_workload.reporting.rank_metrics import summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.spec.contract import Contract, ExitCode
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
+from grpo_workload.training.evaluation import evaluate, is_due, is_due_at_start
 from grpo_workload.training.health import Health
-from grpo_workload.training.rollout import Generation, Rollout, roll_out
+from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
-from grpo_workload.training.step_metrics import summarise
+from grpo_workload.training.step_summary import describe_rank, summarise_step
 from grpo_workload.training.work import Work, prepare
 from grpo_workload.weights.differ import WeightsDifferError
 
@@ -59,6 +60,9 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     training, storage = run.config.training, run.config.storage
     num_tokens = run.start.num_tokens
     stopping = False
+    past = run.evaluation.past if run.evaluation else {}
+    if is_due_at_start(run.config, past, run.start.step):
+        evaluate(run, run.start.step)
     health, advisor = Health(training.max_skipped_steps), Advisor(run.config)
     run.generator.idle_seconds()  # those before the first step do not count
     since = Clock()
@@ -107,12 +111,18 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         if engines:
             metrics["engines/count"] = float(len(engines))
         balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
+        is_end = step + 1 == training.max_steps
+        # A rank that was asked to stop saves at once; the evaluation is made when the run goes on.
+        can_wait = not is_last or health.gives_up or (stopping and not is_end)
+        if not can_wait and is_due(run.config, past, step + 1, generation.steps.start):
+            evaluate(run, step + 1)
+            since = Clock()
         run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
 
         # Inside a generation there is no checkpoint: log-probabilities of the weights that it began with would be lost.
         every = storage.checkpoint_every_steps
-        is_due = (step + 1) // every > generation.steps.start // every
-        if health.gives_up or (is_last and (stopping or is_due or step + 1 == training.max_steps)):
+        is_save_due = (step + 1) // every > generation.steps.start // every
+        if health.gives_up or (is_last and (stopping or is_save_due or is_end)):
             run.report.phase("Saving")
             state = TrainerState(
                 step=step + 1,
@@ -132,50 +142,6 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     done = not stopping or step + 1 == training.max_steps
     run.report.phase("Done" if done else "Stopped")
     return ExitCode.DONE if done else ExitCode.STOPPED
-
-
-def summarise_step(run: Run, step: int, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
-    """Return the step's metrics under TRL's names, with the seconds that each phase took on this rank."""
-    facts = [fact for own in rollout.facts for fact in own]
-    metrics = summarise(
-        rollout.table,
-        num_generations=run.config.training.num_generations,
-        scale_rewards=run.config.training.scale_rewards,
-        prompt_lengths=[fact.prompt_tokens for fact in facts],
-        completion_lengths=[fact.tokens for fact in facts],
-        truncated=[fact.is_truncated for fact in facts],
-        step_time=clock.seconds,
-        num_tokens_before=num_tokens,
-    )
-    if step != rollout.step:  # its tokens were counted before
-        metrics["num_tokens"] = num_tokens
-    metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / len(facts)
-    if run.config.training.max_staleness:
-        metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / len(facts)
-        metrics["staleness/max"] = max(fact.staleness for fact in facts)
-    if run.config.dataset.overlong_prompts != "error":
-        metrics["prompts/overlong"] = rollout.num_overlong
-    return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
-
-
-def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock: Clock) -> RankStep:
-    """Describe what this rank did in the step that has just ended."""
-    is_first = step == generation.steps.start
-    samples = work.rollout.samples if step == work.rollout.step else []
-    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in samples]
-    return RankStep(
-        rank=run.rank,
-        seconds=dict(clock.laps),
-        generated_tokens=generation.generated_tokens if is_first else 0,
-        logged=generation.logged if is_first else {},
-        timeouts=generation.timeouts if is_first else dict.fromkeys(generation.timeouts, 0),
-        engines_idle_seconds=run.generator.idle_seconds(),
-        sample_tokens=sum(tokens),
-        longest_sample_tokens=max(tokens, default=0),
-        trained_tokens=work.plan.trained_tokens(run.rank),
-        fed_tokens=work.plan.fed_tokens(run.rank),
-        device=run.monitor.end(),
-    )
 
 
 class StopFlag:
@@ -228,7 +194,7 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 raise run.generator.blame(error) from error
             finally:
                 run.prompts.close()
-                close_rewards(run.rewards)
+                close_rewards([*run.rewards, *(run.evaluation.rewards if run.evaluation else ())])
             run.report.close()
             run.journal.close()
             run.monitor.close()

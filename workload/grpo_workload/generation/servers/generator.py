@@ -74,9 +74,13 @@ class ServerGenerator:
         self._roster.pushed()  # the engines have loaded the initial weights, version 0
 
     def generate(
-        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        listener: Listener = SILENCE,
+        temperature: float | None = None,
     ) -> list[list[Completion]]:
-        """See `Generator.generate`.
+        """See `Generator.generate`; with a temperature, `Generator.evaluate`.
 
         Raises:
             ValueError: an engine refuses a prompt.
@@ -85,7 +89,7 @@ class ServerGenerator:
         self._link.watch.on_moved = listener.moved
         run = self._link.run_freely if self._restarts else self._link.run
         while True:
-            self.begin(prompts, num_generations, listener)
+            self.begin(prompts, num_generations, listener, temperature)
             failure = run(self._sampler.wait(prompts))
             if not self._restarts:
                 break
@@ -98,10 +102,23 @@ class ServerGenerator:
         self._link.watch.on_moved = SILENCE.moved
         return self._sampler.take(prompts)
 
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        listener: Listener = SILENCE,
+        temperature: float | None = None,
+    ) -> None:
         """See `Generator.begin`. Raises as `generate`."""
         run = self._link.run_freely if self._restarts else self._link.run
-        run(self._sampler.begin(prompts, num_generations, self._roster.current, self._version, listener))
+        current, version = self._roster.current, self._version
+        run(self._sampler.begin(prompts, num_generations, current, version, listener, temperature))
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], num_generations: int, temperature: float, listener: Listener = SILENCE
+    ) -> list[list[Completion]]:
+        """See `Generator.evaluate`. Raises as `generate`."""
+        return self.generate(prompts, num_generations, listener, temperature)
 
     def sleep(self) -> None:
         """Do nothing: the engines have their own devices."""

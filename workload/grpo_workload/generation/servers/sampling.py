@@ -53,7 +53,13 @@ class Sampler:
         return self._router.idle.take()
 
     async def begin(
-        self, prompts: Sequence[Prompt], num_samples: int, processes: Processes, version: int, listener: Listener
+        self,
+        prompts: Sequence[Prompt],
+        num_samples: int,
+        processes: Processes,
+        version: int,
+        listener: Listener,
+        temperature: float | None = None,
     ) -> None:
         """Begin to sample the prompts that have not begun yet.
 
@@ -63,6 +69,7 @@ class Sampler:
             processes: processes that hold the current weights, by engine.
             version: version of these weights.
             listener: is told of each prompt whose completions are there.
+            temperature: of an evaluation; None for training.
 
         Raises:
             EngineError: an engine failed, and lost engines do not come back.
@@ -74,7 +81,7 @@ class Sampler:
         current = await self._up_to_date(version, processes)
         self._router.use({name: client.engine for name, client in current.items()}, processes)
         for position, prompt in fresh:
-            work = self._complete(prompt, position, num_samples, listener)
+            work = self._complete(prompt, position, num_samples, listener, temperature)
             self._tasks[_key(prompt)] = asyncio.get_running_loop().create_task(work)
 
     async def wait(self, prompts: Sequence[Prompt]) -> EngineError | None:
@@ -108,7 +115,9 @@ class Sampler:
         """Return the completions of prompts that `wait` has waited for."""
         return [self._tasks.pop(_key(prompt)).result() for prompt in prompts]
 
-    async def _complete(self, prompt: Prompt, position: int, num_samples: int, listener: Listener) -> list[Completion]:
+    async def _complete(
+        self, prompt: Prompt, position: int, num_samples: int, listener: Listener, temperature: float | None
+    ) -> list[Completion]:
         while True:
             lane = await self._router.acquire(num_samples)
             client, version = self._clients[lane.engine.name], self._version
@@ -116,7 +125,7 @@ class Sampler:
                 prompt.token_ids,
                 model=lane.process,
                 num_samples=num_samples,
-                sampling=self._parameters(prompt, version),
+                sampling=self._parameters(prompt, version, temperature),
                 version=version,
             )
             try:
@@ -136,8 +145,10 @@ class Sampler:
             finally:
                 self._router.release(lane, num_samples)
 
-    def _parameters(self, prompt: Prompt, version: int) -> dict[str, object]:
+    def _parameters(self, prompt: Prompt, version: int, temperature: float | None) -> dict[str, object]:
         parameters = vllm_api.sampling_parameters(self._training) | {"seed": prompt.seed}
+        if temperature is not None:
+            return parameters | {"temperature": temperature, "cache_salt": f"{vllm_api.EVALUATION} {version}"}
         # Where requests outlive an update, the prefix cache does too: what old weights put there must not be found.
         return parameters | {"cache_salt": str(version)} if self._training.max_staleness else parameters
 

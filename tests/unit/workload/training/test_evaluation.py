@@ -1,0 +1,142 @@
+"""When an evaluation is due, which problems it has, and what its metrics are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.rewards.table import tabulate
+from grpo_workload.spec.evaluation import EvaluationConfig
+from grpo_workload.spec.inputs import DatasetConfig
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
+from grpo_workload.training.step_metrics import summarise_evaluation
+
+GYM = {"reasoningGym": {"dataset": "basic_arithmetic", "size": 50}}
+
+
+class Tokenizer:
+    """Tokenizes by characters."""
+
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def make_config(evaluation: dict[str, Any] | None = None, **training: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "model": {"name": "m"},
+            "dataset": GYM,
+            "rewards": [{"name": "right", "reasoningGym": {}}],
+            "generation": {"maxModelLen": 4096},
+            "training": training,
+            "evaluation": {"dataset": GYM, "everySteps": 10} | (evaluation or {}),
+        }
+    )
+
+
+def run(config: TrainerConfig, *, start: int = 0, past: dict[int, Any] | None = None) -> list[int]:
+    """Return the steps at which a run evaluates that begins at `start`, with these evaluations behind it."""
+    done = dict(past or {})
+    if is_due_at_start(config, done, start):
+        done[start] = {}
+    length = config.training.steps_per_push
+    for end in range(start + length, config.training.max_steps + length, length):
+        step = min(end, config.training.max_steps)
+        if is_due(config, done, step, end - length):
+            done[step] = {}
+    return [step for step in done if step not in (past or {})]
+
+
+def test_it_is_due_at_the_start_every_so_many_steps_and_at_the_end() -> None:
+    assert run(make_config(max_steps=25)) == [0, 10, 20, 25]
+    assert run(make_config({"atStart": False}, max_steps=20)) == [10, 20]
+    assert run(make_config(max_steps=26, stepsPerGeneration=4)) == [0, 12, 20, 26], (
+        "after the generation that passes it"
+    )
+
+
+def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice() -> None:
+    config = make_config(max_steps=25)
+    assert run(config, start=10, past={0: {}}) == [10, 20, 25]
+    assert run(config, start=10, past={0: {}, 10: {}}) == [20, 25]
+    assert run(config, start=13, past={0: {}, 10: {}}) == [20, 25]
+    assert run(config, start=25, past={0: {}, 10: {}, 20: {}}) == [25]
+    assert run(config, start=13) == [13, 20, 25], "another run's checkpoint is the start of this one"
+    assert run(make_config({"atStart": False}, max_steps=25), start=10) == [10, 20, 25]
+
+
+def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
+    config = make_config({"maxPrompts": 7})
+    whole, *parts = [
+        load_evaluation(config, Tokenizer(), [], {}, rank=rank, world_size=size)
+        for size, rank in [(1, 0), (9, 0), *((2, rank) for rank in range(2))]
+    ]
+    assert whole is not None
+    assert len(parts[0].prompts) == 1
+    assert [prompt for part in parts[1:] for prompt in part.prompts] == whole.prompts
+    assert len({prompt.index for prompt in whole.prompts}) == len({prompt.seed for prompt in whole.prompts}) == 7
+    trained = load_prompts(config.dataset, Tokenizer(), seed=config.training.seed)
+    assert not {prompt.text for prompt in whole.prompts} & {prompt.text for prompt in trained.batch(0, 50)}
+    assert whole.prompts[0].seed == load_prompts(config.dataset, Tokenizer(), seed=SEED).batch(0, 1)[0].seed
+
+
+def test_rewards_of_the_job_unless_it_has_its_own() -> None:
+    own = {"rewards": [{"name": "ended", "stopped": {}}]}
+    assert [one.name for one in make_config().evaluation_rewards] == ["right"]
+    assert [one.name for one in make_config(own).evaluation_rewards] == ["ended"]
+
+
+def test_metrics_of_an_evaluation() -> None:
+    table = tabulate({"a": 1.0, "b": 0.5}, [[1.0, 0.0, 0.0, 0.0], [None, 1.0, None, None]])
+    metrics = summarise_evaluation(
+        table, num_generations=2, completion_lengths=[1, 2, 3, 4], truncated=[False, False, False, True]
+    )
+    assert metrics == {
+        "eval/reward": 0.375,
+        "eval/reward_std": pytest.approx(0.4787, abs=1e-4),
+        "eval/rewards/a/mean": 0.25,
+        "eval/rewards/a/std": 0.5,
+        "eval/rewards/a/best@2": 0.5,
+        "eval/rewards/a/pass@1": 0.25,
+        "eval/rewards/a/pass@2": 0.5,
+        "eval/rewards/b/mean": 1.0,
+        "eval/rewards/b/std": pytest.approx(float("nan"), nan_ok=True),
+        "eval/rewards/b/best@2": 1.0,
+        "eval/rewards/b/pass@1": 0.5,
+        "eval/rewards/b/pass@2": 1.0,
+        "eval/num_prompts": 2.0,
+        "eval/completions/mean_length": 2.5,
+        "eval/completions/clipped_ratio": 0.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"temperature": 0.001}, "must be 0 or at least 0.01"),
+        ({"temperature": 0, "numGenerations": 4}, "needs evaluation.numGenerations 1"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        EvaluationConfig.model_validate({"dataset": GYM, "everySteps": 1} | change)
+
+
+def test_rows_that_are_trained_on_are_refused() -> None:
+    base = make_config().model_dump(mode="json", by_alias=True, exclude_none=True)
+    for other, is_same in [({}, True), ({"split": "test"}, False), ({"promptTemplate": "{prompt}!"}, True)]:
+        changed = base | {
+            "dataset": {"name": "d"},
+            "evaluation": {"dataset": DatasetConfig(name="d").model_dump(exclude_none=True) | other, "everySteps": 1},
+        }
+        if is_same:
+            with pytest.raises(ValidationError, match="the same rows as dataset"):
+                TrainerConfig.model_validate(changed)
+        else:
+            TrainerConfig.model_validate(changed)
