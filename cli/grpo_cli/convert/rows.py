@@ -27,7 +27,8 @@ _FACTS_OF_FIELD = {
     "dataset": "dataset swift_dataset verl_files",
     "dataset.config": "dataset_configs",
     "dataset.systemPrompt": "system",
-    "rewards": "rewards reward_weights reward_file reward_function",
+    "rewards": "rewards reward_weights reward_file reward_function overlong_buffer overlong_length overlong_cache "
+    "overlong_weight",
     "model.dtype": "dtype bf16 fp16 mixed_precision",
     "device.type": "use_cpu",
     "training.promptsPerStep": "per_device accumulation verl_mini_batch",

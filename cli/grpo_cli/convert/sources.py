@@ -9,9 +9,19 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
+from grpo_workload.spec.training import TrainingConfig
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
 _ACCURACY = {"name": "accuracy", "accuracy": {}}
+_BUILT_IN = {
+    "accuracy": _ACCURACY,
+    "accuracy_reward": _ACCURACY,
+    "format": {"name": "format", "format": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
+    "think_format_reward": {"name": "format", "format": {"pattern": "<think>(?!.*<think>).*?</think>.*"}},
+}
+_MAX_LENGTH = TrainingConfig().max_completion_length
+_OF_TRL = {"cosine": "get_cosine_scaled_reward", "repetition": "get_repetition_penalty_reward"}
+"""Rewards of ms-swift, and TRL's functions that make nearly the same."""
 _FILL_IN = "no file says it: fill it in"
 _ON_A_VOLUME = "must exist in the container: mount a volume with podTemplate.volumes and volumeMounts"
 
@@ -110,6 +120,9 @@ def rewards(draft: Draft) -> None:
         draft.set("rewards", [_ACCURACY], _FILL_IN)
         verl = "verl scores by data_source, here math-verify checks the answer: or choose another (docs/rewards.md)"
         draft.left("rewards", "not said", verl if "verl_files" in facts else _FILL_IN, "rewards")
+    if facts.get("overlong_buffer"):
+        weight = {} if (factor := facts.get("overlong_weight", 1)) == 1 else {"weight": factor}
+        draft.fields["rewards"].append(_soft_overlong(draft) | weight)
 
 
 def _weights(draft: Draft) -> list[dict[str, float]]:
@@ -123,16 +136,28 @@ def _weights(draft: Draft) -> list[dict[str, float]]:
 
 
 def _reward(draft: Draft, name: str) -> dict[str, Any]:
-    if name in ("accuracy", "accuracy_reward"):
-        return _ACCURACY
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    if name == "soft_overlong":
+        return _soft_overlong(draft)
     short = re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "reward"
     if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*", name):
         module, _, function = name.rpartition(".")
         draft.find(Kind.DIFFERENT, "reward", name, "the module must be on PYTHONPATH in the image", "rewards")
         return {"name": short, "function": f"{module}:{function}"}
     function = f"my_rewards:{_identifier(name)}"
-    draft.left("reward", name, f"not built in: write {function} (docs/rewards.md)", "rewards")
+    near = f", or use factory: trl.rewards:{_OF_TRL[name]}" if name in _OF_TRL else ""
+    draft.left("reward", name, f"not built in: write {function}{near} (docs/rewards.md)", "rewards")
     return {"name": short, "function": function}
+
+
+def _soft_overlong(draft: Draft) -> dict[str, Any]:
+    length = draft.facts.get("overlong_length") or draft.fields.get("training.maxCompletionLength") or _MAX_LENGTH
+    if (cache := draft.facts.get("overlong_cache")) is None:
+        cache = length // 4
+        note = "no file says over which length: cacheLength is a quarter of maxLength"
+        draft.left("soft_overlong", cache, note, "rewards")
+    return {"name": "soft-overlong", "softOverlong": {"maxLength": length, "cacheLength": cache}}
 
 
 def _identifier(name: str) -> str:

@@ -50,11 +50,12 @@ OWN = rows(
     left("loss_scale", "all tokens of a completion have the same weight", "default", "last_round"),
     left("truncation_strategy", _LENGTHS),
     differs("max_length", "@prompt", v.integer, _LENGTHS),
-    differs("reward_funcs", "@rewards", v.texts, "accuracy is accuracy: {}; others become functions"),
+    differs("reward_funcs", "@rewards", v.texts, "accuracy, format, soft_overlong are built in; others: functions"),
     left("reward_model reward_model_plugin reward_adapters", _REWARD, "[]"),
     left("cosine_min_len_value_wrong cosine_max_len_value_wrong cosine_min_len_value_correct "
-        "cosine_max_len_value_correct cosine_max_len repetition_n_grams repetition_max_penalty soft_max_length "
-        "soft_cache_length", _REWARD),
+        "cosine_max_len_value_correct cosine_max_len repetition_n_grams repetition_max_penalty", _REWARD),
+    differs("soft_max_length", "@overlong_length", v.integer, "rewards[].softOverlong.maxLength"),
+    differs("soft_cache_length", "@overlong_cache", v.integer, "rewards[].softOverlong.cacheLength"),
     differs("deepspeed", "@deepspeed", v.deepspeed, "zero2 is zeroStage: 2, zero3_offload also offloadOptimizer: cpu"),
     same("lr_scheduler_type", "training.lrSchedulerType", v.scheduler, default="cosine"),
     same("weight_decay", "training.weightDecay", v.number, default=0.1),

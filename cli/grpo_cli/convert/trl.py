@@ -51,7 +51,7 @@ DATA = rows(
     left("test_split_size", "no rows are kept for evaluation: split the dataset beforehand"),
     left("ignore_bias_buffers", "only DDP uses it", False),
     left("shuffle_dataset", "rows are always shuffled, by training.seed", True),
-    differs("reward_funcs", "@rewards", v.texts, "one reward each; a dotted path becomes module:function"),
+    differs("reward_funcs", "@rewards", v.texts, "accuracy_reward and think_format_reward are built in"),
     left("reward_model_name_or_path", "not supported: call a served model in a function (docs/rewards.md)"),
     differs("reward_weights", "@reward_weights", v.texts, "rewards[].weight"),
     differs("dataloader_num_workers", "dataset.dataloaderNumWorkers", v.integer,

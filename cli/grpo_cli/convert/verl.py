@@ -137,6 +137,18 @@ VERL = Table.of("verl", "0.7.0",
         differs("path", "@reward_file", v.word, "the file becomes a module: put it on PYTHONPATH in the image"),
         differs("name", "@reward_function", v.word, "function of that module"),
     ),
+    *(
+        under(section,
+            differs("enable", "@overlong_buffer", v.boolean, "a further reward, softOverlong"),
+            differs("len", "@overlong_cache", v.integer, "rewards[].softOverlong.cacheLength"),
+            differs("penalty_factor", "@overlong_weight", v.number, "its weight"),
+            not_needed("log", _LOGS),
+        )
+        for section in ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg.",
+            "reward.reward_kwargs.overlong_buffer_cfg.")
+    ),
+    differs("reward_model.reward_kwargs.max_resp_len reward.reward_kwargs.max_resp_len", "@overlong_length", v.integer,
+        "rewards[].softOverlong.maxLength"),
     left("reward_model reward", "write the reward as a function (docs/rewards.md)", "naive", False),
     under("trainer.",
         differs("n_gpus_per_node", "@per_node", v.positive, "GPUs of a pod: trainer.groups[].gpus", default=8),

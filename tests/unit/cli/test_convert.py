@@ -166,7 +166,7 @@ def test_the_batch_is_prompts_times_generations_over_all_ranks() -> None:
     assert spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
     assert spec["generation"]["colocate"] == {"sleepLevel": 2}
     assert spec["rewards"][1:] == [
-        {"name": "think-format-reward", "function": "my_rewards:think_format_reward", "weight": 0.5},
+        {"name": "format", "format": {"pattern": "<think>(?!.*<think>).*?</think>.*"}, "weight": 0.5},
         {"name": "short-answer", "function": "my_lib.rewards:short_answer", "weight": 0.2},
     ]
 
@@ -174,7 +174,6 @@ def test_the_batch_is_prompts_times_generations_over_all_ranks() -> None:
 def test_an_option_without_a_place_is_reported_with_the_nearest_one() -> None:
     left = {finding.name: finding for finding in _convert("trl.yaml", "accelerate-zero3.yaml").left}
     assert left["num_generation"].note.endswith("did you mean num_generations?")
-    assert "reward" in left
     assert {"push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what a job does anyway"
 
 
@@ -209,6 +208,29 @@ def test_iterations_repeat_epochs_and_cannot_be_sampled_meanwhile() -> None:
     assert (training["numIterations"], training["maxSteps"]) == (3, 2 * 1000 * 3 // 4)
     assert "maxStaleness" not in training
     assert "async_generate" in {finding.name for finding in conversion.left}
+
+
+def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
+    text = "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --max_completion_length 2048 --reward_funcs "
+    conversion = _text("run.sh", text + "accuracy format soft_overlong cosine --soft_cache_length 512")
+    assert conversion.spec["rewards"] == [
+        {"name": "accuracy", "accuracy": {}},
+        {"name": "format", "format": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
+        {"name": "soft-overlong", "softOverlong": {"maxLength": 2048, "cacheLength": 512}},
+        {"name": "cosine", "function": "my_rewards:cosine"},
+    ]
+    assert [one.note for one in conversion.left if one.name == "reward"] == [
+        "not built in: write my_rewards:cosine, or use factory: trl.rewards:get_cosine_scaled_reward (docs/rewards.md)"
+    ]
+
+
+def test_verls_overlong_buffer_is_a_further_reward() -> None:
+    buffer = "reward_model.overlong_buffer."
+    options = f" {buffer}enable=True {buffer}len=256 {buffer}penalty_factor=0.5 "
+    text = (INPUTS / "verl.sh").read_text().replace("trainer.save_freq=20", f"trainer.save_freq=20{options}")
+    assert _text("verl.sh", text).spec["rewards"][1:] == [
+        {"name": "soft-overlong", "softOverlong": {"maxLength": 3072, "cacheLength": 256}, "weight": 0.5}
+    ]
 
 
 def test_vllm_with_its_own_gpu_is_node_local() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.rewards.builtin import RewardFunction, accuracy, builtin
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
@@ -35,8 +36,6 @@ from grpo_workload.spec.rewards import REWARD_SECONDS, RewardConfig
 STDERR = 2
 LOCK_GRACE = 10.0
 """Seconds after a call's time limit in which Python must report the timeout; then faulthandler ends the rank."""
-
-RewardFunction = Callable[[list[Prompt], list[Completion]], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,36 +216,5 @@ def _running(config: RewardConfig | None, running: Sequence[Reward]) -> RewardPr
 
 def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy:
     if config.accuracy is not None:
-        return _accuracy(config, source)
-    if config.stopped is not None:
-        return lambda prompts, completions: [float(completion.finish_reason == "stop") for completion in completions]
-    if config.reasoning_gym is not None:
-        return _reasoning_gym(config.name, source)
-    return RewardProcess(config, os.environ)
-
-
-def _accuracy(config: RewardConfig, source: PromptSource) -> Accuracy:
-    columns = source.batch(0, 1)[0].columns
-    gold = next((column for column in ("solution", "answer") if column in columns), None)
-    if gold is None:
-        found = ", ".join(columns) or "nothing but prompts"
-        raise ConfigError(
-            f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}"
-        )
-    return Accuracy(config, gold)
-
-
-def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:
-    scorer = source.scorer
-    if scorer is None:
-        raise ConfigError(
-            f"rewards[{name}].reasoningGym: the dataset is not a reasoning-gym dataset (dataset.reasoningGym); use "
-            "accuracy"
-        )
-
-    def reasoning_gym(prompts: list[Prompt], completions: list[Completion]) -> Values:
-        return [
-            scorer(completion.text.strip(), prompt) for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-
-    return reasoning_gym
+        return accuracy(config, source)
+    return RewardProcess(config, os.environ) if config.code is not None else builtin(config, source)

@@ -15,11 +15,78 @@ class Empty(Section):
     """A choice that has no settings."""
 
 
+Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
+"""A regular expression of Python, in which a dot also matches line ends."""
+
+
+class FormatConfig(Section):
+    """How a completion must look."""
+
+    RULES = (one_of("tags", "pattern"),)
+
+    tags: (
+        Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]{0,63}$")], ...], Field(min_length=1)] | None
+    ) = Field(
+        None,
+        max_length=16,
+        description="Names of tags, for example [think, answer]: each once, closed, in this order, and nothing "
+        "but white space around them.",
+    )
+    pattern: Pattern | None = Field(
+        None,
+        description="Regular expression of Python that the whole completion must match. A dot also matches line ends; "
+        "white space at both ends is removed before.",
+    )
+
+
+class SoftOverlongConfig(Section):
+    """DAPO's soft punishment of overlong completions (arXiv:2503.14476, equation 13)."""
+
+    RULES = (
+        Rule(
+            "self.cacheLength <= self.maxLength",
+            "cacheLength must not be more than maxLength",
+            lambda s: s.cache_length <= s.max_length,
+            lambda s: s.max_length,
+            "self.maxLength",
+        ),
+    )
+
+    max_length: int = Field(
+        ge=1, le=1_048_576, description="Tokens at which the reward is -1; mostly training.maxCompletionLength."
+    )
+    cache_length: int = Field(
+        ge=1, le=1_048_576, description="Number of tokens before maxLength over which the reward falls from 0 to -1."
+    )
+
+
+class ExactMatchConfig(Section):
+    """Comparison with a column of the dataset, as text."""
+
+    column: Annotated[str, Field(min_length=1, max_length=256)] = Field(
+        "answer", description="Column with the answer, or with a list of answers of which any is right."
+    )
+    extract: Pattern | None = Field(
+        None,
+        description="Regular expression of Python with one group, which is the answer in the completion; the last "
+        "match counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the answer.",
+    )
+
+
 class RewardConfig(Section):
     """One reward function; a completion's reward is the weighted sum of those that did not return None for it."""
 
     RULES = (
-        one_of("accuracy", "reasoning_gym", "stopped", "function", "factory"),
+        one_of(
+            "accuracy",
+            "exact_match",
+            "format",
+            "reasoning_gym",
+            "soft_overlong",
+            "stopped",
+            "function",
+            "factory",
+        ),
         Rule(
             "!has(self.env) || has(self.function) || has(self.factory)",
             "env needs function or factory: built-in rewards read no variables",
@@ -37,7 +104,16 @@ class RewardConfig(Section):
     accuracy: Empty | None = Field(
         None, description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0."
     )
+    exact_match: ExactMatchConfig | None = Field(
+        None,
+        description="1 when the answer is the column's text, else 0. Case, runs of white space and a full stop at the "
+        "end do not count. For answers that are no math.",
+    )
+    format: FormatConfig | None = Field(None, description="1 when the completion has the format, else 0.")
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset gives.")
+    soft_overlong: SoftOverlongConfig | None = Field(
+        None, description="0 for a completion that is short enough, down to -1 at maxLength: DAPO's soft punishment."
+    )
     stopped: Empty | None = Field(
         None, description="1 when the completion ended by itself, 0 when it was cut at maxCompletionLength."
     )

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from trl.rewards import get_soft_overlong_punishment
 
 from grpo_workload.launcher.rank_processes import describe_error
 from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score
@@ -51,6 +52,52 @@ async def test_the_reward_stopped():
     (reward,) = build_rewards([make_config("stopped", stopped={}, weight=0.1)], make_source())
     table = await score([reward], [make_prompt()] * 2, [make_completion(), make_completion(finish_reason="length")])
     assert table == RewardTable(names=["stopped"], values=[[1.0, 0.0]], totals=[0.1, 0.0], overflows=[None] * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "right", "wrong"),
+    [
+        (
+            {"format": {"tags": ["think", "answer"]}},
+            ["<think>a\n<b></think>\n <answer>4</answer>\n", "<think></think><answer></answer>"],
+            [
+                "<think>a</think>",
+                "<answer>4</answer><think>a</think>",
+                "So: <think>a</think><answer>4</answer>",
+                "<think>a</think><answer>4</answer><answer>5</answer>",
+                "<think>a<think>b</think></think><answer>4</answer>",
+                "<think>a</think> so <answer>4</answer>",
+            ],
+        ),
+        ({"format": {"pattern": r"(a|b)+\d"}}, [" aab1\n"], ["aab", "aab12", "c1"]),
+        ({"exactMatch": {}}, ["Paris", " PARIS.\n"], ["It is Paris", "", "paris .5"]),
+        (
+            {"exactMatch": {"extract": "<answer>(.*?)</answer>"}},
+            ["<answer>London</answer> no, <answer>\nparis</answer>", "<answer>Ville  lumière</answer>"],
+            ["Paris", "<answer>Paris</answer> <answer>London</answer>"],
+        ),
+    ],
+)
+async def test_what_is_right_by_its_text(settings, right, wrong):
+    (reward,) = build_rewards([make_config(**settings)], make_source({"answer": "?"}))
+    prompt = make_prompt(answer=["Paris", "ville lumie\u0300re"])
+    texts = right + wrong
+    table = await score([reward], [prompt] * len(texts), [make_completion(text) for text in texts])
+    assert table.values == [[1.0] * len(right) + [0.0] * len(wrong)]
+
+
+async def test_a_row_without_an_answer_is_left_out_of_exact_match_and_numbers_are_text():
+    (reward,) = build_rewards([make_config(exactMatch={"column": "gold"})], make_source({"gold": 1}))
+    prompts = [make_prompt(gold=gold) for gold in (None, [], 4, "4")]
+    assert (await score([reward], prompts, [make_completion("4")] * 4)).values == [[None, None, 1.0, 1.0]]
+
+
+async def test_soft_overlong_is_that_of_trl():
+    (reward,) = build_rewards([make_config(softOverlong={"maxLength": 10, "cacheLength": 4})], make_source())
+    completions = [make_completion(token_ids=(1,) * length) for length in range(1, 13)]
+    table = await score([reward], [make_prompt()] * 12, completions)
+    expected = get_soft_overlong_punishment(10, 4)([list(one.token_ids) for one in completions])
+    assert table.values == [pytest.approx(expected)]
 
 
 async def test_reasoning_gym_gets_the_stripped_text_and_the_entry():
@@ -107,6 +154,15 @@ def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(t
         ),
         ({"function": "support.trainer.user_rewards:NOT_A_FUNCTION"}, r"NOT_A_FUNCTION is a int, not a function"),
         ({"reasoningGym": {}}, r"rewards\[mine\]\.reasoningGym: the dataset is not a reasoning-gym dataset"),
+        ({"exactMatch": {}}, r"rewards\[mine\]\.exactMatch\.column: the dataset has no column answer; it has level"),
+        (
+            {"exactMatch": {"column": "level", "extract": "(a)(b)"}},
+            r"exactMatch\.extract: '\(a\)\(b\)' has 2 groups; 1 would work",
+        ),
+        (
+            {"format": {"pattern": "(a"}},
+            r"rewards\[mine\]\.format\.pattern: '\(a' is no regular expression of Python: ",
+        ),
         ({"accuracy": {}}, r"rewards\[mine\]\.accuracy needs a column `solution` or `answer`; the dataset has level"),
     ],
 )
