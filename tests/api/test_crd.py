@@ -15,10 +15,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
         ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
         ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
         ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
-        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, reasoningGym, stopped, function must be set"),
+        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, exactMatch, "),
         (
             {"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]},
-            "env needs function: built-in rewards read no variables",
+            "env needs function or factory: built-in rewards read no variables",
         ),
         ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
         (
