@@ -154,7 +154,7 @@ GENERATION = rows(
     same("min_p", "training.minP", v.number),
     left("repetition_penalty", "a penalty would make samples differ from the policy: remove it", 1.0),
     left("generation_kwargs", "sampling has temperature, topP, topK and minP", "{}"),
-    left("chat_template_kwargs", "the chat template gets no arguments: change the tokenizer's in model.path", "{}"),
+    same("chat_template_kwargs", "dataset.chatTemplateKwargs", v.mapping),
     left("max_tool_calling_iterations", "completions have one turn: tools are not supported"),
     differs("use_vllm", "@use_vllm", v.boolean, "vLLM samples; Transformers is for debugging", default=False),
     differs("vllm_mode", "@vllm_mode", v.as_is, "colocate is Colocate, server is Server (docs/topologies.md)"),
@@ -205,7 +205,7 @@ OLDER = rows(
     differs("vllm_device", "@vllm_device", v.as_is, "NodeLocal: vLLM has the last GPU of every node for itself"),
     differs("dataset_configs", "@dataset_configs", v.names, "the first is dataset.config"),
     same("system_prompt", "dataset.systemPrompt"),
-    left("chat_template", "the tokenizer's is used: save the model with this one and name it in model.path"),
+    same("chat_template", "model.chatTemplate", v.word),
     left("dataset_prompt_column", "the column is prompt: rename it in dataset.preprocess (docs/datasets.md)", "prompt"),
 )
 

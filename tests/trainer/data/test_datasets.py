@@ -8,7 +8,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from grpo_workload.data.prompt_source import load_prompts
-from grpo_workload.spec.inputs import DatasetConfig
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
+from grpo_workload.training.assemble import load_tokenizer
+from support.trainer.tiny_model import CHAT_TEMPLATE
 
 TEXTS = [f"What is {index} + 1?" for index in range(6)]
 ROWS = [{"prompt": text, "answer": index + 1, "level": "easy"} for index, text in enumerate(TEXTS)]
@@ -75,6 +78,50 @@ def test_messages_go_through_the_chat_template(tiny_tokenizer, tmp_path):
     )
     assert tiny_tokenizer.decode(prompt.token_ids) == rendered
     assert prompt.columns == {"answer": 1}
+
+
+def test_a_prompt_may_begin_the_answer(tiny_tokenizer, tmp_path):
+    begun = [{"prompt": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is"}]}]
+    (prompt,) = load(tiny_tokenizer, path=write(tmp_path, "jsonl", begun)).batch(0, 1)
+    ends = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\nIt is"
+    assert tiny_tokenizer.decode(prompt.token_ids) == ends
+
+
+THINKS = CHAT_TEMPLATE + "{% if enable_thinking %}<think>{% endif %}"
+
+
+def test_variables_of_the_chat_template_are_the_jobs_or_the_rows(tiny_tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = THINKS
+    rows = [CHAT_ROWS[0], {**CHAT_ROWS[1], "chat_template_kwargs": {"enable_thinking": False}}]
+    path = write(tmp_path, "jsonl", rows)
+    prompts = load(tokenizer, path=path, chatTemplateKwargs={"enable_thinking": True}).batch(0, 2)
+    ends = {prompt.index: tokenizer.decode(prompt.token_ids).endswith("<think>") for prompt in prompts}
+    assert ends == {0: True, 1: False}
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "complaint"),
+    [
+        (CHAT_TEMPLATE, {"enable_thinking": True}, "the model's chat template has no variable 'enable_thinking'"),
+        (CHAT_TEMPLATE, {"add_generation_prompt": False}, "dataset.chatTemplateKwargs: .* 'add_generation_prompt'"),
+        ("{{ raise_exception('roles must alternate') }}", {}, "the chat template refuses row .: roles must alternate"),
+        ("{% for %}", {}, "the chat template refuses row"),
+    ],
+)
+def test_what_a_chat_template_ignores_or_refuses_is_named(tiny_tokenizer, tmp_path, template, fields, complaint):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=complaint):
+        load(tokenizer, path=write(tmp_path, "jsonl", CHAT_ROWS), chatTemplateKwargs=fields)
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tiny_model, tmp_path):
+    model = ModelConfig(path=str(tiny_model), chat_template="{{ messages[0]['content'] }} =")
+    load_tokenizer(model).save_pretrained(tmp_path / "checkpoint")
+    saved = load_tokenizer(ModelConfig(path=str(tmp_path / "checkpoint")))
+    prompts = load(saved, path=write(tmp_path, "jsonl", CHAT_ROWS)).batch(0, 6)
+    assert {saved.decode(prompt.token_ids) for prompt in prompts} == {f"{text} =" for text in TEXTS}
 
 
 def test_prompt_template_goes_around_text(tiny_tokenizer, tmp_path):

@@ -291,6 +291,16 @@ def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
     assert any(finding.note.startswith("engines have their own GPUs") for finding in server.left)
 
 
+def test_variables_of_the_chat_template_are_taken_over() -> None:
+    for file, option in (
+        ("trl.yaml", "\nchat_template_kwargs: {enable_thinking: false}"),
+        ("swift-all-maps.sh", " --enable_thinking false"),
+        ("verl.sh", " +data.apply_chat_template_kwargs.enable_thinking=False"),
+    ):
+        spec = _text(file, (INPUTS / file).read_text().rstrip().removesuffix("$@") + option).spec
+        assert spec["dataset"]["chatTemplateKwargs"] == {"enable_thinking": False}, file
+
+
 def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
     conversion = _convert("verl.sh")
     spec = conversion.spec

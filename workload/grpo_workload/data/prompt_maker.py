@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.user_code import import_function
@@ -85,6 +87,9 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(generator)
 
 
+_SET_BY_US = {"messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
+
+
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
     """Turns rows into prompts, with the templates of the dataset's settings and the model's tokenizer."""
@@ -105,6 +110,8 @@ class PromptMaker:
                 "dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate"
             )
         text = prompt if self.question_filled else fill(self.config, prompt)
+        if self.config.chat_template_kwargs:
+            raise PromptError("dataset.chatTemplateKwargs: prompts are plain text, which no chat template changes")
         if not (token_ids := self.tokenizer(text)["input_ids"]):
             raise PromptError(
                 f"dataset: `prompt` of row {index} is empty, and a model needs at least one token; remove the row"
@@ -120,17 +127,47 @@ class PromptMaker:
             raise PromptError("dataset.promptTemplate: prompts are messages, not plain text; use dataset.systemPrompt")
         if not self.tokenizer.chat_template:
             raise PromptError(
-                "dataset: prompts are messages, but the model's tokenizer has no chat template; use a chat model or "
-                "plain text"
+                "dataset: prompts are messages, but the model's tokenizer has no chat template; use a chat model, "
+                "model.chatTemplate, or plain text"
             )
         # Arrow gives every message all keys that any message has, with None for those that it lacks.
         messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
         if self.config.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
-        token_ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-            "input_ids"
-        ]
+        # As in TRL: the model goes on with an answer that the prompt begins.
+        goes_on = messages[-1]["role"] == "assistant"
+        variables = self._variables(index, columns)
+        try:
+            token_ids = self.tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+                return_dict=True,
+                **variables,
+            )["input_ids"]
+        except (TemplateError, ValueError) as error:
+            raise PromptError(f"dataset: the chat template refuses row {index}: {error}") from error
         return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns)
+
+    def _variables(self, index: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what row and settings say to the chat template. PromptError if it would ignore a variable."""
+        own = columns.get("chat_template_kwargs") or {}
+        if not isinstance(own, dict):
+            raise PromptError(f"dataset: `chat_template_kwargs` of row {index} must be an object, not {own!r}")
+        given = {
+            **self.config.chat_template_kwargs,
+            **{name: value for name, value in own.items() if value is not None},
+        }
+        template = str(self.tokenizer.chat_template)
+        for name in given:
+            if name in _SET_BY_US or not re.search(rf"\b{re.escape(name)}\b", template):
+                where = (
+                    "dataset.chatTemplateKwargs"
+                    if name in self.config.chat_template_kwargs
+                    else f"dataset: row {index}"
+                )
+                raise PromptError(f"{where}: the model's chat template has no variable {name!r} to set; remove it")
+        return given
 
 
 def fill(config: DatasetConfig, text: str) -> str:

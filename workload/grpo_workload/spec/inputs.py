@@ -24,6 +24,11 @@ class ModelConfig(Section):
     path: Text | None = Field(
         None, description="Folder with the model inside the container, for example below a mounted volume."
     )
+    chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
+        None,
+        description="Chat template (Jinja) in place of the tokenizer's; checkpoints have it, too. For base models that "
+        "have none.",
+    )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16",
         description="Type of the weights in training and generation; every rank's GPU must support it. float16 scales "
@@ -86,6 +91,12 @@ class DatasetConfig(Section):
     )
     system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
         None, description="System message for prompts that are chat messages and have none."
+    )
+    chat_template_kwargs: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Variables of the chat template, for example enable_thinking: false. A column chat_template_kwargs "
+        "sets them for its row.",
     )
     preprocess: FunctionPath | None = Field(
         None,

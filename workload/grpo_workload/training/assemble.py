@@ -260,4 +260,6 @@ def load_tokenizer(model: ModelConfig) -> Any:
         raise ConfigError(f"{model.field}: cannot load the tokenizer of {model.source}: {error}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if model.chat_template is not None:
+        tokenizer.chat_template = model.chat_template
     return tokenizer
