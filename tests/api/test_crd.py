@@ -20,6 +20,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             {"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]},
             "env needs function or factory: built-in rewards read no variables",
         ),
+        (
+            {"rewards": [{"name": "a", "softOverlong": {"maxLength": 4, "cacheLength": 5}}]},
+            "cacheLength must not be more than maxLength; 4 would work",
+        ),
         ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
         (
             {"training": {"numGenerations": 1}},

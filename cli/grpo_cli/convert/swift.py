@@ -52,7 +52,8 @@ OWN = rows(
     left("truncation_strategy", _LENGTHS),
     differs("max_length", "@prompt", v.integer, _LENGTHS),
     differs("reward_funcs", "@rewards", v.texts, "accuracy, format, soft_overlong are built in; others: functions"),
-    left("reward_model reward_model_plugin reward_adapters", _REWARD, "[]"),
+    left("reward_model reward_model_plugin reward_adapters",
+        "serve it, and ask it with rewards[].judge or a function (docs/rewards.md)", "[]"),
     left("cosine_min_len_value_wrong cosine_max_len_value_wrong cosine_min_len_value_correct "
         "cosine_max_len_value_correct cosine_max_len repetition_n_grams repetition_max_penalty", _REWARD),
     differs("soft_max_length", "@overlong_length", v.integer, "rewards[].softOverlong.maxLength"),

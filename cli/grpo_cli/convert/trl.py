@@ -52,7 +52,7 @@ DATA = rows(
     left("ignore_bias_buffers", "only DDP uses it", False),
     left("shuffle_dataset", "rows are always shuffled, by training.seed", True),
     differs("reward_funcs", "@rewards", v.texts, "accuracy_reward and think_format_reward are built in"),
-    left("reward_model_name_or_path", "not supported: call a served model in a function (docs/rewards.md)"),
+    left("reward_model_name_or_path", "serve it, and ask it with rewards[].judge or a function (docs/rewards.md)"),
     differs("reward_weights", "@reward_weights", v.texts, "rewards[].weight"),
     differs("dataloader_num_workers", "dataset.dataloaderNumWorkers", v.integer,
         "processes that prepare prompts ahead of their step; 0: none"),

@@ -25,6 +25,7 @@ from typing import Any
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.builtin import RewardFunction, accuracy, builtin
+from grpo_workload.rewards.judge import Judge
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
@@ -44,7 +45,7 @@ class Reward:
 
     name: str
     weight: float
-    function: RewardFunction | RewardProcess | Accuracy
+    function: RewardFunction | RewardProcess | Accuracy | Judge
     timeout_seconds: float = REWARD_SECONDS  # limit of one call
     config: RewardConfig | None = field(default=None, compare=False)
 
@@ -105,8 +106,8 @@ def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
 
 
 def take_logged(rewards: Sequence[Reward]) -> dict[str, Logged]:
-    """Return what users' functions logged in the last call of `score`, once, by name of the reward."""
-    return {one.name: one.function.take_logged() for one in rewards if isinstance(one.function, RewardProcess)}
+    """Return what users' functions and judges logged in the last call of `score`, once, by name of the reward."""
+    return {one.name: one.function.take_logged() for one in rewards if isinstance(one.function, RewardProcess | Judge)}
 
 
 async def score(
@@ -151,6 +152,8 @@ async def _call(
     try:
         async with asyncio.timeout(reward.timeout_seconds) as limit:
             result = await _in_thread(reward.name, partial(reward.function, prompts, completions))
+    except (ConfigError, RewardError):
+        raise
     except (Exception, SystemExit) as error:
         if limit.expired():
             raise RewardError(
@@ -214,7 +217,9 @@ def _running(config: RewardConfig | None, running: Sequence[Reward]) -> RewardPr
     return next((function for function in found if isinstance(function, RewardProcess)), None)
 
 
-def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy:
+def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy | Judge:
     if config.accuracy is not None:
         return accuracy(config, source)
+    if config.judge is not None:
+        return Judge(config.name, config.judge, source, os.environ)
     return RewardProcess(config, os.environ) if config.code is not None else builtin(config, source)

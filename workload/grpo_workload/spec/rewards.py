@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, one_of
+from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, Text, one_of
 
 REWARD_SECONDS = 300
 
@@ -73,6 +73,51 @@ class ExactMatchConfig(Section):
     )
 
 
+class JudgeConfig(Section):
+    """A language model that scores completions, behind an OpenAI-compatible API."""
+
+    RULES = (
+        Rule(
+            "self.promptTemplate.contains('{completion}')",
+            "promptTemplate must contain {completion}",
+            lambda j: "{completion}" in j.prompt_template,
+        ),
+    )
+
+    url: Annotated[str, Field(max_length=1024, pattern=r"^https?://\S+$")] = Field(
+        description="Address of the API without /chat/completions, for example http://judge:8000/v1."
+    )
+    model: Text = Field(description="Name of the model there.")
+    prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] = Field(
+        description="What the judge is asked, with {prompt}, {completion} and columns of the dataset as {column}. "
+        "Other braces are doubled."
+    )
+    score_pattern: Pattern = Field(
+        r"(-?\d+(?:\.\d+)?)",
+        description="Regular expression of Python with one group, which is the score in the judge's answer; the last "
+        "match counts. By default the last number.",
+    )
+    api_key_env: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")] | None = Field(
+        None, description="Name of the pod's variable that has the API key; set it in podTemplate.env from a secret."
+    )
+    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        {"temperature": 0},
+        max_length=64,
+        description="Further fields of each request, for example max_tokens. Some models refuse temperature: set {}.",
+    )
+    concurrency: int = Field(16, ge=1, le=1024, description="Number of requests of each rank at the same time.")
+    request_seconds: int = Field(
+        60, ge=1, le=86_400, description="Limit of one request; raise it for judges that think for long."
+    )
+    max_retries: int = Field(
+        5,
+        ge=0,
+        le=100,
+        description="How often a request is repeated after 408, 429, 5xx, a lost connection or requestSeconds; then "
+        "the rank fails.",
+    )
+
+
 class RewardConfig(Section):
     """One reward function; a completion's reward is the weighted sum of those that did not return None for it."""
 
@@ -81,6 +126,7 @@ class RewardConfig(Section):
             "accuracy",
             "exact_match",
             "format",
+            "judge",
             "reasoning_gym",
             "soft_overlong",
             "stopped",
@@ -110,6 +156,9 @@ class RewardConfig(Section):
         "end do not count. For answers that are no math.",
     )
     format: FormatConfig | None = Field(None, description="1 when the completion has the format, else 0.")
+    judge: JudgeConfig | None = Field(
+        None, description="The score that a language model gives. For answers that no rule can judge."
+    )
     reasoning_gym: Empty | None = Field(None, description="The score, 0 to 1, that the reasoning-gym dataset gives.")
     soft_overlong: SoftOverlongConfig | None = Field(
         None, description="0 for a completion that is short enough, down to -1 at maxLength: DAPO's soft punishment."

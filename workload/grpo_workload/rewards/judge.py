@@ -1,0 +1,182 @@
+"""The reward `judge`: a language model behind an OpenAI-compatible API scores completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.rewards.builtin import compiled
+from grpo_workload.rewards.process import RewardError
+from grpo_workload.rewards.trl_signature import Logged
+from grpo_workload.rewards.worker import Values
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.rewards import JudgeConfig
+
+logger = logging.getLogger(__name__)
+
+_ERROR_CHARS = 500  # of a response that an error quotes
+_LONGEST_WAIT = 30.0  # seconds between two tries, unless the API asks for more
+_REFUSED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
+_AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+_COUNTED = ("requests", "prompt_tokens", "completion_tokens", "unreadable")
+
+
+class _AgainError(RewardError):
+    """A failure that may pass; the API may have said after how many seconds to ask again."""
+
+    def __init__(self, message: str, after: float = 0.0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Judge:
+    """Asks the judge about each completion; what it costs is in metrics, its answers in completions.jsonl."""
+
+    def __init__(
+        self, name: str, config: JudgeConfig, source: PromptSource, environ: Mapping[str, str], *, wait: float = 1.0
+    ) -> None:
+        """Ask nothing yet. `wait` seconds pass, on average, before the first retry.
+
+        Raises:
+            ConfigError: the API key is not set, the pattern is none, or the template names a column that is not there.
+        """
+        self._field, self._config = f"rewards[{name}].judge", config
+        self._score = compiled(f"{self._field}.scorePattern", config.score_pattern, groups=1)
+        self._backoff = wait_random_exponential(multiplier=wait, max=_LONGEST_WAIT)
+        if (key := config.api_key_env) is not None and key not in environ:
+            raise ConfigError(
+                f"{self._field}.apiKeyEnv: {key} is not set in the trainer's pods; set it in podTemplate.env, or "
+                "envFrom"
+            )
+        self._headers = {} if key is None else {"Authorization": f"Bearer {environ[key]}"}
+        _check_template(f"{self._field}.promptTemplate", config.prompt_template, source.batch(0, 1)[0].columns)
+        self._logged = Logged()
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Values:
+        """Return the scores of completions[i], an answer to prompts[i]; None where the judge gives none.
+
+        Raises:
+            ConfigError: the API refuses the key, or has no such address or model.
+            RewardError: the API failed as often as requests are repeated, or refused one.
+        """
+        texts = [self._question(*pair) for pair in zip(prompts, completions, strict=True)]
+        counts = Counter(dict.fromkeys(_COUNTED, 0))
+        answers = asyncio.run(self._ask_all(texts, counts))
+        values = [self._read(answer) for answer in answers]
+        counts["unreadable"] = values.count(None)
+        if None in values:
+            logger.warning(
+                "%s: %d answers have no score: %.200r", self._field, values.count(None), answers[values.index(None)]
+            )
+        self._logged = Logged(len(values), {name: [float(count)] for name, count in counts.items()})
+        self._logged.log_extra("answer", answers)
+        return values
+
+    def take_logged(self) -> Logged:
+        """Return what the last call cost, once: requests and tokens, and the judge's answers."""
+        logged, self._logged = self._logged, Logged()
+        return logged
+
+    def _question(self, prompt: Prompt, completion: Completion) -> str:
+        asked = prompt.text if isinstance(prompt.text, str) else "\n\n".join(map(_line, prompt.text))
+        named = prompt.columns | {"prompt": asked, "completion": completion.text}
+        return self._config.prompt_template.format_map(named)
+
+    def _read(self, answer: str) -> float | None:
+        found = next(reversed(self._score.findall(answer)), None)
+        try:
+            return None if found is None else float(found)
+        except ValueError:
+            return None
+
+    async def _ask_all(self, texts: Sequence[str], counts: Counter[str]) -> list[str]:
+        places = asyncio.Semaphore(self._config.concurrency)
+        timeout = aiohttp.ClientTimeout(total=self._config.request_seconds)
+        connections = aiohttp.TCPConnector(limit=self._config.concurrency)
+        async with aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=connections, trust_env=True
+        ) as session:
+
+            async def ask(text: str) -> str:
+                async with places:
+                    attempts = AsyncRetrying(
+                        retry=retry_if_exception_type(_AgainError),
+                        stop=stop_after_attempt(self._config.max_retries + 1),
+                        wait=self._wait,
+                        reraise=True,
+                    )
+                    answer: str = await attempts(self._ask, session, text, counts)
+                    return answer
+
+            return await asyncio.gather(*map(ask, texts))
+
+    def _wait(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        return max(self._backoff(state), error.after if isinstance(error, _AgainError) else 0.0)
+
+    async def _ask(self, session: aiohttp.ClientSession, text: str, counts: Counter[str]) -> str:
+        counts["requests"] += 1
+        body = {"model": self._config.model, "messages": [{"role": "user", "content": text}]}
+        try:
+            async with session.post(self._url, json=self._config.params | body) as response:
+                said = await response.text()
+        except TimeoutError as error:
+            raise _AgainError(
+                f"{self._field}: {self._url} did not answer within {self._config.request_seconds} s; "
+                "raise requestSeconds, or lower concurrency"
+            ) from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _AgainError(f"{self._field}: no connection to {self._url}: {error}") from error
+        if not response.ok:
+            raise self._failure(response, said[:_ERROR_CHARS])
+        return self._content(said, counts)
+
+    def _content(self, said: str, counts: Counter[str]) -> str:
+        try:
+            values: Any = json.loads(said)
+            content = values["choices"][0]["message"]["content"]
+            usage = values.get("usage") or {}
+            for name in ("prompt_tokens", "completion_tokens"):
+                counts[name] += int(usage.get(name) or 0)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise RewardError(f"{self._field}: {self._url} answered without choices: {said[:_ERROR_CHARS]}") from error
+        return content or ""
+
+    def _failure(self, response: aiohttp.ClientResponse, text: str) -> Exception:
+        what = f"{self._field}: {self._url} answered {response.status}: {text}"
+        if response.status in _REFUSED:
+            return ConfigError(f"{what}; check url, model and apiKeyEnv")
+        if response.status not in _AGAIN and response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return RewardError(what)
+        after = response.headers.get("Retry-After", "")
+        return _AgainError(what, float(after) if after.isdecimal() else 0.0)
+
+    @property
+    def _url(self) -> str:
+        return f"{self._config.url.rstrip('/')}/chat/completions"
+
+
+def _line(message: Mapping[str, str]) -> str:
+    return f"{message['role']}: {message['content']}"
+
+
+def _check_template(field: str, template: str, columns: Mapping[str, object]) -> None:
+    known = {"prompt", "completion", *columns}
+    try:
+        named = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}; write {{{{ and }}}} for braces") from error
+    if unknown := sorted(named - known):
+        names = ", ".join(sorted(known))
+        raise ConfigError(f"{field}: there is no {{{unknown[0]}}}; it may name {names}; write {{{{ and }}}} for braces")
