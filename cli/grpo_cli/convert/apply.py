@@ -21,7 +21,7 @@ TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL)}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 _UNRESOLVED = re.compile(r"\$\{?[\w(@]")
 _NO_VALUE = "the script does not set this variable: put its value there"
-_PATHS = {"dataset", "model.name"}  # a path with an unknown part is still better than none
+_PATHS = {"dataset", "evaluation.dataset", "model.name"}  # a path with an unknown part is still better than none
 SHOWN_CHARS = 60
 
 

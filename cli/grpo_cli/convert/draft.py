@@ -15,6 +15,7 @@ _ORDER = [
     "dataset",
     "rewards",
     "training",
+    "evaluation",
     "lora",
     "parallelism",
     "generation",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_cli.convert.draft import Draft
+from grpo_cli.convert.evaluation import settle_evaluation
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
@@ -43,6 +44,7 @@ def settle(draft: Draft, given: Given) -> None:
     _steps(draft, given, per_push)
     _loss(draft)
     _length(draft)
+    settle_evaluation(draft, given.rows, per_push)
 
 
 def _precision(draft: Draft) -> None:

@@ -49,7 +49,7 @@ def dataset(draft: Draft) -> None:
     if "swift_dataset" in facts:
         _swift_dataset(draft, facts["swift_dataset"])
     elif "verl_files" in facts:
-        _name_first(draft, facts["verl_files"])
+        name_first(draft, facts["verl_files"], "dataset")
         why = "copies reward_model.ground_truth to `solution`: docs/convert.md has it"
         draft.set("dataset.preprocess", "verl_rows:prepare", why)
         draft.left("columns", "of verl", "write verl_rows.prepare as docs/convert.md shows it", "dataset.preprocess")
@@ -69,29 +69,35 @@ def dataset(draft: Draft) -> None:
 
 
 def _swift_dataset(draft: Draft, names: list[str]) -> None:
+    if count := name_swift(draft, names, "dataset"):
+        draft.facts["rows"] = count
+
+
+def name_swift(draft: Draft, names: list[str], section: str) -> int | None:
+    """Name the first of ms-swift's datasets; return how many of its rows are taken, None if all are."""
     found = re.fullmatch(r"(?:hf::|ms::)?([^#]+?)(?::([^#:]+))?(?:#(\d+))?", names[0])
     name, config, count = found.groups() if found else (names[0], None, None)
-    _name_first(draft, names, name)
-    if config and "dataset.name" in draft.fields:
-        draft.set("dataset.config", config)
+    name_first(draft, names, section, name)
+    if config and f"{section}.name" in draft.fields:
+        draft.set(f"{section}.config", config)
     if count:
-        draft.set("dataset.split", f"train[:{count}]", "the first rows; ms-swift draws them at random")
-        draft.facts["rows"] = int(count)
+        draft.set(f"{section}.split", f"train[:{count}]", "the first rows; ms-swift draws them at random")
+    return int(count) if count else None
 
 
-def _name_first(draft: Draft, names: list[str], name: str | None = None) -> None:
+def name_first(draft: Draft, names: list[str], section: str, name: str | None = None) -> None:
     """Name the first of several datasets; `name` is how the job writes it."""
     if len(names) > 1:
-        note = "a job has one dataset and the first is taken: write all to a file and name it in dataset.path"
-        draft.left("datasets", ", ".join(names), note, "dataset")
-    _name(draft, name or names[0])
+        note = f"a job has one dataset and the first is taken: write all to a file and name it in {section}.path"
+        draft.left("datasets", ", ".join(names), note, section)
+    _name(draft, name or names[0], section)
 
 
-def _name(draft: Draft, name: str) -> None:
+def _name(draft: Draft, name: str, section: str = "dataset") -> None:
     if is_path(name):
-        _path(draft, "dataset", name)
+        _path(draft, section, name)
     else:
-        draft.set("dataset.name", name)
+        draft.set(f"{section}.name", name)
 
 
 def _path(draft: Draft, section: str, path: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from grpo_cli.convert import values as v
 from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same
 
-_NO_EVAL = "a job only trains: evaluate its checkpoints"
+_EVAL_INSIDE = "an evaluation samples as training does (docs/evaluation.md)"
 _LOSS = "this term of the loss is not supported"
 LOGS = "every step is in metrics.jsonl, ranks.jsonl and completions.jsonl (docs/metrics.md)"
 _HUB = "nothing is pushed to a hub: copy step-N/model from the storage"
@@ -45,7 +45,7 @@ DATA = rows(
     differs("dataset_name", "@dataset", v.word, "a path becomes dataset.path, which must exist in the container"),
     same("dataset_config", "dataset.config"),
     same("dataset_train_split", "dataset.split"),
-    not_needed("dataset_test_split", _NO_EVAL),
+    differs("dataset_test_split", "@eval_split", v.word, "split of evaluation.dataset, if eval_strategy is not no"),
     left("dataset_streaming streaming", "datasets are downloaded, not streamed (cache.claimName keeps them)", False),
     left("datasets", "mixtures are not supported: write the mixture to a file and name it in dataset.path", "[]"),
     left("test_split_size", "no rows are kept for evaluation: split the dataset beforehand"),
@@ -193,11 +193,18 @@ SAVING = rows(
         "log_level log_level_replica disable_tqdm include_num_input_tokens_seen log_completions log_multimodal "
         "num_completions_to_print log_unique_prompts skip_memory_metrics", LOGS),
     left("log_completions_hub_repo", _HUB),
-    left("eval_strategy", _NO_EVAL, "no", False),
-    left("do_eval do_predict load_best_model_at_end eval_on_start", _NO_EVAL, False),
-    not_needed("do_train eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_do_concat_batches "
-        "eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics metric_for_best_model "
-        "greater_is_better bf16_full_eval fp16_full_eval num_generations_eval", _NO_EVAL),
+    differs("eval_strategy", "@eval_strategy", v.as_is, "no: without the section evaluation"),
+    differs("eval_steps", "@eval_steps", v.number, "below 1 it is a share of maxSteps; 10 when not set"),
+    differs("eval_on_start", "@eval_at_start", v.boolean, "a job would evaluate at the start anyway"),
+    differs("num_generations_eval", "@eval_generations", v.positive, "training.numGenerations when not set"),
+    differs("load_best_model_at_end", "@load_best", v.boolean, "the best checkpoint stays, beside the last one"),
+    differs("metric_for_best_model", "@best_metric", v.word, "reward is eval/reward; there is no loss"),
+    differs("greater_is_better", "@greater_is_better", v.boolean, "of evaluation.metricForBestModel"),
+    left("do_predict", "nothing is predicted after the training: see docs/evaluation.md", False),
+    left("eval_delay", "evaluations begin at once: atStart: false leaves out the first", 0),
+    not_needed("do_train do_eval per_device_eval_batch_size prediction_loss_only eval_do_concat_batches "
+        "eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics bf16_full_eval "
+        "fp16_full_eval", _EVAL_INSIDE),
 )
 
 OLDER = rows(

@@ -8,7 +8,7 @@ from grpo_cli.convert.trl import EPOCHS
 
 _INSIDE = "internal to verl"
 _LOGS = "curves are in metrics.jsonl and at /metrics (docs/metrics.md)"
-_EVAL = "a job only trains: evaluate its checkpoints"
+_EVAL = "all problems are sampled at once, and are the same each time (docs/evaluation.md)"
 _COLUMNS = "rows of verl's parquet need a function (docs/convert.md)"
 _MEGATRON = "Megatron's parallelism is not supported: use zeroStage 3"
 _AGGREGATION = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
@@ -18,7 +18,8 @@ _AGGREGATION = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": 
 VERL = Table.of("verl", "0.7.0",
     under("data.",
         differs("train_files", "@verl_files", v.names, "dataset.path, which must exist in the container; " + _COLUMNS),
-        not_needed("val_files val_batch_size validation_shuffle", _EVAL),
+        differs("val_files", "@eval_dataset", v.names, "evaluation.dataset.path, if test_freq is over 0"),
+        not_needed("val_batch_size validation_shuffle", _EVAL),
         differs("train_batch_size", "@verl_batch", v.positive,
             "prompts sampled at once: training.stepsPerGeneration x promptsPerStep", default=1024),
         differs("max_prompt_length", "@prompt", v.integer, "not cut: maxModelLen holds prompt and completion",
@@ -115,11 +116,15 @@ VERL = Table.of("verl", "0.7.0",
         differs("enable_chunked_prefill", "generation.engineArgs.enable_chunked_prefill", v.boolean,
             "an argument of vLLM"),
         differs("free_cache_engine", "@sleep", v.boolean, "sleepLevel 2, or 0 for False"),
+        differs("val_kwargs.n", "@eval_generations", v.positive, "completions of a problem"),
+        differs("val_kwargs.temperature", "@eval_temperature", v.number, "0, verl's default, if do_sample is false"),
+        differs("val_kwargs.do_sample", "@eval_samples", v.boolean, "false is temperature 0"),
+        not_needed("val_kwargs", "an evaluation has training's topP and topK"),
         left("multi_turn", "completions have one turn: tools are not supported", False),
         left("do_sample", "completions are sampled", True),
         left("ignore_eos", "completions end where the model ends them", False),
         left("data_parallel_size expert_parallel_size pipeline_model_parallel_size", "use tensorParallel", 1),
-        not_needed("mode load_format layered_summon calculate_log_probs disable_log_stats val_kwargs agent "
+        not_needed("mode load_format layered_summon calculate_log_probs disable_log_stats agent "
             "engine_kwargs trace profiler log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
             "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu update_weights_bucket_megabytes skip_rollout "
             "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length", _INSIDE),
@@ -162,7 +167,10 @@ VERL = Table.of("verl", "0.7.0",
         same("max_actor_ckpt_to_keep", "storage.keep", v.integer),
         left("resume_mode", "a job that restarts continues from its checkpoint", "auto"),
         left("resume_from_path", "storage.resumeFrom takes this operator's runs only"),
-        not_needed("test_freq val_before_train val_only log_val_generations validation_data_dir", _EVAL),
+        differs("test_freq", "@eval_steps", v.number, "in optimizer steps, as maxSteps; -1: without evaluation"),
+        differs("val_before_train", "@eval_at_start", v.boolean, "if test_freq is over 0"),
+        left("val_only", "a job trains: maxSteps 1 evaluates before and after one step", False),
+        not_needed("log_val_generations validation_data_dir", _LOGS),
         differs("logger", "training.reportTo", v.trackers,
             "tensorboard, wandb, mlflow; credentials: podTemplate.envFrom"),
         same("experiment_name", "training.runName"),

@@ -137,6 +137,8 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
             tenth = max(1, len(known) // 10)  # a single step is noisy
             ends = f"{fmean(known[:tenth]):.3f} → {fmean(known[-tenth:]):.3f}"
             yield name, f"{words.sparkline(values, CURVE_WIDTH)}  {ends} in {len(values)} steps"
+    if training.evaluation:
+        yield "evaluated", training.evaluation
     speed = []
     if training.step_seconds is not None:
         speed.append(f"{training.step_seconds:.1f} s a step")

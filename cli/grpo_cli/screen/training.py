@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.status import EvaluationStatus, GRPOJobStatus
 from grpo_workload.spec.contract import Progress
 
 Object = Mapping[str, Any]
@@ -40,6 +40,7 @@ class Training:
     idle_seconds: float | None  # since the last step; None while that is short
     tokens_per_second: float | None
     checkpoint: str
+    evaluation: str  # the last one and the best; empty if there was none
     curves: Mapping[str, Sequence[float | None]]  # by name: reward, and accuracy if the job has it
     slowest: str
     advice: str  # what would balance ranks and engines
@@ -71,6 +72,7 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
         tokens_per_second=newest.tokens_per_second,
         # A launcher knows the checkpoints of its own attempt only.
         checkpoint=_checkpoint(job, newest.checkpoint_step or (known.checkpoint_step if known else None)),
+        evaluation=_evaluation((live and EvaluationStatus.read(live.evaluation)) or status.evaluation),
         curves=_curves(report.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
         advice=newest.advice or "",
@@ -81,6 +83,19 @@ def _checkpoint(job: Object, step: int | None) -> str:
     if not job["spec"].get("storage", {}).get("claimName"):
         return "checkpoints are lost with the pods (no storage.claimName)"
     return f"checkpoint at step {step}" if step else "no checkpoint yet"
+
+
+def _evaluation(tried: EvaluationStatus | None) -> str:
+    if tried is None:
+        return ""
+    value = "without a value" if tried.value is None else f"{tried.value:.3f}"
+    last = f"{tried.metric} {value} after {tried.step} steps"
+    if tried.best_step is None or tried.best_metric is None:
+        return last
+    best = (
+        "the best so far" if tried.best_step == tried.step else f"best {tried.best_metric:.3f} after {tried.best_step}"
+    )
+    return f"{last}, {best}"
 
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

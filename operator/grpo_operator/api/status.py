@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_template import list_map
 from grpo_workload.spec import lenient
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.contract import EvaluationProgress, Progress
 from grpo_workload.spec.schema import Section
 
 MAX_METRICS = 128
@@ -176,6 +176,41 @@ class ProgressStatus(StatusSection):
         )
 
 
+class EvaluationStatus(StatusSection):
+    """The last evaluation that rank 0 reported, and the best one."""
+
+    step: int = Field(description="Number of steps taken before the last evaluation.")
+    metric: str = Field(max_length=128, description="Name of the metric: evaluation.metricForBestModel.")
+    value: float | None = Field(None, description="Its value in the last evaluation.")
+    best_step: int | None = Field(None, description="Number of steps taken before the best evaluation.")
+    best_metric: float | None = Field(None, description="Value of the metric in the best evaluation.")
+    stops: bool = Field(
+        False,
+        exclude_if=lambda stops: not stops,
+        description="Whether evaluation.earlyStoppingPatience ended the training.",
+    )
+
+    @property
+    def why_stopped(self) -> str:
+        """Why the training ended before its last step, for the end of a sentence; empty if it did not."""
+        return f", because {self.metric} was best after step {self.best_step}" if self.stops else ""
+
+    @classmethod
+    def read(cls, said: EvaluationProgress | None) -> EvaluationStatus | None:
+        """Return what the status shows of a launcher's report, with rounded numbers."""
+        if said is None:
+            return None
+        value, best = (None if one is None else float(f"{one:.6g}") for one in (said.value, said.best))
+        return cls(
+            step=said.step,
+            metric=said.metric,
+            value=value,
+            best_step=said.best_step,
+            best_metric=best,
+            stops=said.stops,
+        )
+
+
 class PlacementStatus(StatusSection):
     """How many pods of the current attempt have a node, while others have none."""
 
@@ -195,6 +230,7 @@ class Summary(StatusSection):
 
     step: str = Field("", max_length=32, description="Steps done / all steps, such as 12/40.")
     reward: str = Field("", max_length=32, description="Mean reward of the last step.")
+    best: str = Field("", max_length=64, description="Best value of evaluations and its step, such as 0.71@150.")
     trainer: str = Field("", max_length=32, description="Ready trainer pods / all trainer pods, such as 3/3.")
     generation: str = Field(
         "", max_length=32, description="Ready / all generation pods, or the topology if it has no generation pods."
@@ -269,6 +305,9 @@ class GRPOJobStatus(StatusSection):
     )
     last_failure: Failure | None = Field(None, description="The most recent failure.")
     progress: ProgressStatus | None = Field(None, description="The last progress that rank 0 reported.")
+    evaluation: EvaluationStatus | None = Field(
+        None, description="The last evaluation, and the best one; absent without spec.evaluation."
+    )
     checkpoint: str | None = Field(
         None, max_length=1024, description="Newest checkpoint, as a path below the claim's storage.subPath."
     )

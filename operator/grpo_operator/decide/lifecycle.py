@@ -160,8 +160,11 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
     if failure is None:
         trainers = sum(member.role == Role.TRAINER for member in draft.status.members)
         steps = f" after {draft.status.progress.step} steps" if draft.status.progress else ""
+        tried = draft.status.evaluation
+        early = tried.why_stopped if tried else ""
         where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
-        draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, f"all {trainers} trainer pods finished{steps}{where}")
+        message = f"all {trainers} trainer pods finished{steps}{early}{where}"
+        draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, message)
     else:
         draft.set(Condition.FAILED, True, failure.reason, describe(failure) + (f"; {why}" if why else ""))
         draft.update(last_failure=failure)

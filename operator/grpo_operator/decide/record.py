@@ -9,6 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import (
     Disruption,
     ElasticStatus,
+    EvaluationStatus,
     GroupStatus,
     GRPOJobStatus,
     MemberOutcome,
@@ -100,12 +101,15 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     newest, old = final or reports.get(name), draft.status.progress
     if newest is None or newest.total_steps == 0:
         return
-    if old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step):
+    tried, known = EvaluationStatus.read(newest.evaluation), draft.status.evaluation
+    if old is not None and (old.step, old.checkpoint_step, known) == (newest.step, newest.checkpoint_step, tried):
         return
     if old is not None and final is None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS:
         return
     draft.update(
-        progress=ProgressStatus.read(newest, draft.now), checkpoint=newest.checkpoint or draft.status.checkpoint
+        progress=ProgressStatus.read(newest, draft.now),
+        evaluation=tried,
+        checkpoint=newest.checkpoint or draft.status.checkpoint,
     )
     # Kept when the job ends: a run can be Complete and have learned nothing.
     if newest.warnings:

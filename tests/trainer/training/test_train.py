@@ -71,7 +71,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert ranks.exit_codes() == [ExitCode.STOPPED] * 2, ranks.logs()
     step = len(curve(stopped))
     assert step % (together * times) == 0, "it stopped inside a generation"
-    assert [path.name for path in (stopped / "checkpoints").iterdir()] == [f"step-{step}"]
+    assert {path.name for path in (stopped / "checkpoints").iterdir()} == {f"step-{step}", *best(stopped)}
     progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
     assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
 
@@ -102,7 +102,8 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
         for folder in (stopped, straight_dir)
     )
     assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
-    assert [path.name for path in (stopped / "checkpoints").glob("*step-*")] == [f"step-{step + 2}"]
+    kept = {path.name for path in (stopped / "checkpoints").glob("*step-*")}
+    assert kept == {f"step-{step + 2}", *best(stopped)}, "storage.keep is 1"
     logged = EventAccumulator(str(stopped / "tensorboard")).Reload().Scalars("reward")
     assert [(event.step, event.value) for event in logged] == [
         (line["step"] + 1, pytest.approx(line["reward"])) for line in curve(stopped)
@@ -126,6 +127,26 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert {line["step"] for line in completions} == set(range(step + 2))
     assert all(1 <= line["extra"]["even"]["length"] <= 6 for line in completions)
     check_evaluations(stopped, max_steps=step + 2, length=together * times)
+    if source == "folder":
+        check_early_stop(start_training, config(100_000), tmp_path)
+
+
+def best(run_dir):
+    """Return the name of the checkpoint of the best evaluation; nothing if that was made before the first step."""
+    lines = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    step = max(lines, key=lambda line: line["eval/reward"])["step"]
+    return {f"step-{step}"} if step else set()
+
+
+def check_early_stop(start_training, config, tmp_path):
+    """It ends with a checkpoint after two evaluations whose metric is as before."""
+    config["evaluation"] = EVALUATION | {"metricForBestModel": "eval/num_prompts", "earlyStoppingPatience": 2}
+    ranks = start_training(config, 1, uid="early")
+    assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
+    progress = Progress.model_validate_json((tmp_path / "train-early" / "state-0" / "progress.json").read_text())
+    assert (progress.step, progress.checkpoint_step, progress.phase) == (8, 8, "Done")
+    said = progress.evaluation
+    assert (said.step, said.best_step, said.value, said.stops) == (8, 0, 5.0, True)
 
 
 def check_evaluations(run_dir, *, max_steps, length):

@@ -494,3 +494,69 @@ def test_the_page_has_the_present_tables() -> None:
     text = (DOCS / "convert.md").read_text()
     assert text == page(text), "run `python -m grpo_cli.convert.pages docs/convert.md`"
     assert all(f"`{name}`" in text for table in TABLES.values() for name in table.rows)
+
+
+def _evaluation(file: str, options: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the section, and the names of what is left of it."""
+    between = "\n" if file.endswith(".yaml") else " "
+    text = (INPUTS / file).read_text().rstrip().removesuffix("$@").rstrip().removesuffix("\\")
+    conversion = _text(file, f"{text}{between}{options}\n")
+    left = [one.name for one in conversion.left if one.to.startswith("evaluation")]
+    return conversion.spec.get("evaluation"), left
+
+
+def test_evaluations_of_trl_are_of_the_test_split() -> None:
+    options = "eval_strategy: steps\neval_steps: 20\nload_best_model_at_end: true\nmetric_for_best_model: eval_reward\n"
+    assert _evaluation("trl.yaml", f"{options}num_generations_eval: 2\ngreater_is_better: true") == (
+        {
+            "dataset": {"name": "AI-MO/NuminaMath-TIR", "split": "test"},
+            "everySteps": 20,
+            "atStart": False,
+            "numGenerations": 2,
+            "saveBest": True,
+            "metricForBestModel": "eval/reward",
+            "greaterIsBetter": True,
+        },
+        [],
+    )
+    assert _evaluation("trl.yaml", "eval_strategy: 'no'\neval_steps: 20") == (None, [])
+    section, left = _evaluation("trl.yaml", "eval_strategy: steps\neval_steps: 0.25\nload_best_model_at_end: true")
+    assert section is not None
+    assert (section["everySteps"], section["numGenerations"], left) == (100, 16, ["metric_for_best_model"])
+    assert _evaluation("trl.yaml", "eval_strategy: steps\ndataset_test_split: train") == (None, ["evaluation.dataset"])
+    section, left = _evaluation("trl.yaml", "eval_strategy: epoch\neval_on_start: true")
+    assert section is not None
+    assert (section["everySteps"], section["atStart"], left) == (400, True, ["eval_strategy"])
+
+
+def test_evaluations_of_verl_are_greedy_and_counted_in_generations() -> None:
+    section, _ = _evaluation("verl.sh", "data.val_files=/data/test.parquet")
+    assert section == {
+        "dataset": {"preprocess": "verl_rows:prepare", "path": "/data/test.parquet"},
+        "everySteps": 4 * 5,
+        "atStart": True,
+        "numGenerations": 1,
+        "temperature": 0.0,
+    }
+    kwargs = "actor_rollout_ref.rollout.val_kwargs"
+    sampled = f"{kwargs}.n=8 {kwargs}.do_sample=True {kwargs}.temperature=0.6 {kwargs}.top_p=0.95"
+    section, left = _evaluation("verl.sh", f"data.val_files=/data/test.parquet {sampled}")
+    assert section is not None
+    assert (section["numGenerations"], section["temperature"], left) == (8, 0.6, [])
+    section, left = _evaluation("verl.sh", f"data.val_files=/data/test.parquet {kwargs}.n=8")
+    assert section is not None
+    assert ("temperature" in section, left) == (False, ["val_kwargs.temperature"])
+    assert _evaluation("verl.sh", "trainer.test_freq=-1")[0] is None
+
+
+def test_evaluations_of_swift_need_a_dataset_of_their_own() -> None:
+    assert _evaluation("swift-colocate.sh", "") == (None, []), "eval_steps alone asks for nothing"
+    section, _ = _evaluation(
+        "swift-all-maps.sh", "--val_dataset org/other:main#200 --eval_steps 50 --eval_on_start true"
+    )
+    assert section == {
+        "dataset": {"name": "org/other", "config": "main", "split": "train[:200]"},
+        "everySteps": 50,
+        "atStart": True,
+        "numGenerations": 8,
+    }

@@ -14,7 +14,7 @@ from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.terminal import line, screen, show
 from grpo_cli.screen.training import LauncherReport
 from grpo_cli.screen.view import JobView, make_view
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.contract import EvaluationProgress, Progress
 from support.control_plane.jobs import spec
 from support.paths import DOCS
 
@@ -126,6 +126,16 @@ def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:
     live = Progress(step=11, total_steps=40)
     stored = job("Running", RUNNING, progress=PROGRESS, spec_={"storage": {"claimName": "runs"}})
     assert "checkpoint at step 10" in text(view(stored, report=LauncherReport(progress=live)))
+
+
+def test_the_last_evaluation_and_the_best_one_are_shown() -> None:
+    tried = {"metric": "eval/reward", "step": 20, "value": 0.5, "bestStep": 10, "bestMetric": 0.71}
+    stored = job("Running", RUNNING, progress=PROGRESS, evaluation=tried)
+    assert "eval/reward 0.500 after 20 steps, best 0.710 after 10" in text(view(stored))
+    said = EvaluationProgress(step=30, metric="eval/reward", value=0.8, best_step=30, best=0.8)
+    live = LauncherReport(progress=Progress(step=31, total_steps=40, evaluation=said))
+    assert "eval/reward 0.800 after 30 steps, the best so far" in text(view(stored, report=live))
+    assert "evaluated" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
 
 
 def test_without_an_answer_of_the_launcher_the_status_is_shown() -> None:

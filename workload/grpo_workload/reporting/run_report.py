@@ -14,7 +14,7 @@ from grpo_workload.algorithm.samples import Sample
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
-from grpo_workload.spec.contract import Progress, RunWarning
+from grpo_workload.spec.contract import EvaluationProgress, Progress, RunWarning
 
 if TYPE_CHECKING:
     from grpo_workload.reporting.trackers import Trackers
@@ -53,8 +53,8 @@ class Report(Protocol):
         """
         ...
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Report the metrics of an evaluation that was made after `step` steps, before that step is reported."""
+    def evaluated(self, step: int, metrics: Mapping[str, float], standing: EvaluationProgress) -> None:
+        """Report an evaluation that was made after `step` steps, before that step is reported."""
         ...
 
     def pushed(self, version: int) -> None:
@@ -92,7 +92,7 @@ class RankReport:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def evaluated(self, step: int, metrics: Mapping[str, float], standing: EvaluationProgress) -> None: ...
 
     def pushed(self, version: int) -> None: ...
 
@@ -115,10 +115,12 @@ class RunReport:
         step: int,
         steps_per_push: int = 1,
         trackers: Trackers | None = None,
+        evaluation: EvaluationProgress | None = None,
     ) -> None:
         """Open the files of a run that starts at `step`; lines of later steps, from before a restart, are dropped.
 
-        Of `steps_per_push` steps, only the first samples. `trackers` are already started.
+        Of `steps_per_push` steps, only the first samples. `trackers` are already started. `evaluation` is the last
+        one that an earlier attempt has made.
         """
         self._state_dir, self._trackers = state_dir, trackers
         self._metrics = StepLog(run_dir / "metrics.jsonl", resume_step=step)
@@ -126,7 +128,9 @@ class RunReport:
         self._completions = StepLog(run_dir / "completions.jsonl", resume_step=step)
         self._evaluations = StepLog(run_dir / EVALUATIONS, resume_step=step + 1)
         self._evaluated: dict[int, Mapping[str, float]] = {}  # the last evaluation, by the number of steps
-        self._progress = Progress(step=step, total_steps=total_steps, phase="Loading", weight_version=step)
+        self._progress = Progress(
+            step=step, total_steps=total_steps, phase="Loading", weight_version=step, evaluation=evaluation
+        )
         self._ends = deque([time.monotonic()], maxlen=steps_per_push)  # of the last steps
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
 
@@ -183,13 +187,14 @@ class RunReport:
             age_seconds=0.0,
         )
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, step: int, metrics: Mapping[str, float], standing: EvaluationProgress) -> None:
         """See `Report.evaluated`."""
         self._evaluations.write(step, metrics)
         self._evaluated = {step: metrics}
         if self._trackers is not None:
             self._trackers.log(step, metrics)
         reward, seconds = metrics["eval/reward"], metrics["time/evaluate"]
+        self._update(evaluation=standing)
         logger.info("evaluation after %d steps: reward %.3f, %.2f s", step, reward, seconds)
 
     def pushed(self, version: int) -> None:

@@ -172,6 +172,17 @@ class RunWarning(Section):
     message: str = Field(description="What was seen, in which steps, and what to look at.")
 
 
+class EvaluationProgress(Section):
+    """The last evaluation, and the best one."""
+
+    step: int = Field(description="Number of steps taken before it.")
+    metric: str = Field(description="Name of the metric that says which one is the best.")
+    value: float | None = None
+    best_step: int | None = None
+    best: float | None = None
+    stops: bool = Field(False, description="Whether the run ends with it: evaluation.earlyStoppingPatience.")
+
+
 _MOST_TEXT, _MOST_ITEMS = 128, 128
 """Bounds of what is read of a report: bytes of a text, items of a list."""
 
@@ -210,6 +221,7 @@ class Progress(Section):
     )
     tokens_per_second: float | None = None
     weight_version: int | None = None
+    evaluation: EvaluationProgress | None = None
     checkpoint_step: int | None = None
     checkpoint: str | None = Field(None, description="Path of the newest checkpoint, relative to the data folder.")
 
@@ -230,6 +242,8 @@ class Progress(Section):
                     for one in said.warnings[:8]
                 ),
                 "advice": said.advice and lenient.clip(said.advice, 512),
+                "evaluation": said.evaluation
+                and said.evaluation.model_copy(update={"metric": lenient.clip(said.evaluation.metric, _MOST_TEXT)}),
                 "checkpoint": said.checkpoint and lenient.clip(said.checkpoint, 1024),
             }
         )

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from grpo_workload.spec.inputs import DatasetConfig
 from grpo_workload.spec.rewards import RewardConfig
-from grpo_workload.spec.schema import Rule, Section
+from grpo_workload.spec.schema import Rule, Section, Text
 
 
 class EvaluationConfig(Section):
@@ -69,4 +69,22 @@ class EvaluationConfig(Section):
         le=10,
         description="Sampling temperature; training.temperature when not set, so that rewards compare with those of "
         "training. 0 takes the likeliest token each time, as benchmarks often do.",
+    )
+    metric_for_best_model: Text = Field(
+        "eval/reward",
+        description="Metric that says which evaluation is the best, for example eval/rewards/accuracy/mean.",
+    )
+    greater_is_better: bool = Field(True, description="Whether a larger value of metricForBestModel is better.")
+    save_best: bool = Field(
+        True,
+        description="Save a checkpoint where an evaluation is the best so far. It stays, beyond storage.keep, until a "
+        "better one. false keeps the best of those that storage.checkpointEverySteps saves: where saving takes long.",
+    )
+    early_stopping_patience: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="End the job as Succeeded after so many evaluations in a row without a better value of "
+        "metricForBestModel. Set it where reward goes on to rise while problems not trained on are no longer solved "
+        "better.",
     )

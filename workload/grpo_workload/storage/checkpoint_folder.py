@@ -79,8 +79,10 @@ class CheckpointFolder:
         sync(self.folder)
         return target
 
-    def prune(self) -> None:
-        """Delete what newer checkpoints replace. Raises SupersededError if a newer attempt has taken over.
+    def prune(self, *, best: int | None = None) -> None:
+        """Delete what newer checkpoints replace, but for that of step `best`.
+
+        Raises SupersededError if a newer attempt has taken over.
 
         Call it after publishing a checkpoint: the one that the run resumed from stays until there is a newer one.
         """
@@ -88,7 +90,7 @@ class CheckpointFolder:
         newest, *_ = published = checkpoints(self.folder)
         universal = [path for path in self.folder.glob(f"{_UNIVERSAL}*") if path != self.universal(newest)]
         for path in [
-            *published[self._keep :],
+            *(path for path in published[self._keep :] if step_of(path) != best),
             *universal,
             *self.folder.glob(f"{_DAMAGED}*"),
             *self.folder.glob(f"{_DISCARDED}*"),

@@ -103,10 +103,10 @@ class Checkpoints:
         """Raise SupersededError on all ranks if a newer attempt has taken over the run."""
         on_main(self._folder.check)
 
-    def save(self, policy: Policy, tokenizer: Any, state: TrainerState) -> Path:
+    def save(self, policy: Policy, tokenizer: Any, state: TrainerState, *, best: int | None = None) -> Path:
         """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
-        Returns its folder, relative to the data folder.
+        That of step `best` stays, however old it is. Returns its folder, relative to the data folder.
 
         Raises:
             SupersededError: a newer attempt has taken over the run.
@@ -123,10 +123,10 @@ class Checkpoints:
             writer.guard(scratch / _MODEL, lambda: _write_model(policy, tokenizer, weights, scratch / _MODEL))
             writer.guard(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
         written = gather((writer.entries, writer.failure))
-        published = on_main(lambda: self._publish(scratch, written, num_bytes(policy.module)))
+        published = on_main(lambda: self._publish(scratch, written, num_bytes(policy.module), best))
         return published.relative_to(self._data_dir)
 
-    def _publish(self, scratch: Path, written: list[Any], size: int) -> Path:
+    def _publish(self, scratch: Path, written: list[Any], size: int, best: int | None) -> Path:
         failure = next((failure for _, failure in written if failure is not None), None)
         try:
             self._folder.check()  # if a newer attempt has removed the files, that is the error to report
@@ -139,7 +139,7 @@ class Checkpoints:
             message = full_message(error, scratch, size, newest)  # before `abandon` frees space
             self._folder.abandon(scratch)
             raise StorageError(message) from error
-        self._folder.prune()
+        self._folder.prune(best=best)
         return published
 
     def find(

@@ -41,6 +41,7 @@ from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
 from grpo_workload.training.evaluation import load_evaluation
 from grpo_workload.training.run import Evaluation, Run
+from grpo_workload.training.standing import standing
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
-    journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir)
+    journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir, evaluation)
     return Run(
         config=config,
         rank=rank,
@@ -229,7 +230,13 @@ def start_generator(
 
 
 def open_records(
-    contract: Contract, rank: int, step: int, trackers: Trackers, run_dir: Path, state_dir: Path
+    contract: Contract,
+    rank: int,
+    step: int,
+    trackers: Trackers,
+    run_dir: Path,
+    state_dir: Path,
+    evaluation: Evaluation | None,
 ) -> tuple[Journal, dict[Place, Group], Report]:
     """Begin this attempt's branch of the journal, and open the rank's report; collective.
 
@@ -241,6 +248,7 @@ def open_records(
     branch, known = on_main(lambda: begin_branch(run_dir, attempt=contract.attempt, step=step, count=count))
     report: Report = RankReport(state_dir, rank)
     if rank == 0:
+        last = standing(evaluation.config, evaluation.past) if evaluation is not None else None
         report = RunReport(
             run_dir,
             state_dir,
@@ -248,6 +256,7 @@ def open_records(
             step=step,
             steps_per_push=training.steps_per_push,
             trackers=trackers,
+            evaluation=None if last is None else last.progress(),
         )
     return Journal(run_dir, branch, rank), {group.place: group for group in known}, report
 

@@ -26,6 +26,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.checks import prompt_limit
 from grpo_workload.training.run import Evaluation, Run
+from grpo_workload.training.standing import standing
 from grpo_workload.training.step_metrics import summarise_evaluation
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def evaluate(run: Run, step: int) -> None:
 
     Raises:
         RewardError: a reward function failed.
+        ConfigError: there is no metric `metricForBestModel`.
     """
     evaluation, training = run.evaluation, run.config.training
     assert evaluation is not None
@@ -124,8 +126,11 @@ def evaluate(run: Run, step: int) -> None:
         values.setdefault(f"eval/rewards/{name}/{key}", []).extend(some)
     metrics |= {name: mean(some) for name, some in values.items()}
     evaluation.past[step] = metrics
-    clock.lap("evaluate")
-    run.report.evaluated(step, metrics | {"time/evaluate": clock.seconds})
+    now = standing(section, evaluation.past)
+    assert now is not None
+    run.report.evaluated(step, metrics | {"time/evaluate": clock.seconds}, now.progress())
+    if now.stops:
+        logger.warning("earlyStoppingPatience ends the run: %s was best after %s steps", now.metric, now.best_step)
 
 
 class _Listener:

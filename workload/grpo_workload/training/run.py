@@ -20,6 +20,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal
+from grpo_workload.training.standing import Standing, standing
 from grpo_workload.training.weight_check import WeightCheck
 
 
@@ -68,3 +69,7 @@ class Run:
     pulse: Pulse
     event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open
     begun: dict[int, BegunBatch] = field(default_factory=dict)  # batches of which completions are being sampled
+
+    def standing(self) -> Standing | None:
+        """Return which evaluation is the best so far; None before the first."""
+        return None if self.evaluation is None else standing(self.evaluation.config, self.evaluation.past)

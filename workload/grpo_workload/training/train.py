@@ -51,8 +51,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     """Run the steps; collective.
 
     Returns:
-        DONE after maxSteps; STOPPED, with a checkpoint saved, if a rank was asked to stop earlier: at the end of the
-        generation that it was in.
+        DONE after maxSteps, or earlier where evaluations say so; STOPPED, with a checkpoint saved, if a rank was asked
+        to stop before: at the end of the generation that it was in.
 
     Raises:
         NotFiniteError: too many steps in a row were skipped, or the weights to save are not finite.
@@ -63,12 +63,14 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
     past = run.evaluation.past if run.evaluation else {}
     if is_due_at_start(run.config, past, run.start.step):
         evaluate(run, run.start.step)
+    standing = run.standing()
+    is_end = standing is not None and standing.stops
     health, advisor = Health(training.max_skipped_steps), Advisor(run.config)
     run.generator.idle_seconds()  # those before the first step do not count
     since = Clock()
     generation: Generation | None = None
     works: dict[int, Work] = {}
-    for step in range(run.start.step, training.max_steps):
+    for step in range(run.start.step, run.start.step if is_end else training.max_steps):
         clock = Clock()
         run.monitor.begin()
         set_seed(step_seed(training.seed, step, run.rank))
@@ -116,12 +118,14 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         can_wait = not is_last or health.gives_up or (stopping and not is_end)
         if not can_wait and is_due(run.config, past, step + 1, generation.steps.start):
             evaluate(run, step + 1)
-            since = Clock()
+            standing, since = run.standing(), Clock()
+            is_end = is_end or (standing is not None and standing.stops)
         run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
 
         # Inside a generation there is no checkpoint: log-probabilities of the weights that it began with would be lost.
         every = storage.checkpoint_every_steps
         is_save_due = (step + 1) // every > generation.steps.start // every
+        is_save_due = is_save_due or (standing is not None and standing.saves(step + 1))
         if health.gives_up or (is_last and (stopping or is_save_due or is_end)):
             run.report.phase("Saving")
             state = TrainerState(
@@ -133,13 +137,14 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
                 lora=run.config.adapters,
                 origin=run.start.origin,
             )
-            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state))
+            best = None if standing is None else standing.best_step
+            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state, best=best))
             run.journal.begin_part()
         if health.gives_up:
             raise health.error()
-        if stopping and is_last:
+        if is_end or (stopping and is_last):
             break
-    done = not stopping or step + 1 == training.max_steps
+    done = is_end or not stopping
     run.report.phase("Done" if done else "Stopped")
     return ExitCode.DONE if done else ExitCode.STOPPED
 

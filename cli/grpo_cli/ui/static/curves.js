@@ -6,6 +6,7 @@ import { duration, empty, h, number, remember, remembered } from "/dom.js";
 const FIRST = [
   "reward",
   "rewards/accuracy/mean",
+  "eval/reward",
   "reward_std",
   "kl",
   "trained/entropy",

@@ -3,7 +3,7 @@
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.plan import Mode
-from grpo_workload.spec.contract import Progress, RunWarning
+from grpo_workload.spec.contract import EvaluationProgress, Progress, RunWarning
 from support.control_plane.jobs import ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
 
@@ -46,6 +46,23 @@ def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_
     case.see(*(pod(name, uid=f"{name}-0", outcome=ended(0)) for name in (A, B)), at=100)
     assert holds(case.status, Condition.COMPLETE)
     assert case.message(Condition.DEGRADED) == "NotFinite at 4"
+
+
+def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:
+    def at(step: int, stops: bool = False) -> Progress:
+        said = EvaluationProgress(
+            step=step, metric="eval/reward", value=0.5, best_step=0, best=0.7123456789, stops=stops
+        )
+        return Progress(step=7, total_steps=40, evaluation=said)
+
+    case = Case()
+    pods = case.see_all_ready()
+    status = case.see(*pods, progress=at(0)).status
+    assert status.summary.best == "0.712@0"
+    assert (status.evaluation.best_metric, status.evaluation.value) == (0.712346, 0.5)
+    assert case.see(*pods, progress=at(7, stops=True), at=20).status.evaluation.step == 7, "the step is the same"
+    case.see(*(pod(name, uid=f"{name}-0", outcome=ended(0)) for name in (A, B)), at=100)
+    assert "finished after 7 steps, because eval/reward was best after step 0" in case.message(Condition.COMPLETE)
 
 
 def test_a_second_pass_over_the_same_facts_changes_nothing() -> None:

@@ -1,13 +1,16 @@
 """RunReport keeps one completion per prompt, and reports the median duration of the last steps, and advice."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
+from grpo_workload.spec.contract import EvaluationProgress
 
 
 def _sample(prompt: int, answer: str) -> Sample:
@@ -31,6 +34,27 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     assert [line["advantage"] for line in kept] == [0.25, 0.25]
     assert [line.get("extra") for line in kept] == [{"judge": {"why": "answer 7.0"}}, None]
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
+def test_an_evaluation_has_a_line_of_its_own_and_is_in_that_of_its_step(tmp_path: Path) -> None:
+    said = EvaluationProgress(step=2, metric="eval/reward", value=0.5)
+    metrics = {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=9, step=0)
+    report.evaluated(0, {"eval/reward": 0.25, "time/evaluate": 1.0}, said)
+    for step in range(3):
+        if step == 1:
+            report.evaluated(2, {"eval/reward": math.nan, "time/evaluate": 1.0}, said)
+        report.step(step, metrics, [], [])
+    report.evaluated(3, {"eval/reward": 0.75, "time/evaluate": 1.0}, said)
+    report.close()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval/reward" in line] == [1]
+    found = read_evaluations(tmp_path / "run", 2)
+    assert list(found) == [0, 2]
+    assert found[0] == {"eval/reward": 0.25, "time/evaluate": 1.0}
+    assert math.isnan(found[2]["eval/reward"])
+    RunReport(tmp_path / "run", tmp_path, total_steps=9, step=2).close()
+    assert list(read_evaluations(tmp_path / "run", 9)) == [0, 2], "later ones are made again from the checkpoint"
 
 
 def test_the_median_duration_of_the_last_20_steps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

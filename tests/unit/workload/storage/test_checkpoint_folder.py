@@ -42,6 +42,16 @@ def test_the_newest_checkpoints_are_kept_in_numeric_order(tmp_path):
     assert [step_of(path) for path in checkpoints(run.folder)] == [100, 10]
 
 
+def test_the_checkpoint_of_the_best_step_is_kept_until_another_is_the_best(tmp_path):
+    run = open_run(tmp_path, 0, keep=1)
+    kept = []
+    for step, best in [(2, None), (4, 4), (6, 4), (8, 4), (10, 10), (12, 3)]:
+        run.publish(write(run, step))
+        run.prune(best=best)
+        kept.append([step_of(path) for path in checkpoints(run.folder)])
+    assert kept == [[2], [4], [6, 4], [8, 4], [10], [12]]
+
+
 def test_a_superseded_attempt_publishes_and_prunes_nothing(tmp_path):
     old = open_run(tmp_path, 1, keep=1)
     save(old, 4)
