@@ -188,12 +188,14 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
                 parameter.add_(torch.randn_like(parameter) * 0.02)
         ahead.sync_weights(weights_of(model), 5)
         ahead.begin(later, 2)
+        ((tried,),) = ahead.evaluate([replace(prompts()[0], seed=10)], 1, 0.5)  # while all others are in flight
         groups, fresh = ahead.generate(prompts(), 4), ahead.generate(later, 2)
     finally:
         ahead.close()
         generator._with_engines(generator._join)  # the other one's group took its place
         generator.sync_weights(weights_of(model), 6)
 
+    assert (tried.weight_version, tried.weight_updates) == (5, 0)
     assert heard.groups == dict(enumerate(groups)), "the listener that was there when they began hears of them"
     cut = [
         (own_logprobs(old, prompt, one) - torch.tensor(one.logprobs)).abs()

@@ -116,7 +116,11 @@ export function draw() {
     const values = drawn.rows.map((row) => row[card.name] ?? null);
     const value = at ? (at[card.name] ?? null) : (values.findLast((one) => one !== null) ?? null);
     card.value.textContent = at ? `step ${at.step + 1}: ${number(value)}` : number(value);
-    if (values.some((one) => one !== null)) line(card.picture, { steps, values, hover, onhover, smooth, name: card.name });
+    if (!values.some((one) => one !== null)) continue;
+    // Evaluations are some steps apart: a line joins them.
+    const kept = values.map((_, index) => index).filter((index) => !card.name.startsWith("eval/") || values[index] !== null);
+    const shown = { steps: kept.map((index) => steps[index]), values: kept.map((index) => values[index]) };
+    line(card.picture, { ...shown, hover, onhover, smooth, name: card.name });
   }
   drawPhases(steps, onhover);
 }
