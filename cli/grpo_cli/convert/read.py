@@ -47,8 +47,11 @@ def read(file: str, text: str, format_: str | None = None) -> list[Source]:
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
         return [Source(file, format_, dict(_flat(found, sections)))]
-    inner = found.get("model_init_kwargs")
-    return [Source(file, format_, (inner if isinstance(inner, dict) else {}) | found)]
+    inner, sampling = found.get("model_init_kwargs"), found.get("generation_kwargs")
+    options = (inner if isinstance(inner, dict) else {}) | found
+    if isinstance(sampling, dict):
+        options = {name: value for name, value in options.items() if name != "generation_kwargs"} | sampling
+    return [Source(file, format_, options)]
 
 
 def _is_mapping(text: str) -> bool:

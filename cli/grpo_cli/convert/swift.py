@@ -68,7 +68,7 @@ OWN = rows(
     same("beta", "training.beta", v.number, default=0.04),
     same("loss_type", "training.lossType", v.loss_type, default="grpo"),
     same("temperature", "training.temperature", v.number, default=0.9),
-    left("stop_words", "completions end at the tokenizer's end of sequence", "[]"),
+    same("stop_words", "training.stop", v.texts),
     same("overlong_filter", "training.maskTruncatedCompletions", v.boolean),
     left("dynamic_sample", "groups of equal rewards are not trained on, and not resampled (docs/training.md)", False),
     not_needed("max_resample_times", "only dynamic_sample uses it"),

@@ -42,6 +42,7 @@ def test_vllm_samples_from_the_trained_weights(
         assert min(result["spreads"]) > 0, "rewards of each group differ, so that there is something to learn"
         assert set(result["versions"]) == {2}
         assert result["texts"] == result["whole_texts"]
+        assert result["is_stopped"] is (None if staleness else True)
         for mean, without, largest in result["truncated"]:
             assert without < 0.95, "a trainer that knows of no truncation must be noticed"
             assert abs(mean - 1) < 0.01

@@ -248,7 +248,11 @@ def test_a_killed_engine_is_named_on_every_rank(
     results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
     ranks.until(lambda: all(result.exists() for result in results))
     for result in results:
-        assert json.loads(result.read_text()) == {"versions": [7, 7], "is_close": True}
+        assert json.loads(result.read_text()) == {
+            "versions": [7, 7],
+            "is_close": True,
+            "is_stopped": True,
+        }
 
     killed = engines.contract.engines[1]
     launcher = engines.expect_end(killed)

@@ -35,6 +35,7 @@ from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsDifferError
 from support.trainer.listeners import Heard
+from support.trainer.stops import are_stopped, word_in
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE, MAX_MODEL_LEN = 4, 12, 2, 0.7, 64
 # Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
@@ -64,6 +65,19 @@ def truncated_ratios(policy, generator, prompts, training):
         for logprobs_BT in (known.logprobs_BT, known.whole_logprobs_BT)
     )
     return float(logs.exp().mean()), float(whole_logs.exp().mean()), float(logs.abs().max())
+
+
+def stops(generator, prompts, training):
+    """Whether completions end at a text that they have, which is the same on all ranks: they may share an engine."""
+
+    def generate():
+        return [one for group in generator.generate(prompts, NUM_GENERATIONS) for one in group]
+
+    whole, usual = gather(generate()), generator._sampling
+    word = word_in(whole[0])
+    generator._sampling = usual | sampling_parameters(training.model_copy(update={"stop": (word,)}))
+    stopped, generator._sampling = gather(generate()), usual
+    return are_stopped([one for own in whole for one in own], [one for own in stopped for one in own], word)
 
 
 def differences(model, head, samples):
@@ -166,6 +180,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
         for options in TRUNCATED
     ]
     generator._sampling |= sampling_parameters(config.training)
+    is_stopped = None if staleness else stops(generator, prompts, config.training)
     samples = list(generate())
     ahead = sample_ahead(policy, generator, rank, TEMPERATURE, 3, MAX_MODEL_LEN) if staleness else None
     result = {
@@ -173,6 +188,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
         "texts": [sample.completion.text for sample in samples],
         "whole_texts": [text_of(tokenizer, sample.prompt, sample.completion) for sample in samples],
         "truncated": truncated,
+        "is_stopped": is_stopped,
         "logged": logged,
         "spreads": spreads,
         "tokens": [sample.completion.token_ids for sample in samples],

@@ -17,6 +17,7 @@ from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.spec.contract import Contract
 from grpo_workload.weights.export import Export, full
+from support.trainer.stops import are_stopped, word_in
 
 
 @record
@@ -38,7 +39,16 @@ def main(folder: Path) -> None:
         torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0)
         for one in group
     )
-    result = {"versions": [one.weight_version for one in group], "is_close": is_close}
+    word = word_in(group)
+    training = contract.config.training
+    generator._sampler._training = training.model_copy(update={"stop": (word,)})
+    (stopped,) = generator.generate([prompt], 2)
+    generator._sampler._training = training
+    result = {
+        "versions": [one.weight_version for one in group],
+        "is_close": is_close,
+        "is_stopped": are_stopped(group, stopped, word),
+    }
     fresh = folder / f"rank-{rank}.tmp"
     fresh.write_text(json.dumps(result))
     fresh.rename(folder / f"rank-{rank}.json")

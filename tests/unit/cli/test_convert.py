@@ -224,6 +224,24 @@ def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("run.sh", "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --stop_words '</answer>' '####'"),
+        (
+            "trl.yaml",
+            "model_name_or_path: a/b\ngeneration_kwargs:\n  stop: ['</answer>', '####']\n  presence_penalty: 0.5\n",
+        ),
+    ],
+)
+def test_texts_that_end_completions_are_taken_over_and_penalties_are_not(file: str, text: str) -> None:
+    conversion = _text(file, text)
+    assert conversion.spec["training"]["stop"] == ["</answer>", "####"]
+    left = {one.name for one in conversion.left}
+    assert ("presence_penalty" in left) == (file == "trl.yaml")
+    assert "generation_kwargs" not in left
+
+
 def test_verls_overlong_buffer_is_a_further_reward() -> None:
     buffer = "reward_model.overlong_buffer."
     options = f" {buffer}enable=True {buffer}len=256 {buffer}penalty_factor=0.5 "

@@ -109,7 +109,9 @@ def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
     They include all that a model's generation_config.json could set, and whatever else would make the distribution
     differ from the one of which the trainer computes log-probabilities.
     """
-    return {
+    # The text that rewards read is that of the tokens, so it has the text at which they end.
+    stop = {"stop": list(training.stop), "include_stop_str_in_output": True} if training.stop else {}
+    return stop | {
         "max_tokens": training.max_completion_length,
         "temperature": training.temperature,
         "top_p": training.top_p,

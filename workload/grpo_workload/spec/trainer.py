@@ -132,6 +132,19 @@ class TrainerConfig(Section):
             lambda c: c.training.max_staleness == 0 or c.generation.engine == "vLLM",
         ),
         Rule(
+            "size(self.training.stop) == 0 || (self.generation.engine == 'vLLM' && (self.training.maxStaleness == 0 || "
+            "self.generation.topology != 'Colocate'))",
+            "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate: there a "
+            "completion may be cut inside of a text at which it would end",
+            lambda c: (
+                not c.training.stop
+                or (
+                    c.generation.engine == "vLLM"
+                    and (c.training.max_staleness == 0 or c.generation.topology is not Topology.COLOCATE)
+                )
+            ),
+        ),
+        Rule(
             "!has(self.lora) || self.lora.push == 'merged' || self.generation.topology != 'Colocate'",
             "lora.push adapters needs generation.topology Server or NodeLocal: an engine inside the trainer drops its "
             "weights when it sleeps; push merged would work",

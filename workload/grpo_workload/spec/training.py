@@ -5,7 +5,7 @@ Torch-free: the operator imports it.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -101,6 +101,12 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         le=1,
         description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
         "whole vocabulary.",
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        (),
+        max_length=16,
+        description="Texts at which a completion ends, for example </answer>. It keeps the text and counts as "
+        "ended by itself. Set it where the model goes on after its answer.",
     )
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
 

@@ -138,6 +138,14 @@ REFUSED = [
         "none or cpu would work",
     ),
     (
+        {"training": {"stop": ["</answer>"], "maxStaleness": 1}},
+        "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+    ),
+    (
+        {"training": {"stop": ["</answer>"]}, "generation": {"engine": "Transformers"}},
+        "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+    ),
+    (
         {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
         "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
     ),
