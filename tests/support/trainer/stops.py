@@ -5,8 +5,8 @@ import re
 
 
 def word_in(completions):
-    """Return two letters that the text of a completion has."""
-    return next(found[0] for one in completions if (found := re.search(r"[A-Za-z]{2}", one.text)))
+    """Return a visible character that the text of a completion has."""
+    return next(found[0] for one in completions if (found := re.search(r"[!-~]", one.text)))
 
 
 def are_stopped(whole, stopped, word):

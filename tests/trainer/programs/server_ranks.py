@@ -39,15 +39,17 @@ def main(folder: Path) -> None:
         torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0)
         for one in group
     )
-    word = word_in(group)
+    (whole,) = generator.generate([prompt], 8)
+    word = word_in(whole)
     training = contract.config.training
     generator._sampler._training = training.model_copy(update={"stop": (word,)})
-    (stopped,) = generator.generate([prompt], 2)
+    (stopped,) = generator.generate([prompt], 8)
     generator._sampler._training = training
+    dist.barrier()  # the other rank still samples with weights of this version
     result = {
         "versions": [one.weight_version for one in group],
         "is_close": is_close,
-        "is_stopped": are_stopped(group, stopped, word),
+        "is_stopped": are_stopped(whole, stopped, word),
     }
     fresh = folder / f"rank-{rank}.tmp"
     fresh.write_text(json.dumps(result))
