@@ -36,6 +36,7 @@ _FACTS_OF_FIELD = {
     "training.maxSteps": "max_steps epochs verl_steps",
     "training.lrSchedulerKwargs": "schedule_arguments min_lr_ratio num_cycles",
     "training.warmupSteps": "warmup warmup_ratio",
+    "training.reportTo": "trackers",
     "training.epsilon": "clip_ratio",
     "training.importanceSamplingLevel": "verl_loss",
     "training.maxGradNorm": "clipping",

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.evaluation import settle_evaluation
+from grpo_cli.convert.loss import settle_loss
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
@@ -42,9 +43,10 @@ def settle(draft: Draft, given: Given) -> None:
     _batch(draft, ranks)
     per_push = _reuse(draft, ranks)
     _steps(draft, given, per_push)
-    _loss(draft)
+    settle_loss(draft)
     _length(draft)
     settle_evaluation(draft, given.rows, per_push)
+    _trackers(draft)
 
 
 def _precision(draft: Draft) -> None:
@@ -221,34 +223,18 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
         draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
 
 
-def _loss(draft: Draft) -> None:
-    facts = draft.facts
-    if "use_kl_loss" in facts:
-        draft.set("training.beta", facts.get("kl_coef", 0.001) if facts["use_kl_loss"] else 0.0)
-    for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
-        if fact in facts:
-            draft.fields.setdefault(path, facts[fact])
-    if facts.get("verl_loss") == "gspo":
-        draft.set("training.importanceSamplingLevel", "sequence")
-        draft.set("training.lossType", "grpo", "gspo averages so, whatever loss_agg_mode says")
-        draft.drop("training.delta")
-        note = "gspo has no second bound: clip_ratio_c is not used"
-        draft.find(Kind.NOT_NEEDED, "delta", "", note, "training.delta")
-    high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _default("epsilon"))
-    if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
-        draft.drop("training.delta")
-        note = f"must be more than 1 + epsilonHigh ({1 + high}), where ratios are clipped already"
-        draft.left("delta", delta, note, "training.delta")
-    if "norm_by_std" in facts:
-        draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
-    if draft.fields.get("training.advantageEstimator") == "rloo":
-        draft.fields.setdefault("training.scaleRewards", "none")
-    if facts.get("correct_importance") is False or "verl_batch" in facts:
-        draft.set("training.importanceSamplingCorrection", "none")
-
-
 def _length(draft: Draft) -> None:
     if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
         completion = draft.fields.get("training.maxCompletionLength", _default("max_completion_length"))
         why = f"prompts of {prompt} tokens and completions of {completion}"
         draft.set("generation.maxModelLen", prompt + completion, why)
+
+
+def _trackers(draft: Draft) -> None:
+    """Keep the trackers that jobs have; `none` and `console` are no tracker."""
+    wanted = [name for name in draft.facts.get("trackers", ()) if name not in ("none", "console")]
+    if known := [name for name in wanted if name in ("tensorboard", "wandb", "mlflow")]:
+        draft.set("training.reportTo", known)
+    for name in sorted(set(wanted) - set(known)):
+        note = f"jobs do not report to {name}: metrics.jsonl has all metrics (docs/metrics.md)"
+        draft.find(Kind.DIFFERENT, "report_to", name, note, "training.reportTo")

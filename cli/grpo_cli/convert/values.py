@@ -161,18 +161,14 @@ sampling_level = one_of(
 estimator = one_of(
     {word: word for word in ("grpo", "rloo")}, "advantages are relative to the group: use grpo or rloo, not {value}"
 )
+truncation = one_of(
+    {"error": "error", "truncate": "left"},
+    "a prompt that is too long is an error; dataset.overlongPrompts: truncate keeps its end",
+)
 correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
     "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",
 )
-
-
-def trackers(value: Any) -> list[str]:
-    """Return the trackers; none and console are no tracker."""
-    wanted = [name for name in texts(value) if name not in ("none", "console")]
-    if unknown := sorted(set(wanted) - {"tensorboard", "wandb", "mlflow"}):
-        raise LeftError(f"not supported: {', '.join(unknown)}; use tensorboard, wandb and mlflow")
-    return wanted
 
 
 def target_modules(value: Any) -> list[str]:

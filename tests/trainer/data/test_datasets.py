@@ -65,6 +65,11 @@ def test_every_format_gives_the_same_prompts(tiny_tokenizer, tmp_path, kind):
     assert source.scorer is None
 
 
+def test_rows_may_keep_their_order(tiny_tokenizer, tmp_path):
+    source = load(tiny_tokenizer, path=write(tmp_path, "jsonl"), shuffle=False)
+    assert [prompt.index for step in range(2) for prompt in source.batch(step, 4)] == [0, 1, 2, 3, 4, 5, 0, 1]
+
+
 def test_only_the_chosen_split_is_read(tiny_tokenizer, tmp_path):
     assert len(load(tiny_tokenizer, path=write(tmp_path, "saved with splits"), split="test")) == 1
 

@@ -309,6 +309,15 @@ def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
     assert any(finding.note.startswith("engines have their own GPUs") for finding in server.left)
 
 
+def test_trackers_that_jobs_do_not_have_are_told_and_the_others_kept() -> None:
+    text = (INPUTS / "swift-all-maps.sh").read_text().rstrip() + " --report_to tensorboard swanlab"
+    conversion = _text("swift-all-maps.sh", text)
+    assert conversion.spec["training"]["reportTo"] == ["tensorboard"]
+    (told,) = (finding for finding in conversion.findings if finding.value == "swanlab")
+    assert told.kind is Kind.DIFFERENT
+    assert "metrics.jsonl has all metrics" in told.note
+
+
 def test_variables_of_the_chat_template_are_taken_over() -> None:
     for file, option in (
         ("trl.yaml", "\nchat_template_kwargs: {enable_thinking: false}"),
@@ -395,6 +404,11 @@ def test_the_schedule_is_taken_over(file: str, options: str, expected: dict[str,
             "verl.sh",
             "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
             {"lossType": "grpo", "importanceSamplingLevel": "sequence", "delta": None},
+        ),
+        (
+            "verl.sh",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_low=10",
+            {"lossType": "cispo", "epsilonHigh": 1.2, "epsilon": None, "delta": None},
         ),
     ],
 )
@@ -550,7 +564,11 @@ def test_evaluations_of_trl_are_of_the_test_split() -> None:
 def test_evaluations_of_verl_are_greedy_and_counted_in_generations() -> None:
     section, _ = _evaluation("verl.sh", "data.val_files=/data/test.parquet")
     assert section == {
-        "dataset": {"preprocess": "verl_rows:prepare", "path": "/data/test.parquet"},
+        "dataset": {
+            "overlongPrompts": "error",
+            "preprocess": "verl_rows:prepare",
+            "path": "/data/test.parquet",
+        },
         "everySteps": 4 * 5,
         "atStart": True,
         "numGenerations": 1,

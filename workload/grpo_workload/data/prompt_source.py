@@ -47,10 +47,11 @@ class Draw:
 
 
 class PromptSource:
-    """The prompts of a dataset in a shuffled order, which depends only on the seed and the step.
+    """The prompts of a dataset, in an order that depends only on the seed and the step.
 
-    A resumed run therefore sees the same prompts. Every epoch (pass through the dataset) has its own order; a step that
-    reaches past the end of one continues in the next, so no prompt is skipped. It pickles if its parts do.
+    A resumed run therefore sees the same prompts. If rows are shuffled, every epoch (pass through the dataset) has its
+    own order; a step that reaches past the end of one continues in the next, so no prompt is skipped. It pickles if its
+    parts do.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PromptSource:
         to_prompt: Callable[[int, Mapping[str, Any]], Prompt],
         *,
         seed: int,
+        shuffle: bool = True,
         preprocess: Preprocess | None = None,
         scorer: Scorer | None = None,
         limit: PromptLimit | None = None,
@@ -66,7 +68,7 @@ class PromptSource:
         """Make prompts of `rows` by `preprocess`, if given, and then `to_prompt(index, row)`."""
         self._rows = rows
         self._to_prompt = to_prompt
-        self._seed = seed
+        self._seed, self._shuffle = seed, shuffle
         self._preprocess = preprocess
         self.scorer, self.limit = scorer, limit
 
@@ -85,7 +87,8 @@ class PromptSource:
     def draw(self, step: int, position: int, prompts_per_step: int) -> Draw:
         """Return the row at `position` among all ranks' prompts of optimizer step `step` (counted from 0)."""
         epoch, offset = divmod(step * prompts_per_step + position, len(self))
-        return Draw(int(_order(len(self), self._seed, epoch)[offset]), prompt_seed(self._seed, step, position))
+        index = int(_order(len(self), self._seed, epoch)[offset]) if self._shuffle else offset
+        return Draw(index, prompt_seed(self._seed, step, position))
 
     def prepare(self, draw: Draw) -> Prompt:
         """Return the prompt of a draw, whose length fits.
@@ -159,7 +162,8 @@ def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> Pr
             f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
             "or build the prompt in dataset.preprocess"
         )
-    return PromptSource(rows, PromptMaker(config, tokenizer), seed=seed, preprocess=preprocess)
+    maker = PromptMaker(config, tokenizer)
+    return PromptSource(rows, maker, seed=seed, shuffle=config.shuffle, preprocess=preprocess)
 
 
 def _preprocess(config: DatasetConfig) -> Preprocess | None:
@@ -231,6 +235,7 @@ def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, token
         _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
         PromptMaker(config, tokenizer, question_filled=True),
         seed=seed,
+        shuffle=config.shuffle,
         preprocess=_preprocess(config),
         scorer=partial(_score, dataset),
     )

@@ -86,6 +86,11 @@ class DatasetConfig(Section):
         None, description="Problems that reasoning-gym generates and can score."
     )
     split: Text = Field("train", description="Split of the dataset.")
+    shuffle: bool = Field(
+        True,
+        description="true: rows in a random order, another one in each epoch, by training.seed. false: in the order of "
+        "the dataset, as for a curriculum.",
+    )
     prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
         None, description="Template for plain-text prompts; must contain {prompt}, which stands for the prompt."
     )

@@ -1,0 +1,1 @@
+"""What `grpo convert` makes of other trainers' examples."""

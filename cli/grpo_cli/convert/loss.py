@@ -1,0 +1,66 @@
+"""The loss, which tools name and bound in their own ways. Pure."""
+
+from __future__ import annotations
+
+from grpo_cli.convert.draft import Draft
+from grpo_cli.convert.rows import Kind
+from grpo_workload.spec.loss import LossConfig
+
+_EPSILON: float = LossConfig.model_fields["epsilon"].default
+_TYPE, _LOW, _HIGH = "training.lossType", "training.epsilon", "training.epsilonHigh"
+
+
+def settle_loss(draft: Draft) -> None:
+    """Write the loss, its bounds, and what advantages are divided by."""
+    facts = draft.facts
+    if "use_kl_loss" in facts:
+        draft.set("training.beta", facts.get("kl_coef", 0.001) if facts["use_kl_loss"] else 0.0)
+    for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
+        if fact in facts:
+            draft.fields.setdefault(path, facts[fact])
+    match facts.get("verl_loss"):
+        case "gspo":
+            _gspo(draft)
+        case "cispo":
+            _cispo(draft)
+    high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _EPSILON)
+    if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
+        draft.drop("training.delta")
+        note = f"must be more than 1 + epsilonHigh ({1 + high}), where ratios are clipped already"
+        draft.left("delta", delta, note, "training.delta")
+    if "norm_by_std" in facts:
+        draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
+    if draft.fields.get("training.advantageEstimator") == "rloo":
+        draft.fields.setdefault("training.scaleRewards", "none")
+    if facts.get("correct_importance") is False or "verl_batch" in facts:
+        draft.set("training.importanceSamplingCorrection", "none")
+
+
+def _gspo(draft: Draft) -> None:
+    draft.set("training.importanceSamplingLevel", "sequence")
+    draft.set(_TYPE, "grpo", "gspo averages so, whatever loss_agg_mode says")
+    _drop_delta(draft, "gspo")
+
+
+def _cispo(draft: Draft) -> None:
+    """Verl clips the ratio itself, to 1 - clip_ratio_low and 1 + clip_ratio_high; here it has an upper bound only."""
+    low = draft.fields.pop(_LOW, _EPSILON)
+    draft.set(
+        _HIGH,
+        1 + draft.fields.get(_HIGH, draft.facts.get("clip_ratio", _EPSILON)),
+        "the largest ratio itself: 1 + clip_ratio_high",
+    )
+    if low < 1:
+        draft.left(
+            "clip_ratio_low", low, "cispo has no lower bound of the ratio; clip_ratio_low=1 would be the same", _LOW
+        )
+    if (averaged := draft.fields.get(_TYPE, "dapo")) != "dapo":
+        draft.left("loss_agg_mode", averaged, "cispo is averaged over all tokens, as token-mean", _TYPE)
+    draft.set(_TYPE, "cispo")
+    _drop_delta(draft, "cispo")
+
+
+def _drop_delta(draft: Draft, loss: str) -> None:
+    draft.drop("training.delta")
+    note = f"{loss} has no second bound: clip_ratio_c is not used"
+    draft.find(Kind.NOT_NEEDED, "delta", "", note, "training.delta")
