@@ -114,9 +114,9 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
             metrics["engines/count"] = float(len(engines))
         balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
         is_end = step + 1 == training.max_steps
-        # A rank that was asked to stop saves at once; the evaluation is made when the run goes on.
-        can_wait = not is_last or health.gives_up or (stopping and not is_end)
-        if not can_wait and is_due(run.config, past, step + 1, generation.steps.start):
+        evaluates = is_last and is_due(run.config, past, step + 1, generation.steps.start)
+        # A rank that was asked to stop saves first; the evaluation is made then, or when the run goes on.
+        if evaluates and not (stopping or health.gives_up):
             evaluate(run, step + 1)
             standing, since = run.standing(), Clock()
             is_end = is_end or (standing is not None and standing.stops)
@@ -142,6 +142,8 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
             run.journal.begin_part()
         if health.gives_up:
             raise health.error()
+        if evaluates and stopping and is_end:
+            evaluate(run, step + 1)
         if is_end or (stopping and is_last):
             break
     done = is_end or not stopping
