@@ -132,8 +132,8 @@ class TrainerConfig(Section):
             lambda c: c.training.max_staleness == 0 or c.generation.engine == "vLLM",
         ),
         Rule(
-            "size(self.training.stop) == 0 || (self.generation.engine == 'vLLM' && (self.training.maxStaleness == 0 || "
-            "self.generation.topology != 'Colocate'))",
+            "!has(self.training.stop) || size(self.training.stop) == 0 || (self.generation.engine == 'vLLM' && "
+            "(self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'))",
             "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate: there a "
             "completion may be cut inside of a text at which it would end",
             lambda c: (

@@ -1,5 +1,6 @@
 """Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,35 @@ def test_the_page_is_generated_from_the_models_and_names_every_field_once() -> N
     assert len(headings) == len(set(headings))
     for path in PROPERTIES:
         assert f"`{path.rpartition('.')[2]}`" in page, path
+
+
+def rules(schema: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every object with rules, and each of its rules."""
+    yield from ((schema, one["rule"]) for one in schema.get("x-kubernetes-validations", ()))
+    inner = [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
+    for child in [*schema.get("properties", {}).values(), *inner]:
+        yield from rules(child)
+
+
+def may_be_missing(schema: dict[str, Any], path: list[str]) -> Iterator[str]:
+    """Yield the parts of `path`, each with those before it, that an object need not have when the rule is evaluated."""
+    for depth, name in enumerate(path):
+        if (field := schema.get("properties", {}).get(name)) is None:
+            return
+        if name not in schema.get("required", ()) and "default" not in field:
+            yield ".".join(path[: depth + 1])
+        schema = field
+
+
+RULES = list(rules(SCHEMA["properties"]["spec"]))
+
+
+@pytest.mark.parametrize(("schema", "rule"), RULES, ids=[rule[:60] for _, rule in RULES])
+def test_a_rule_asks_whether_a_field_is_there_before_it_reads_it(schema: dict[str, Any], rule: str) -> None:
+    """The API server refuses the object otherwise, as it cannot evaluate the rule."""
+    for path in re.findall(r"\bself\.(\w+(?:\.\w+)*)", rule):
+        for part in may_be_missing(schema, path.split(".")):
+            assert f"has(self.{part})" in rule, f"self.{part} is optional and has no default"
 
 
 @pytest.mark.parametrize(
