@@ -118,7 +118,7 @@ def main(model, data):
     attempts = Attempts(model, data)
     start = time.monotonic()
     errors = {name: error_of(attempts.begin, reward) for name, reward in REWARDS.items()}
-    limit = prompt_limit(attempts.run.config)
+    limit = prompt_limit(attempts.run.config, attempts.run.config.dataset)
     for name, text in PROMPTS.items():
         (data / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("good", text)))
         source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1, limit=limit)
