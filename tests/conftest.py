@@ -22,7 +22,7 @@ settings.load_profile("same")
 REAL_PROCESSES = {"api", "e2e", "trainer"}  # folders of tests that a busy machine can fail
 """Their tests get a second try. The closing line counts those that needed it, and what failed first is shown."""
 
-ORDER = ["e2e", "trainer", "api", "gpu", "unit"]  # the longest first, so that two workers end at about the same time
+ORDER = ["e2e", "api", "trainer", "gpu", "unit"]  # what cannot be shared out first, so that workers end together
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
