@@ -160,16 +160,21 @@ def test_eviction_restarts_and_is_not_counted(jobs: Jobs) -> None:
 
 def test_a_failed_engine_is_recreated_and_the_trainer_is_not(jobs: Jobs) -> None:
     jobs.run("engines", generation=SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    uids = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
+
+    def pods() -> dict[str, str]:
+        """UIDs by name; for a moment the engine's pod is gone."""
+        return {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
+
+    uids = pods()
     assert json.loads(jobs.get("configmap", "engines-0")["data"]["contract.json"])["restartEngines"] is True
     jobs.finish_pod("engines-gen-1", 70, outcome(70, "EngineDied", "engine engines-gen-1 was killed"))
     status = _wait(
         jobs, "engines", lambda s: {g["name"]: g["incarnation"] for g in s["groups"]}["gen"] == 1, "another incarnation"
     )
-    wait_until(lambda: jobs.get("pod", "engines-gen-1")["metadata"]["uid"] != uids["engines-gen-1"], "another pod", 30)
+    wait_until(lambda: pods().get("engines-gen-1") not in (None, uids["engines-gen-1"]), "another pod", 30)
     status = _wait(jobs, "engines", lambda s: s["phase"] == "Running", "running again")
     assert status["attempt"] == 0
-    now = {p["metadata"]["name"]: p["metadata"]["uid"] for p in jobs.list("pod", "training.grpo.dev/job=engines")}
+    now = pods()
     assert {name for name in now if now[name] != uids[name]} == {"engines-gen-1"}
     assert {m["pod"]: m["uid"] for m in status["members"]} == now
 
