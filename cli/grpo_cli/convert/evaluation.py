@@ -78,7 +78,7 @@ def _every(draft: Draft, rows: int | None, unit: int) -> int:
         draft.left("eval_strategy", "epoch", note, "evaluation.everySteps")
         return int(steps)
     every = draft.facts.get("eval_steps", 10)  # transformers: logging_steps
-    return max(1, round(every * steps) if 0 < every < 1 else int(every) * unit)
+    return max(1, v.in_steps(every, steps, unit))
 
 
 def _verl_temperature(draft: Draft, count: int) -> None:

@@ -12,6 +12,7 @@ from grpo_cli.convert.loss import settle_loss
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
+from grpo_cli.convert.values import in_steps
 from grpo_workload.spec.training import TrainingConfig
 
 
@@ -219,7 +220,7 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
         warmup = (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps
     settle_schedule(draft, round(warmup))
     if (every := facts.get("save_steps")) is not None:
-        every = round(every * steps) if 0 < every < 1 else int(every) * unit
+        every = in_steps(every, steps, unit)
         draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
 
 

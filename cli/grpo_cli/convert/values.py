@@ -59,6 +59,11 @@ def positive(value: Any) -> int:
     return given
 
 
+def in_steps(every: float, steps: int, unit: int) -> int:
+    """Return an interval in optimizer steps: below 1 it is a share of all `steps`, else it counts `unit` steps."""
+    return round(every * steps) if 0 < every < 1 else int(every) * unit
+
+
 def word(value: Any) -> str:
     """Return a name or path."""
     if not isinstance(value, str) or not value.strip():
