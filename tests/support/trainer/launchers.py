@@ -25,12 +25,12 @@ QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2
 DEADLINE = 60.0
 
 RANK_PRELUDE = """
-import os, signal, sys, time
+import atexit, os, signal, sys, time
 from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import record
 RANK, STATE = int(os.environ["RANK"]), Path(os.environ["GRPO_STATE_DIR"])
 def sum_over_ranks():
-    import atexit, torch, torch.distributed as dist
+    import torch, torch.distributed as dist
     if not dist.is_initialized():
         dist.init_process_group("gloo")
         atexit.register(dist.destroy_process_group)  # gloo's threads crash an interpreter that ends under them

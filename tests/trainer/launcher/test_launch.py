@@ -77,7 +77,9 @@ def test_a_pod_that_finishes_much_earlier_is_not_lost(make_world: MakeWorld) -> 
 
 
 def test_a_rank_that_raises_is_named_in_every_pod(make_world: MakeWorld) -> None:
-    world = make_world([2, 1], f"{ALL_REDUCE}    if RANK == 2: raise KeyError('reward column')\n    sum_over_ranks()\n")
+    lingers = "    if RANK == 2: atexit.register(time.sleep, 2)\n"  # after its connections are closed, as some do
+    raises = "    if RANK == 2: raise KeyError('reward column')\n    sum_over_ranks()\n"
+    world = make_world([2, 1], f"{lingers}{ALL_REDUCE}{raises}")
     first, second = world.start()
 
     theirs, own = first.ends(), second.ends()

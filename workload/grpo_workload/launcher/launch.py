@@ -87,6 +87,7 @@ async def _run_ranks(
     for rank in place.ranks:
         write_phase(place.state_dir, rank, "Starting")
     ranks = await Ranks.start(place, command)
+    status.raised = ranks.raised
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settle())
     watch = asyncio.create_task(peers.watch())
@@ -95,11 +96,14 @@ async def _run_ranks(
         logger.info("stopping: the ranks save a checkpoint at the end of their step")
         ranks.ask_to_stop()
         await asyncio.wait({settled, engine_exit}, return_when=asyncio.FIRST_COMPLETED)
+    if watch.done() and not settled.done() and ranks.raised():
+        # A rank of this pod raised, and the peer was lost because of it: this pod's outcome is that rank's.
+        await asyncio.wait({settled}, timeout=peers.timing.raised)
     outcome = None
     if engine_exit.done():
         message = f"pod {place.pod}: {engine_exit.result()}"
         outcome = _outcome(place, ExitCode.RANK_FAILED, Reason.ENGINE_DIED, message)
-    elif watch.done() and not stopped.done():
+    elif watch.done() and not stopped.done() and not _has_failed(settled):
         outcome = _peer_lost(place, watch.result())
     watch.cancel()
     if outcome is None:
@@ -107,6 +111,10 @@ async def _run_ranks(
     status.end(outcome)
     await ranks.stop(peers.timing.rank_grace)
     return outcome
+
+
+def _has_failed(settled: asyncio.Task[list[RankExit]]) -> bool:
+    return settled.done() and any(one.failed for one in settled.result())
 
 
 async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, exits: Sequence[RankExit]) -> Outcome:

@@ -40,6 +40,7 @@ class Timing:
     lost: float = 30
     # A launcher that ended answers for this time. Several times `watch`, so that every peer sees how it ended.
     linger: float = 15
+    raised: float = 20  # limit for a rank that raised to end its process: it closes engines and connections meanwhile
     rank_grace: float = 5  # time between SIGTERM and SIGKILL for the other ranks of a failed one
 
 

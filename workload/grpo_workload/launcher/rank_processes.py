@@ -156,15 +156,28 @@ class Ranks:
         code = self._popen[local_rank].wait()
         ended = time.time()
         rank = self._place.ranks[local_rank]
-        error_file, *logs = (
-            self._log_dir / f"rank-{rank}.{kind}" for kind in ("error.json", "stderr.log", "stdout.log")
-        )
+        error_file = self._error_file(rank)
+        logs = [self._log_dir / f"rank-{rank}.{kind}" for kind in ("stderr.log", "stdout.log")]
         # The exception was recorded before the interpreter shut down, and that can take seconds.
         at = error_file.stat().st_mtime if error_file.exists() else ended
         error = describe_error(error_file, logs, traceback=code not in EXPLAINED) if code not in CLEAN_EXITS else ""
         if not error_file.exists() and (entered := read_phase(self._place.state_dir, rank)):
             error = f"in phase {entered[0]}; {error}"
         return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)
+
+    def raised(self) -> tuple[int, float] | None:
+        """Return the rank that recorded an exception first, and when (seconds since 1970). None if none has.
+
+        Its process can run on for seconds. Meanwhile its connections close, and ranks of other pods fail because of it.
+        """
+        recorded = []
+        for rank in self._place.ranks:
+            with contextlib.suppress(FileNotFoundError):
+                recorded.append((self._error_file(rank).stat().st_mtime, rank))
+        return min(recorded)[::-1] if recorded else None
+
+    def _error_file(self, rank: int) -> Path:
+        return self._log_dir / f"rank-{rank}.error.json"
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the ranks, which save after their step. Not to their children: the ranks still need them."""

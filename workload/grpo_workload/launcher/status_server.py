@@ -23,7 +23,8 @@ from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.history import FILES, MAX_ROWS, read_history
 from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
-from grpo_workload.spec.contract import Outcome, Progress
+from grpo_workload.spec.contract import ExitCode, Outcome, Progress
+from grpo_workload.spec.reasons import Reason
 
 STORAGE_SECONDS = 5
 """How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
@@ -42,6 +43,7 @@ class Status:
     outcome: Outcome | None = None
     ended_at: float = 0.0  # seconds since 1970
     is_final: bool = False  # whether the outcome is final
+    raised: Callable[[], tuple[int, float] | None] = lambda: None  # `Ranks.raised` of this pod's ranks
     local_port: int = 0  # port on loopback of `local_application`; the system chooses it, as every other may be in use
 
     def enter(self, phase: str, *, ready: bool = False) -> None:
@@ -58,14 +60,25 @@ class Status:
         self.ended_at = at or self.ended_at or self.since
 
     def identity(self) -> Identity:
-        """Return which pod this is, and how it ended if it has."""
-        ended = self.outcome and Ended(
-            reason=self.outcome.reason,
-            exit_code=self.outcome.exit_code,
-            rank=self.outcome.rank,
-            seconds_ago=time.time() - self.ended_at,
-            is_final=self.is_final,
-        )
+        """Return which pod this is, and how it ended if it has, or will because a rank has raised."""
+        ended = None
+        if self.outcome:
+            ended = Ended(
+                reason=self.outcome.reason,
+                exit_code=self.outcome.exit_code,
+                rank=self.outcome.rank,
+                seconds_ago=time.time() - self.ended_at,
+                is_final=self.is_final,
+            )
+        elif raised := self.raised():
+            rank, at = raised
+            ended = Ended(
+                reason=Reason.RANK_FAILED,
+                exit_code=ExitCode.RANK_FAILED,
+                rank=rank,
+                seconds_ago=time.time() - at,
+                is_final=False,
+            )
         place = self.place
         return Identity(
             pod=place.pod,
