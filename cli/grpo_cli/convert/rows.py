@@ -32,6 +32,7 @@ _FACTS_OF_FIELD = {
     "model.dtype": "dtype bf16 fp16 mixed_precision",
     "device.type": "use_cpu",
     "training.promptsPerStep": "per_device accumulation verl_mini_batch",
+    "training.maxResampleTimes": "dynamic_sample resample_times",
     "training.stepsPerGeneration": "steps_per_generation generation_batch verl_batch",
     "training.maxSteps": "max_steps epochs verl_steps",
     "training.lrSchedulerKwargs": "schedule_arguments min_lr_ratio num_cycles",

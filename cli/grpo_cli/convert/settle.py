@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
+from grpo_cli.convert.batch import settle_batch
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.evaluation import settle_evaluation
 from grpo_cli.convert.loss import settle_loss
@@ -15,12 +15,7 @@ from grpo_cli.convert.sources import dataset, model, rewards
 from grpo_cli.convert.values import in_steps
 from grpo_workload.spec.training import TrainingConfig
 
-
-def _default(name: str) -> Any:
-    return TrainingConfig.model_fields[name].default
-
-
-MAX_STEPS = _default("max_steps")
+MAX_STEPS = TrainingConfig.model_fields["max_steps"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +36,7 @@ def settle(draft: Draft, given: Given) -> None:
     _lora(draft)
     ranks = _world(draft, given)
     _topology(draft)
-    _batch(draft, ranks)
-    per_push = _reuse(draft, ranks)
+    per_push = settle_batch(draft, ranks)
     _steps(draft, given, per_push)
     settle_loss(draft)
     _length(draft)
@@ -151,52 +145,6 @@ def _topology(draft: Draft) -> None:
         draft.left("offload_optimizer", True, note, "parallelism.offloadOptimizer")
 
 
-def _batch(draft: Draft, ranks: int) -> None:
-    facts = draft.facts
-    if "verl_batch" in facts:
-        prompts, why = facts.get("verl_mini_batch", facts["verl_batch"]), "ppo_mini_batch_size"
-    elif "per_device" in facts:
-        per_device, accumulation = facts["per_device"], int(facts.get("accumulation") or 1)
-        generations = draft.fields.get("training.numGenerations", _default("num_generations"))
-        completions = per_device * ranks * accumulation
-        prompts = math.ceil(completions / generations)
-        why = f"{per_device} per device x {ranks} ranks x {accumulation} accumulated / {generations} generations"
-        draft.set("training.perDeviceTrainBatchSize", per_device)
-        if completions % generations:
-            note = f"{completions} completions cannot be divided into groups of {generations}: {prompts} prompts"
-            draft.left("batch", why, note, "training.promptsPerStep")
-    else:
-        return
-    draft.set("training.promptsPerStep", prompts, why)
-
-
-def _reuse(draft: Draft, ranks: int) -> int:
-    """Set how many steps share a generation; return how many optimizer steps it serves."""
-    facts = draft.facts
-    if "verl_batch" in facts:
-        name, whole, part = "train_batch_size", facts["verl_batch"], facts.get("verl_mini_batch", facts["verl_batch"])
-        why = "train_batch_size / ppo_mini_batch_size"
-    else:
-        name, part = "steps_per_generation", int(facts.get("accumulation") or 1)
-        whole, why = facts.get("steps_per_generation", part), "steps_per_generation / gradient_accumulation_steps"
-        if "generation_batch" in facts:
-            name, part = "generation_batch_size", part * facts.get("per_device", 1) * ranks
-            whole, why = facts["generation_batch"], "generation_batch_size / completions of a step"
-    together = max(1, whole // part)
-    # Several generations for one step are sampled with the same weights: here they are one.
-    if whole % part and part % whole:
-        note = f"{whole} is no multiple of {part}, which are one optimizer step: a generation serves {together}"
-        draft.left(name, whole, note, "training.stepsPerGeneration")
-    if together > 1:
-        draft.set("training.stepsPerGeneration", together, why)
-    per_push = int(together * draft.fields.get("training.numIterations", 1))
-    if per_push > 1 and draft.fields.get("training.maxStaleness"):
-        draft.drop("training.maxStaleness")
-        note = f"a generation that serves {per_push} optimizer steps is sampled between them, not meanwhile"
-        draft.left("async_generate", True, note, "training.maxStaleness")
-    return per_push
-
-
 def _steps(draft: Draft, given: Given, per_push: int) -> None:
     facts, rows = draft.facts, given.rows or draft.facts.get("rows")
     prompts = draft.fields.get("training.promptsPerStep")
@@ -226,7 +174,9 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
 
 def _length(draft: Draft) -> None:
     if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
-        completion = draft.fields.get("training.maxCompletionLength", _default("max_completion_length"))
+        completion = draft.fields.get(
+            "training.maxCompletionLength", TrainingConfig.model_fields["max_completion_length"].default
+        )
         why = f"prompts of {prompt} tokens and completions of {completion}"
         draft.set("generation.maxModelLen", prompt + completion, why)
 

@@ -63,7 +63,7 @@ def take_generation(policy, config):
     for batch, step in enumerate((1, 3)):
         owned = by_rank(list(samples(step)))
         facts = [[fact(sample) for sample in own] for own in owned]
-        rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=None, facts=facts, num_overlong=0)
+        rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=None, facts=facts)
     run = SimpleNamespace(config=SimpleNamespace(training=training), rank=rank, policy=policy)
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     turn = [works[batch_of(step, training)] for step in range(4)]

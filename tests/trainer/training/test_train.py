@@ -62,6 +62,8 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
         made = make_config(model, max_steps=max_steps, engine=engine) | offload
         made |= {"evaluation": EVALUATION} if evaluates else {}
         made["training"] |= {"promptsPerStep": prompts, "stepsPerGeneration": together, "numIterations": times}
+        if source == "folder":  # every fourth or so group has equal rewards
+            made["training"] |= {"numGenerations": 2, "maxResampleTimes": 2}
         return made
 
     ranks = start_training(config(100_000), 2, uid="stopped", **hub.env)
@@ -97,6 +99,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert (max(line["clip_ratio/region_mean"] for line in expected) > 0) == (together * times > 1)
     versions = [{group.weight_versions.pop() for group in groups} for groups in read_lineage(stopped)]
     assert versions[: 2 * together] == [{0}] * together + [{together * times}] * together
+    assert (sum(line.get("resampling/groups", 0) for line in expected) > 0) == (source == "folder")
     weights, expected_weights = (
         load_file(folder / "checkpoints" / f"step-{step + 2}" / "model" / "model.safetensors")
         for folder in (stopped, straight_dir)

@@ -335,7 +335,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
 
     halves = [own[:GENERATIONS], own[GENERATIONS:]]
     rollouts = {
-        batch: Rollout(step=batch, samples=half, table=table, facts=[[fact(one) for one in half]], num_overlong=0)
+        batch: Rollout(step=batch, samples=half, table=table, facts=[[fact(one) for one in half]])
         for batch, half in enumerate(halves)
     }
     run = SimpleNamespace(config=SimpleNamespace(training=training), rank=0, policy=SimpleNamespace(logprobs=logprobs))

@@ -210,6 +210,32 @@ def test_iterations_repeat_epochs_and_cannot_be_sampled_meanwhile() -> None:
     assert "async_generate" in {finding.name for finding in conversion.left}
 
 
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ("--dynamic_sample true", 3),
+        ("--dynamic_sample true --max_resample_times 5 --async_generate true", 5),
+        ("--dynamic_sample false --max_resample_times 5", None),
+    ],
+)
+def test_groups_are_replaced_as_often_as_in_swift(options: str, times: int | None) -> None:
+    conversion = _text("run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d {options}")
+    assert conversion.spec["training"].get("maxResampleTimes") == times
+    assert not conversion.spec["training"].get("maxStaleness")
+    assert ("async_generate" in {finding.name for finding in conversion.left}) == ("async" in options)
+
+
+@pytest.mark.parametrize(("batches", "times"), [("", 64), ("0", 64), ("1", 0), ("10", 9)])
+def test_groups_are_replaced_as_often_as_in_verl(batches: str, times: int) -> None:
+    """It counts the first batch, and has no limit unless one is set."""
+    section = "algorithm.filter_groups"
+    limit = f"{section}.max_num_gen_batches={batches}" if batches else ""
+    text = f"python3 -m verl.trainer.main_ppo {section}.enable=True {section}.metric=acc data.gen_batch_size=9 {limit}"
+    conversion = _text("verl.sh", text)
+    assert conversion.spec["training"]["maxResampleTimes"] == times
+    assert not [finding.name for finding in conversion.left if "filter" in finding.name or "gen_" in finding.name]
+
+
 def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
     text = "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --max_completion_length 2048 --reward_funcs "
     conversion = _text("run.sh", text + "accuracy format soft_overlong cosine --soft_cache_length 512")

@@ -69,13 +69,14 @@ def _journal(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         group = Group(
             step=step,
             position=0,
+            slot=0,
             num_prompts=1,
             prompt_index=7,
             prompt_ids=(1, 2),
             completions=tuple(answers),
             rewards={"accuracy": [0.0, 1.0, None]},
         )
-        journal.write([group])
+        journal.write(step, [group])
     journal.close()
     assert _run(code, folder).splitlines() == ["0 7 best of step 0", "1 7 best of step 1"]
 

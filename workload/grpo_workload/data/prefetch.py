@@ -73,6 +73,14 @@ class PromptLoader:
                 self._pending[ahead] = [(draw, self._workers.prepare(draw)) for draw in self._draws(ahead)]
         return [self._result(draw, future) for draw, future in self._pending.pop(step)]
 
+    def further(self, step: int, slots: Sequence[int]) -> list[Prompt]:
+        """Return prompts of `step` beyond its own, prepared now; see `PromptSource.draw`. Raises as `take`."""
+        draws = [self._source.draw(step, slot, self._prompts_per_step) for slot in slots]
+        if self._workers is None:
+            return [self._source.prepare(draw) for draw in draws]
+        futures = [self._workers.prepare(draw) for draw in draws]
+        return [self._result(draw, future) for draw, future in zip(draws, futures, strict=True)]
+
     def close(self) -> None:
         """End the workers, whatever they are doing."""
         if self._workers is not None:

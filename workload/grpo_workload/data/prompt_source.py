@@ -84,11 +84,22 @@ class PromptSource:
         """Number of prompts in the dataset."""
         return len(self._rows)
 
-    def draw(self, step: int, position: int, prompts_per_step: int) -> Draw:
-        """Return the row at `position` among all ranks' prompts of optimizer step `step` (counted from 0)."""
-        epoch, offset = divmod(step * prompts_per_step + position, len(self))
+    def draw(self, step: int, slot: int, prompts_per_step: int) -> Draw:
+        """Return the row of a prompt of optimizer step `step` (counted from 0).
+
+        Args:
+            step: number of the step.
+            slot: the prompt's position among all ranks' prompts of the step; or more, for further prompts: each
+                `prompts_per_step` of them are different rows, drawn from the whole dataset.
+            prompts_per_step: number of prompts in a step.
+        """
+        seed = prompt_seed(self._seed, step, slot)
+        if (round_number := slot // prompts_per_step) > 0:
+            rows = _further(len(self), (self._seed, step, round_number), prompts_per_step)
+            return Draw(int(rows[slot % prompts_per_step % len(rows)]), seed)
+        epoch, offset = divmod(step * prompts_per_step + slot, len(self))
         index = int(_order(len(self), self._seed, epoch)[offset]) if self._shuffle else offset
-        return Draw(index, prompt_seed(self._seed, step, position))
+        return Draw(index, seed)
 
     def prepare(self, draw: Draw) -> Prompt:
         """Return the prompt of a draw, whose length fits.
@@ -150,6 +161,11 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int, limit: Pro
 @lru_cache(maxsize=2)
 def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_rows)
+
+
+@lru_cache(maxsize=2)
+def _further(num_rows: int, seed: tuple[int, ...], count: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).choice(num_rows, min(count, num_rows), replace=False)
 
 
 def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> PromptSource:

@@ -27,6 +27,12 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
             "while engines get new weights after each; maxStaleness 0 would work",
             lambda t: t.max_staleness == 0 or t.steps_per_push == 1,
         ),
+        Rule(
+            "self.maxStaleness == 0 || self.maxResampleTimes == 0",
+            "maxStaleness over 0 needs maxResampleTimes 0: which groups a step replaces is known only when it trains, "
+            "after later steps have begun; maxStaleness 0 would work",
+            lambda t: t.max_staleness == 0 or t.max_resample_times == 0,
+        ),
     )
 
     num_generations: int = Field(
@@ -48,6 +54,13 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         le=64,
         description="How often these steps are repeated on the same completions: one generation serves "
         "stepsPerGeneration x numIterations optimizer steps.",
+    )
+    max_resample_times: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Dynamic sampling (DAPO): how often a step samples further prompts to replace groups in which all "
+        "rewards are equal, which teach nothing. Set 3 where frac_reward_zero_std is high; 0: never.",
     )
     max_staleness: int = Field(
         0,

@@ -22,6 +22,7 @@ class Group:
 
     step: int  # the first that trains on it
     position: int  # index of the prompt among those of the step, over all ranks
+    slot: int  # its position, or more if it was sampled in place of another group: see `algorithm/resample.py`
     num_prompts: int  # prompts in the step
     prompt_index: int  # row of the prompt in the dataset
     prompt_ids: tuple[int, ...]
@@ -56,6 +57,8 @@ def to_line(group: Group) -> bytes:
         "prompt": {"index": group.prompt_index, "tokenIds": group.prompt_ids},
         "rewards": {name: list(values) for name, values in group.rewards.items()},
     }
+    if group.slot != group.position:
+        values["slot"] = group.slot
     if group.extra:
         values["extra"] = group.extra
     completions = b",".join(map(_completion, group.completions))
@@ -68,6 +71,7 @@ def from_line(text: bytes) -> Group:
     return Group(
         step=line["step"],
         position=line["position"],
+        slot=line.get("slot", line["position"]),
         num_prompts=line["numPrompts"],
         prompt_index=line["prompt"]["index"],
         prompt_ids=tuple(line["prompt"]["tokenIds"]),

@@ -62,14 +62,14 @@ class Journal:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._pending: Future[None] | None = None
 
-    def write(self, groups: Sequence[Group]) -> None:
-        """Start to append this rank's groups of a step in a thread, while training goes on; `settle` waits for it.
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """Start to append this rank's groups of `step` in a thread, while training goes on; `settle` waits for it.
 
-        A rank has as many groups in every step; one without any writes no file.
+        A rank writes every step that has groups, also where it has none: the n-th gzip members of all ranks' files are
+        one step.
         """
         self.settle()
-        if groups:
-            self._pending = self._writer.submit(self._append, groups)
+        self._pending = self._writer.submit(self._append, step, groups)
 
     def settle(self) -> None:
         """Wait until the groups are on the disk. Raises OSError, which names the file, if it cannot be written."""
@@ -77,9 +77,9 @@ class Journal:
         if pending is not None:
             pending.result()
 
-    def _append(self, groups: Sequence[Group]) -> None:
+    def _append(self, step: int, groups: Sequence[Group]) -> None:
         member = gzip.compress(b"".join(to_line(group) for group in groups), compresslevel=_LEVEL, mtime=0)
-        file = self._file = self._file or self._open(groups[0].step)
+        file = self._file = self._file or self._open(step)
         try:
             file.write(member)
             file.flush()

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.algorithm.step_plan import Fact
-from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, take_timeouts, weights_of
+from grpo_workload.rewards.scoring import take_timeouts, weights_of
 from grpo_workload.rewards.table import RewardTable, tabulate
-from grpo_workload.rewards.trl_signature import Logged, TrainerState
-from grpo_workload.storage.group_record import Group, Place
-from grpo_workload.training.run import BegunBatch, Run
+from grpo_workload.storage.group_record import Group
+from grpo_workload.training.run import Run
+from grpo_workload.training.sampling import Sampled, begin, sample
 
 Part = tuple[RewardTable, list[tuple[int, int, bool]], list[tuple[bool, int]]]
 """What all ranks need of one rank's part of a batch: rewards, and the first and last fields of completions' `Fact`s."""
@@ -37,7 +36,7 @@ class Rollout:
     samples: list[Sample]  # completions of this rank
     table: RewardTable  # rewards of all ranks
     facts: list[list[Fact]]  # facts of each completion, by rank
-    num_overlong: int  # number of prompts of the step whose rows were too long: cut, or replaced by other rows
+    metrics: dict[str, float] = field(default_factory=dict)  # of its prompts, over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +50,6 @@ class Generation:
     logged: Mapping[str, Sequence[float]] = field(
         default_factory=dict
     )  # values that its users' rewards logged, by metric
-
-
-class _Listener:
-    """Begins to score what is sampled, and tells the other ranks that this one makes progress."""
-
-    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
-        self._rewards, self._prompts = run.rewards, prompts
-        self.moved, self.meet = run.pulse.beat, run.pulse.meet
-
-    def finished(self, position: int, completions: Sequence[Completion]) -> None:
-        """See `Listener.finished`."""
-        begin_scoring(self._rewards, self._prompts[position], completions)
 
 
 def roll_out(run: Run, step: int, clock: Clock) -> Generation:
@@ -83,118 +70,28 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
     later = range(steps.stop, min(steps.stop + training.max_staleness, training.max_steps))
     for batch, first in [*batches.items(), *zip(later, later, strict=True)]:
         if batch not in run.begun:
-            run.begun[batch] = _begin(run, batch, first, clock)
-    begun = [run.begun.pop(batch) for batch in batches]
-
-    run.report.phase("Generating")
-    missing = {place: prompt for batch in begun for place, prompt in batch.missing.items()}
-    asked = list(missing.values())
-    answers = run.generator.generate(asked, training.num_generations, _Listener(run, asked))
-    run.generator.sleep()
-    clock.lap("generate")
-
-    run.report.phase("Rewarding")
-    scored, logged = _score(run, step, missing, answers)
-    clock.lap("reward")
-
-    groups = [[(batch.known | scored)[place] for place in batch.prompts] for batch in begun]
-    for of_batch in groups:
-        run.journal.write(of_batch)
+            run.begun[batch] = begin(run, batch, first, clock)
+    sampled = sample(run, [run.begun.pop(batch) for batch in batches], step, clock)
+    for one in sampled.batches:
+        run.journal.write(one.step, [group for _, group in one.groups])
 
     run.report.phase("Gathering")
     run.pulse.meet()
-    rollouts = _gather(run, begun, groups)
+    rollouts = _gather(run, sampled)
     clock.lap("gather")
     return Generation(
         steps=steps,
         rollouts=dict(zip(batches, rollouts, strict=True)),
         timeouts=take_timeouts(run.rewards),
-        logged={f"rewards/{name}/{key}": logs for name, one in logged.items() for key, logs in one.metrics.items()},
-        generated_tokens=sum(len(completion.token_ids) for group in answers for completion in group),
+        logged=sampled.logged,
+        generated_tokens=sampled.generated_tokens,
     )
 
 
-def _begin(run: Run, batch: int, step: int, clock: Clock) -> BegunBatch:
-    """Take this rank's prompts of a batch, on which `step` is the first to train; collective.
-
-    With `maxStaleness`, they also begin to be sampled: the step may be some steps ahead.
-    """
-    taken, num_overlong = _prompts(run, batch, clock)
-    prompts = {(step, position): prompt for position, prompt in zip(run.share, taken, strict=True)}
-    known = {place: group for place, prompt in prompts.items() if (group := _known(run, place, prompt))}
-    missing = {place: prompt for place, prompt in prompts.items() if place not in known}
-    if run.config.training.max_staleness:
-        asked = list(missing.values())
-        run.generator.begin(asked, run.config.training.num_generations, _Listener(run, asked))
-    return BegunBatch(step=step, prompts=prompts, known=known, missing=missing, num_overlong=num_overlong)
-
-
-def _prompts(run: Run, batch: int, clock: Clock) -> tuple[list[Prompt], int]:
-    """Return this rank's prompts of a batch, and the number of all ranks' prompts whose rows were too long; collective.
-
-    If any rank has one that cannot be used, all ranks raise PromptError.
-    """
-    prompts, complaint = [], None
-    try:
-        prompts = run.prompts.take(batch)
-    except PromptError as error:
-        complaint = str(error)
-    clock.lap("prompts")
-    gathered = gather((complaint, sum(prompt.is_overlong for prompt in prompts)))
-    complaints = [one for one, _ in gathered if one is not None]
-    clock.lap("gather")
-    if complaints:
-        raise PromptError(complaints[0])
-    return prompts, sum(count for _, count in gathered)
-
-
-def _known(run: Run, place: Place, prompt: Prompt) -> Group | None:
-    """Return the prompt's group from the journal if it fits the current settings; None otherwise."""
-    group = run.known.get(place)
-    if (
-        group is None
-        or group.prompt_ids != prompt.token_ids
-        or len(group.completions) != run.config.training.num_generations
-    ):
-        return None
-    return group if set(group.rewards) == {reward.name for reward in run.rewards} else None
-
-
-def _score(
-    run: Run, now: int, prompts: Mapping[Place, Prompt], answers: Sequence[Sequence[Completion]]
-) -> tuple[dict[Place, Group], dict[str, Logged]]:
-    """Score this rank's new completions at step `now`; returns their groups, and what users' functions logged."""
-    num_generations = run.config.training.num_generations
-    asked = [prompt for prompt in prompts.values() for _ in range(num_generations)]
-    flat = [completion for group in answers for completion in group]
-    state = TrainerState(global_step=now, max_steps=run.config.training.max_steps)
-    table = run.event_loop.run(score(run.rewards, asked, flat, run.pulse.beat, state=state))
-    logged = take_logged(run.rewards)
-    groups = {
-        (step, position): Group(
-            step=step,
-            position=position,
-            num_prompts=run.config.training.prompts_per_step,
-            prompt_index=prompt.index,
-            prompt_ids=prompt.token_ids,
-            completions=tuple(group),
-            rewards={name: values[own] for name, values in zip(table.names, table.values, strict=True)},
-            extra={name: one.extra_of(own) for name, one in logged.items() if one.extra},
-        )
-        for number, (((step, position), prompt), group) in enumerate(zip(prompts.items(), answers, strict=True))
-        for own in [slice(number * num_generations, (number + 1) * num_generations)]
-    }
-    return groups, logged
-
-
-def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Group]]) -> list[Rollout]:
-    """Gather rewards, which advantages need, and lengths, which metrics need; collective.
-
-    Returns:
-        What is trained on of each batch, whose groups of this rank are in `groups`.
-    """
+def _gather(run: Run, sampled: Sampled) -> list[Rollout]:
+    """Gather rewards, which advantages need, and lengths, which metrics need, of each batch; collective."""
     training = run.config.training
-    by_rank = gather([_part(run, batch.step, own) for batch, own in zip(begun, groups, strict=True)])
+    by_rank = gather([_part(run, batch.step, [group for _, group in batch.groups]) for batch in sampled.batches])
     parts: list[list[Part]] = [list(ranks) for ranks in zip(*by_rank, strict=True)]
     tables = [RewardTable.concat([rank_table for rank_table, _, _ in ranks]) for ranks in parts]
     # Of all batches together, as TRL: `scaleRewards: batch` divides by the deviation of what is sampled at once.
@@ -202,7 +99,7 @@ def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Gro
     values = [[one for table in tables for one in table.values[place]] for place in range(len(run.rewards))]
     advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], training))
     rollouts = []
-    for batch, own, ranks, table in zip(begun, groups, parts, tables, strict=True):
+    for batch, ranks, table in zip(sampled.batches, parts, tables, strict=True):
         facts = [
             [
                 Fact(*lengths, reward, next(advantages), *marks)
@@ -212,7 +109,7 @@ def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Gro
         ]
         flat = [
             (prompt, completion, group.extra_of(number))
-            for prompt, group in zip(batch.prompts.values(), own, strict=True)
+            for prompt, group in batch.groups
             for number, completion in enumerate(group.completions)
         ]
         samples = [
@@ -220,7 +117,13 @@ def _gather(run: Run, begun: Sequence[BegunBatch], groups: Sequence[Sequence[Gro
             for (prompt, completion, extra), fact in zip(flat, facts[run.rank], strict=True)
         ]
         rollouts.append(
-            Rollout(step=batch.step, samples=samples, table=table, facts=facts, num_overlong=batch.num_overlong)
+            Rollout(
+                step=batch.step,
+                samples=samples,
+                table=table,
+                facts=facts,
+                metrics=batch.metrics,
+            )
         )
     return rollouts
 

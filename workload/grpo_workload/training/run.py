@@ -28,11 +28,16 @@ from grpo_workload.training.weight_check import WeightCheck
 class BegunBatch:
     """One rank's prompts of a batch, and what is known of them."""
 
+    batch: int
     step: int  # the first step that trains on it
-    prompts: dict[Place, Prompt]
-    known: dict[Place, Group]  # groups that the journal already has
-    missing: dict[Place, Prompt]  # prompts whose completions are sampled
+    prompts: dict[int, Prompt]  # by slot: see `algorithm/resample.py`
+    known: dict[int, Group]  # groups that the journal already has, by slot
     num_overlong: int  # prompts of all ranks whose rows were too long: cut, or replaced by other rows
+
+    @property
+    def missing(self) -> dict[int, Prompt]:
+        """Prompts whose completions are sampled, by slot."""
+        return {slot: prompt for slot, prompt in self.prompts.items() if slot not in self.known}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,7 @@ def summarise_step(run: Run, step: int, rollout: Rollout, num_tokens: int, clock
     if run.config.training.max_staleness:
         metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / len(facts)
         metrics["staleness/max"] = max(fact.staleness for fact in facts)
-    if run.config.dataset.overlong_prompts != "error":
-        metrics["prompts/overlong"] = rollout.num_overlong
-    return metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
+    return metrics | rollout.metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 
 def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock: Clock) -> RankStep:

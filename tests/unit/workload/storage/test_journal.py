@@ -31,6 +31,7 @@ def make_group(step: int, position: int, *, text: str = "", tokens: int = 2) -> 
     return Group(
         step=step,
         position=position,
+        slot=position,
         num_prompts=PROMPTS,
         prompt_index=10 * position,
         prompt_ids=(1, 2, 3),
@@ -53,7 +54,7 @@ class Attempt:
         known = {group.position: group for group in self.known}
         groups = [known.get(position) or make_group(self.step, position, text=self.name) for position in range(PROMPTS)]
         for rank, journal in list(enumerate(self.journals))[:ranks]:
-            journal.write(groups[rank :: len(self.journals)])
+            journal.write(self.step, groups[rank :: len(self.journals)])
             journal.settle()
         self.known = []
         return groups
@@ -122,6 +123,19 @@ def test_a_step_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert list(read_lineage(tmp_path)) == whole
 
 
+def test_ranks_may_have_other_numbers_of_groups_in_each_step(tmp_path: Path) -> None:
+    """As where groups are replaced (`training.maxResampleTimes`): a rank may have none at first."""
+    branch, _ = begin_branch(tmp_path, attempt=0, step=0)
+    steps = [[make_group(step, position) for position in range(PROMPTS)] for step in range(2)]
+    steps[1][2] = replace(steps[1][2], slot=PROMPTS)
+    for rank, shares in enumerate([(steps[0], steps[1][:1]), ([], steps[1][1:])]):
+        journal = Journal(tmp_path, branch, rank)
+        for step, share in enumerate(shares):
+            journal.write(step, share)
+        journal.close()
+    assert list(read_lineage(tmp_path)) == steps
+
+
 def test_groups_of_the_same_step_under_other_weights_are_not_used_again(tmp_path: Path) -> None:
     first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
     for first.step in range(4):
@@ -168,7 +182,7 @@ def test_log_probabilities_keep_their_bits_and_have_few_digits(values: list[floa
 def test_a_token_takes_few_bytes_and_the_file_is_readable_gzip(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
     (journal,) = attempt.journals
-    journal.write([make_group(0, position, tokens=2000) for position in range(PROMPTS)])
+    journal.write(0, [make_group(0, position, tokens=2000) for position in range(PROMPTS)])
     journal.settle()
     (file,) = (tmp_path / "journal").glob("*/*/*.gz")
     assert file.stat().st_size / (PROMPTS * 2 * 2000) < 9  # without text; evenly drawn ids compress worst

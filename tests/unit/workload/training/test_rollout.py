@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from grpo_workload.algorithm.reuse import batch_of, batches_from
-from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.generation.base import SILENCE, Listener
 from grpo_workload.ranks.clock import Clock
-from grpo_workload.ranks.seeds import prompt_seed
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.training import TrainingConfig
-from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
+from grpo_workload.storage.journal import begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, Rollout, roll_out
 from grpo_workload.training.run import Run
-
-SHARE = range(2)
-
-
-class Prompts:
-    """A loader that gives a step's prompts once, in order."""
-
-    def __init__(self, first: int = 0) -> None:
-        self._next = first
-
-    def take(self, step: int) -> list[Prompt]:
-        assert step == self._next
-        self._next += 1
-        return [
-            Prompt(index=10 * step + place, text="", token_ids=(step, place), seed=prompt_seed(0, step, place))
-            for place in SHARE
-        ]
-
-
-class Sampled:
-    """A generator that samples a prompt with the weights that it has when the prompt begins."""
-
-    def __init__(self, version: int = 0) -> None:
-        self.version = version
-        self.begun: dict[int, int] = {}  # version by the prompt's row
-
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
-        for prompt in prompts:
-            self.begun.setdefault(prompt.index, self.version)
-
-    def generate(
-        self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE
-    ) -> list[list[Completion]]:
-        self.begin(prompts, num_generations, listener)
-        return [[_completion(self.begun[one.index])] * num_generations for one in prompts]
-
-    def sleep(self) -> None: ...
-
-
-def _completion(version: int) -> Completion:
-    return Completion(token_ids=(1,), logprobs=(-1.0,), text="a", finish_reason="stop", weight_version=version)
+from support.trainer.rollouts import SHARE, Sampled, make_run
 
 
 @pytest.fixture(autouse=True)
@@ -72,23 +26,6 @@ def _alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def make_run(
-    folder: Path, generator: Sampled, *, first: int = 0, batch: int | None = None, known: Any = (), **training: Any
-) -> Run:
-    """Return what a rollout needs of a run of 5 steps, which begins at step `first` and at `batch`."""
-    settings = {"max_steps": 5, "num_generations": 2, "prompts_per_step": len(SHARE)} | training
-    config = SimpleNamespace(training=TrainingConfig(**settings))
-    report = SimpleNamespace(phase=lambda _: None)
-    one = Reward(name="one", weight=1.0, function=lambda prompts, completions: [1.0] * len(completions))
-    run: dict[str, Any] = {name: None for name in Run.__dataclass_fields__} | {"begun": {}, "rank": 0, "share": SHARE}
-    run |= {"config": config, "report": report, "rewards": [one], "generator": generator}
-    run["prompts"] = Prompts(first if batch is None else batch)
-    run |= {"pulse": SimpleNamespace(meet=lambda: None, beat=lambda: None), "event_loop": asyncio.Runner()}
-    run |= {"known": {group.place: group for group in known}, "start": SimpleNamespace(step=first)}
-    branch, _ = begin_branch(folder, attempt=0, step=first)
-    return Run(**run | {"journal": Journal(folder, branch, 0)})
 
 
 def rows(rollout: Rollout) -> list[int]:

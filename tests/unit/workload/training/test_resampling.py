@@ -1,0 +1,229 @@
+"""Groups of equal rewards are replaced: the same ones on any number of ranks, and none again after a restart."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_workload.algorithm.micro_batch import shard
+from grpo_workload.algorithm.resample import num_further, places, teaches
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.data.prefetch import PromptLoader
+from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.rewards.scoring import Reward
+from grpo_workload.spec.training import TrainingConfig
+from grpo_workload.storage.group_record import Group
+from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
+from grpo_workload.training.rollout import Generation, roll_out
+from support.trainer.rollouts import Sampled, make_run
+
+PROMPTS, ROWS, ROUNDS = 5, 40, 3
+USEFUL = frozenset(range(0, ROWS, 3))
+SETTINGS = {"prompts_per_step": PROMPTS, "max_resample_times": ROUNDS}
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=20))
+def test_those_that_teach_are_taken_first_and_the_batch_keeps_its_own_places(useful: list[bool]) -> None:
+    found = dict(enumerate(useful))
+    chosen = places(found, 4)
+    assert sorted(chosen.values()) == [0, 1, 2, 3]
+    assert sum(found[slot] for slot in chosen) == min(4, sum(useful))
+    assert all(at == slot for slot, at in chosen.items() if slot < 4)
+    assert all(chosen[slot] == slot for slot in range(4) if found[slot])
+    assert max((slot for slot in chosen if found[slot]), default=-1) <= min(
+        (slot for slot in found if found[slot] and slot not in chosen), default=len(found)
+    ), "the first ones that teach"
+
+
+def test_as_many_are_sampled_as_the_share_of_those_that_teach_promises() -> None:
+    assert num_further(dict(enumerate([True] * 8)), 8) == 0
+    assert num_further(dict(enumerate([True] * 6 + [False] * 2)), 8) == 3  # 2 / (6 / 8)
+    assert num_further(dict(enumerate([True] * 2 + [False] * 6)), 8) == 8
+    assert num_further(dict(enumerate([False] * 8)), 8) == 8
+
+
+def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
+    """With normalize_then_sum also where the sum of the rewards is the same."""
+    one, two, two_each = [1.0, 0.0], [0.0, 0.5], {"num_generations": 2}
+    assert teaches([1.0, 0.0], [one], [1.0], TrainingConfig(scale_rewards="batch", **two_each))
+    assert not teaches([1.0, 1.0], [one, two], [1.0, 2.0], TrainingConfig(**two_each))
+    assert not teaches([float("nan"), 1.0], [[None, 1.0]], [1.0], TrainingConfig(**two_each))
+    gdpo = TrainingConfig(multi_objective_aggregation="normalize_then_sum", **two_each)
+    assert teaches([1.0, 1.0], [one, two], [1.0, 2.0], gdpo)
+
+
+def test_a_step_that_replaces_groups_has_no_later_steps_begun_before_it() -> None:
+    with pytest.raises(ValueError, match="maxStaleness over 0 needs maxResampleTimes 0"):
+        TrainingConfig(max_staleness=1, max_resample_times=1)
+
+
+class Halves(Sampled):
+    """A generator that notes the prompts' rows of each call, until it sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[int]] = []
+        self.sleeps = False
+
+    def generate(self, prompts: Sequence[Prompt], *rest: Any) -> list[list[Completion]]:
+        assert not self.sleeps, "it has no weights"
+        self.asked.append([prompt.index for prompt in prompts])
+        return super().generate(prompts, *rest)
+
+    def sleep(self) -> None:
+        self.sleeps = True
+
+
+def resampled(
+    folder: Path,
+    *,
+    useful: frozenset[int] = USEFUL,
+    rank: int = 0,
+    world_size: int = 1,
+    known: Sequence[Group] = (),
+    **training: Any,
+) -> tuple[Generation, Halves]:
+    """Roll out step 0 of a run in which only `useful` rows teach, and journal it."""
+
+    def score(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[float | None]:
+        return [float(number % 2) if one.index in useful else 1.0 for number, one in enumerate(prompts)]
+
+    def prompt(index: int, row: object) -> Prompt:
+        return Prompt(index=index, text="", token_ids=(index,))
+
+    rows = [{"prompt": str(index)} for index in range(ROWS)]
+    share = shard(PROMPTS, world_size, rank)
+    loader = PromptLoader(
+        PromptSource(rows, prompt, seed=0),
+        share=share,
+        prompts_per_step=PROMPTS,
+        steps=range(5),
+        num_workers=0,
+        prefetch_steps=1,
+        timeout_seconds=60,
+        folder=folder,
+    )
+    branch = begin_branch(folder, attempt=0, step=0)[0] if rank == 0 else None
+    branches = [branch]
+    dist.broadcast_object_list(branches)
+    assert branches[0] is not None
+    rewards = [Reward(name="one", weight=1.0, function=score)]
+    parts = {"rewards": rewards, "prompts": loader, "share": share, "rank": rank, "world_size": world_size}
+    parts |= {"journal": Journal(folder, branches[0], rank)}
+    run = make_run(folder, generator := Halves(), parts=parts, known=known, **SETTINGS | training)
+    generation = roll_out(run, 0, Clock())
+    run.journal.close()
+    return generation, generator
+
+
+@pytest.fixture
+def _alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def rows(generation: Generation, batch: int = 0) -> list[int]:
+    return [sample.prompt.index for sample in generation.rollouts[batch].samples[::2]]
+
+
+def journalled(folder: Path) -> list[list[tuple[int, int, int]]]:
+    return [[(one.position, one.slot, one.prompt_index) for one in groups] for groups in read_lineage(folder)]
+
+
+@pytest.mark.usefixtures("_alone")
+def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(tmp_path: Path) -> None:
+    plain, _ = resampled(tmp_path / "plain", max_resample_times=0)
+    generation, generator = resampled(tmp_path / "run")
+    own, trained = rows(plain), rows(generation)
+    assert [row % 3 for row in trained] == [0] * PROMPTS != [row % 3 for row in own]
+    assert [row for row in own if row % 3 == 0] == [mine for mine, row in zip(trained, own, strict=True) if mine == row]
+    assert all(sample.advantage for sample in generation.rollouts[0].samples)
+    calls = generator.asked
+    assert calls[0] == own
+    asked = [row for call in calls for row in call]
+    metrics = generation.rollouts[0].metrics
+    assert metrics == {
+        "resampling/rounds": len(calls) - 1,
+        "resampling/groups": len(asked) - PROMPTS,
+        "resampling/frac_reward_zero_std": sum(row % 3 > 0 for row in asked) / len(asked),
+    }
+    assert generation.generated_tokens == 2 * len(asked)
+    assert [(at, row) for at, _, row in journalled(tmp_path / "run")[0]] == list(enumerate(trained))
+    assert plain.rollouts[0].metrics == {}
+
+
+@pytest.mark.usefixtures("_alone")
+def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: Path) -> None:
+    generation, generator = resampled(tmp_path, useful=frozenset(), max_resample_times=2)
+    assert generation.rollouts[0].metrics["resampling/rounds"] == 2
+    assert rows(generation) == generator.asked[0]
+    assert [len(call) for call in generator.asked] == [5, 5, 5]
+
+
+@pytest.mark.usefixtures("_alone")
+def test_batches_of_one_generation_are_filled_together(tmp_path: Path) -> None:
+    generation, generator = resampled(tmp_path, steps_per_generation=2)
+    assert [row % 3 for batch in (0, 1) for row in rows(generation, batch)] == [0] * 2 * PROMPTS
+    assert [[row for _, _, row in step] for step in journalled(tmp_path)] == [rows(generation, 0), rows(generation, 1)]
+    assert {one.metrics["resampling/rounds"] for one in generation.rollouts.values()} == {len(generator.asked) - 1}
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_of_others(tmp_path: Path) -> None:
+    whole, _ = resampled(tmp_path)
+    _, known = begin_branch(tmp_path, attempt=0, step=0)
+    assert any(group.slot >= PROMPTS for group in known)
+    again, generator = resampled(tmp_path, known=known)
+    assert (rows(again), generator.asked) == (rows(whole), [[]])
+
+    lost = [group for group in known if group.position > 0]  # killed while one rank wrote
+    again, generator = resampled(tmp_path, known=lost)
+    own = {group.prompt_index for group in lost if group.slot == group.position}
+    assert rows(again) == rows(whole)
+    first = rows(resampled(tmp_path / "plain", max_resample_times=0)[0])
+    assert generator.asked[0] == [row for row in first if row not in own]
+    assert journalled(tmp_path)[0] == [(group.position, group.slot, group.prompt_index) for group in known]
+
+
+def _as_rank(folder: Path, rank: int, world_size: int, answer: Any) -> None:
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / "s"), world_size), rank=rank, world_size=world_size
+    )
+    generation, generator = resampled(folder, rank=rank, world_size=world_size)
+    answer.send((generation.rollouts[0].metrics, generator.asked))
+    dist.destroy_process_group()
+
+
+def test_any_number_of_ranks_trains_on_the_same_groups(tmp_path: Path) -> None:
+    """A rank that has no group in the end still has its place in the journal."""
+    outcomes = []
+    for world_size in (1, 3, 7):
+        folder = tmp_path / str(world_size)
+        folder.mkdir()
+        context = multiprocessing.get_context("fork")
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        ranks = [
+            context.Process(target=_as_rank, args=(folder, rank, world_size, pipes[rank][1]))
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        answers = [receiver.recv() if receiver.poll(60) else None for receiver, _ in pipes]
+        for rank in ranks:
+            rank.join()
+        assert None not in answers
+        together = [
+            sorted(row for part in of_round for row in part) for of_round in zip(*(a for _, a in answers), strict=True)
+        ]
+        outcomes.append((journalled(folder), answers[0][0], together))
+    assert outcomes[0][0], "the journal is whole"
+    assert outcomes.count(outcomes[0]) == 3

@@ -1,0 +1,268 @@
+"""Samples and scores the prompt groups of a generation.
+
+With `maxResampleTimes`, groups without any advantage are then replaced (`algorithm/resample.py`): all ranks share
+further prompts, until each batch is full or the rounds are used up. Which prompts these are depends on the seed, the
+step and the rewards alone, so nothing but the journal has to remember them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from grpo_workload.algorithm.micro_batch import shard
+from grpo_workload.algorithm.resample import num_further, places, teaches
+from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, weights_of
+from grpo_workload.rewards.table import tabulate
+from grpo_workload.rewards.trl_signature import TrainerState
+from grpo_workload.storage.group_record import Group
+from grpo_workload.training.run import BegunBatch, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledBatch:
+    """What this rank has sampled of a batch."""
+
+    step: int  # the first that trains on it
+    groups: list[tuple[Prompt, Group]]  # on which the step trains, in the order of their positions
+    metrics: dict[str, float]  # of its prompts, over all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What this rank has sampled of a generation."""
+
+    batches: list[SampledBatch]
+    generated_tokens: int  # groups from the journal do not count
+    logged: Mapping[str, Sequence[float]]  # values that its users' rewards logged, by metric
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Groups of this rank that may be trained on, by slot."""
+
+    begun: BegunBatch
+    found: dict[int, tuple[Prompt, Group]]
+    num_overlong: int
+    teaches: dict[int, bool]  # by slot, of all ranks
+
+
+class _Listener:
+    """Begins to score what is sampled, and tells the other ranks that this one makes progress."""
+
+    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
+        self._rewards, self._prompts = run.rewards, prompts
+        self.moved, self.meet = run.pulse.beat, run.pulse.meet
+
+    def finished(self, position: int, completions: Sequence[Completion]) -> None:
+        """See `Listener.finished`."""
+        begin_scoring(self._rewards, self._prompts[position], completions)
+
+
+def begin(run: Run, batch: int, step: int, clock: Clock) -> BegunBatch:
+    """Take this rank's prompts of a batch, on which `step` is the first to train; collective.
+
+    With `maxStaleness`, they also begin to be sampled: the step may be some steps ahead.
+    """
+    taken, num_overlong = _prompts(run, partial(run.prompts.take, batch), clock)
+    prompts = dict(zip(run.share, taken, strict=True))
+    journalled = [group for position in run.share if (group := run.known.get((step, position)))]
+    known = {one.slot: one for one in journalled if one.slot in prompts and _fits(run, one, prompts[one.slot])}
+    if replaced := _replaced(run, step):
+        own = [replaced[position] for position in run.share if position in replaced]
+        others, more = _prompts(run, partial(run.prompts.further, batch, [one.slot for one in own]), clock)
+        num_overlong += more
+        for group, prompt in zip(own, others, strict=True):
+            if _fits(run, group, prompt):
+                del prompts[group.position]
+                prompts[group.slot], known[group.slot] = prompt, group
+    begun = BegunBatch(batch=batch, step=step, prompts=prompts, known=known, num_overlong=num_overlong)
+    if run.config.training.max_staleness:
+        asked = list(begun.missing.values())
+        run.generator.begin(asked, run.config.training.num_generations, _Listener(run, asked))
+    return begun
+
+
+def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sampled:
+    """Sample and score what the journal does not have of some batches, and replace groups as the job says; collective.
+
+    Raises:
+        PromptError: a further prompt, on any rank, cannot be used; every rank raises the same error.
+        PreprocessError: a further prompt of this rank could not be prepared.
+        RewardError: a reward function failed.
+    """
+    limit = run.config.training.max_resample_times
+    pools = [_Pool(one, {s: (one.prompts[s], g) for s, g in one.known.items()}, one.num_overlong, {}) for one in begun]
+    asked = [(pool, slot, prompt) for pool in pools for slot, prompt in pool.begun.missing.items()]
+    rounds = tokens = 0
+    logged: dict[str, list[float]] = {}
+    while True:
+        tokens += _fill(run, asked, now, logged, is_last=rounds == limit, clock=clock)
+        if not limit:
+            break
+        needed = _needed(run, pools, clock)
+        if rounds == limit or not needed:
+            break
+        rounds += 1
+        asked = _further(run, needed, rounds, clock)
+    run.generator.sleep()
+    return Sampled(batches=[_chosen(run, pool, rounds) for pool in pools], generated_tokens=tokens, logged=logged)
+
+
+def _prompts(run: Run, take: Callable[[], list[Prompt]], clock: Clock) -> tuple[list[Prompt], int]:
+    """Return this rank's prompts, and the number of all ranks' prompts whose rows were too long; collective.
+
+    If any rank has one that cannot be used, all ranks raise PromptError.
+    """
+    prompts, complaint = [], None
+    try:
+        prompts = take()
+    except PromptError as error:
+        complaint = str(error)
+    clock.lap("prompts")
+    gathered = gather((complaint, sum(prompt.is_overlong for prompt in prompts)))
+    complaints = [one for one, _ in gathered if one is not None]
+    clock.lap("gather")
+    if complaints:
+        raise PromptError(complaints[0])
+    return prompts, sum(count for _, count in gathered)
+
+
+def _fits(run: Run, group: Group, prompt: Prompt) -> bool:
+    """Whether a group from the journal is of this prompt, and fits the current settings."""
+    return (
+        group.prompt_ids == prompt.token_ids
+        and len(group.completions) == run.config.training.num_generations
+        and set(group.rewards) == {reward.name for reward in run.rewards}
+    )
+
+
+def _replaced(run: Run, step: int) -> dict[int, Group]:
+    """Return the groups, by position, that the journal has in place of a batch's own.
+
+    There are none unless it has the whole batch, each group once: an attempt that was killed while it wrote chose among
+    other groups than the next one will.
+    """
+    num_prompts = run.config.training.prompts_per_step
+    found = [group for position in range(num_prompts) if (group := run.known.get((step, position)))]
+    is_whole = len({group.slot for group in found}) == num_prompts
+    is_asked = run.config.training.max_resample_times > 0
+    return {group.position: group for group in found if group.slot != group.position} if is_whole and is_asked else {}
+
+
+def _fill(
+    run: Run,
+    asked: Sequence[tuple[_Pool, int, Prompt]],
+    now: int,
+    logged: dict[str, list[float]],
+    *,
+    is_last: bool,
+    clock: Clock,
+) -> int:
+    """Sample prompts and score them, at step `now`; returns the number of tokens that were sampled.
+
+    Their groups go into the pools, and what users' functions log into `logged`.
+    """
+    training = run.config.training
+    prompts = [prompt for *_, prompt in asked]
+    run.report.phase("Generating")
+    answers = run.generator.generate(prompts, training.num_generations, _Listener(run, prompts))
+    if is_last:
+        run.generator.sleep()
+    clock.lap("generate")
+    run.report.phase("Rewarding")
+    flat = [completion for group in answers for completion in group]
+    each = [prompt for prompt in prompts for _ in range(training.num_generations)]
+    state = TrainerState(global_step=now, max_steps=training.max_steps)
+    table = run.event_loop.run(score(run.rewards, each, flat, run.pulse.beat, state=state))
+    reported = take_logged(run.rewards)
+    for name, one in reported.items():
+        for key, values in one.metrics.items():
+            logged.setdefault(f"rewards/{name}/{key}", []).extend(values)
+    for number, ((pool, slot, prompt), group) in enumerate(zip(asked, answers, strict=True)):
+        own = slice(number * training.num_generations, (number + 1) * training.num_generations)
+        pool.found[slot] = (
+            prompt,
+            Group(
+                step=pool.begun.step,
+                position=slot,
+                slot=slot,
+                num_prompts=training.prompts_per_step,
+                prompt_index=prompt.index,
+                prompt_ids=prompt.token_ids,
+                completions=tuple(group),
+                rewards={name: values[own] for name, values in zip(table.names, table.values, strict=True)},
+                extra={name: one.extra_of(own) for name, one in reported.items() if one.extra},
+            ),
+        )
+    clock.lap("reward")
+    return sum(len(completion.token_ids) for completion in flat)
+
+
+def _needed(run: Run, pools: Sequence[_Pool], clock: Clock) -> dict[int, tuple[_Pool, int]]:
+    """Return the pools that need further prompts, by index, each with how many; collective.
+
+    A batch that comes from the journal as a whole was settled before.
+    """
+    run.report.phase("Gathering")
+    run.pulse.meet()
+    own = [
+        {slot: (_teaches(run, group), slot in pool.begun.known) for slot, (_, group) in pool.found.items()}
+        for pool in pools
+    ]
+    needed = {}
+    for index, (pool, parts) in enumerate(zip(pools, zip(*gather(own), strict=True), strict=True)):
+        found = {slot: facts for part in parts for slot, facts in part.items()}
+        pool.teaches = {slot: is_useful for slot, (is_useful, _) in found.items()}
+        count = num_further(pool.teaches, run.config.training.prompts_per_step)
+        if count and not all(is_known for _, is_known in found.values()):
+            needed[index] = pool, count
+    clock.lap("gather")
+    return needed
+
+
+def _teaches(run: Run, group: Group) -> bool:
+    weights = weights_of(run.rewards)
+    values = [list(group.rewards[name]) for name in weights]
+    return teaches(tabulate(weights, values).totals, values, list(weights.values()), run.config.training)
+
+
+def _further(
+    run: Run, needed: Mapping[int, tuple[_Pool, int]], round_number: int, clock: Clock
+) -> list[tuple[_Pool, int, Prompt]]:
+    """Return this rank's share of further prompts, with the pools that they are for and their slots; collective."""
+    run.report.phase("Preparing")
+    first = round_number * run.config.training.prompts_per_step
+    slots = [(pool, first + number) for pool, count in needed.values() for number in range(count)]
+    own = [slots[index] for index in shard(len(slots), run.world_size, run.rank)]
+    asked = []
+    for pool, _ in needed.values():
+        ours = [slot for one, slot in own if one is pool]
+        prompts, num_overlong = _prompts(run, partial(run.prompts.further, pool.begun.batch, ours), clock)
+        pool.num_overlong += num_overlong
+        asked += [(pool, slot, prompt) for slot, prompt in zip(ours, prompts, strict=True)]
+    return asked
+
+
+def _chosen(run: Run, pool: _Pool, rounds: int) -> SampledBatch:
+    """Return this rank's groups on which a batch's step trains."""
+    position = {slot: slot for slot in pool.found}
+    metrics: dict[str, float] = {}
+    if run.config.dataset.overlong_prompts != "error":
+        metrics["prompts/overlong"] = pool.num_overlong
+    if run.config.training.max_resample_times:
+        position = places(pool.teaches, run.config.training.prompts_per_step)
+        metrics["resampling/rounds"] = rounds
+        metrics["resampling/groups"] = len(pool.teaches) - run.config.training.prompts_per_step
+        metrics["resampling/frac_reward_zero_std"] = 1 - sum(pool.teaches.values()) / len(pool.teaches)
+    kept = {position[slot]: found for slot, found in pool.found.items() if slot in position}
+    return SampledBatch(
+        step=pool.begun.step,
+        groups=[(prompt, replace(group, position=at)) for at, (prompt, group) in sorted(kept.items())],
+        metrics=metrics,
+    )
