@@ -45,7 +45,7 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
         ),
         ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),
         ({"training": {"lrSchedulerType": "constant", "warmupSteps": 5}}, "constant has no warm-up"),
-        ({"training": {"lrSchedulerKwargs": {"power": 2}}}, "linear takes no lrSchedulerKwargs"),
+        ({"training": {"lrSchedulerKwargs": {"power": 2}}}, "other values of lrSchedulerType take none"),
         ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
         ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
         (
@@ -141,6 +141,8 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
         patch('{"training": {"maxSteps": 7}}')
     with pytest.raises(RuntimeError, match="can change only while the job is suspended; set suspend to true"):
         patch('{"podTemplate": {"labels": {"team": "research"}}}')
+    with pytest.raises(RuntimeError, match="cannot change once the job has started"):  # a status beside it is ignored
+        patch('{"training": {"maxSteps": 7}}, "status": {"phase": "Other"}')
     with pytest.raises(RuntimeError, match="managedBy cannot change"):
         patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
     with pytest.raises(RuntimeError, match="lora, storage, device, rendezvous cannot change once the job has started"):

@@ -69,7 +69,7 @@ class GRPOJobSpec(TrainerConfig):
             "self.trainer.groups.map(g, g.gpus).min() - 1",
         ),
         Rule(
-            "self.generation.topology != 'Colocate' || "
+            "self.generation.topology != 'Colocate' || self.generation.tensorParallel == 1 || "
             "self.trainer.groups.all(g, g.gpus % self.generation.tensorParallel == 0)",
             "generation.tensorParallel must divide gpus of every trainer group, because a tensor-parallel group cannot "
             "span pods; 1 always does",
@@ -89,6 +89,8 @@ class GRPOJobSpec(TrainerConfig):
             ),
         ),
         Rule(
+            # With neither, a rule of rendezvous says it for less: the API server checks this at each write of a status.
+            "!has(self.generation.server) && !has(self.generation.nodeLocal) || "
             f"({_PORTS}).all(p, ({_PORTS}).exists_one(q, q == p))",
             "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
             lambda s: len(set(s.ports)) == len(s.ports),

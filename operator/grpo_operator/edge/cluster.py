@@ -181,13 +181,9 @@ class Cluster:
 
     async def write_status(self, job: Object, status: Object) -> Object:
         """Replace the status of a job as it was read, and return the job. Raises ConflictError if it changed since."""
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": job["metadata"],
-            "spec": job["spec"],
-            "status": status,
-        }
+        metadata = {name: job["metadata"][name] for name in ("namespace", "name", "uid", "resourceVersion")}
+        # The API server takes all but the status from the stored object.
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
         return await self._change_job("update", job, "/status", body=body)
 
     async def _change_job(self, verb: str, job: Object, subresource: str, **params: Any) -> Object:

@@ -127,7 +127,7 @@ class TrainerConfig(Section):
             ),
         ),
         Rule(
-            "self.training.maxStaleness == 0 || self.generation.engine == 'vLLM'",
+            "self.generation.engine == 'vLLM' || self.training.maxStaleness == 0",
             "training.maxStaleness over 0 needs generation.engine vLLM: transformers' generate() cannot be interrupted",
             lambda c: c.training.max_staleness == 0 or c.generation.engine == "vLLM",
         ),
