@@ -10,7 +10,7 @@ from selenium.webdriver.chrome.service import Service
 
 from grpo_devcluster import binaries, kube, packages
 from grpo_devcluster.controlplane import ControlPlane
-from support.control_plane import audit
+from support.control_plane import audit, kueue
 from support.control_plane.operators import Jobs, Operator, Release, install_chart
 from support.trainer.launchers import free_ports
 
@@ -70,9 +70,10 @@ def release(control_plane: ControlPlane, kubectl: Kubectl) -> Release:
 
 
 @pytest.fixture(scope="session")
-def operator(control_plane: ControlPlane, release: Release) -> Iterator[Operator]:
+def operator(control_plane: ControlPlane, release: Release, kubectl: Kubectl) -> Iterator[Operator]:
     """The running operator. At the end no request of it may have been denied by its roles."""
     log = control_plane.state / "logs" / "operator.log"
+    kueue.install_crds(kubectl)
     process = Operator(release.kubeconfig, log, release.arguments, metrics_port=free_ports(1)[0])
     process.start()
     yield process

@@ -77,6 +77,86 @@ def _drive(jobs: Jobs) -> None:
     wait_until(lambda: not jobs.list("grpo"), "the job is deleted", 30)
 
 
+CLASSES = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: rbac}
+spec: {nodeLabels: {kubernetes.io/os: linux}, tolerations: [{key: rbac, operator: Exists}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: rbac}
+value: 7
+---
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: rbac}
+value: 8
+"""
+
+
+def _queue(jobs: Jobs, *, everywhere: bool) -> None:
+    """Take a job through a queue, in place of Kueue: admitted, evicted, admitted again, suspended.
+
+    `everywhere`: with a flavor and priorities, which the operator reads where it may read objects of the cluster.
+    """
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    for name, more, spec in (
+        ("queued", {"kueue.x-k8s.io/priority-class": "rbac"}, {}),
+        ("pending", {}, {"podTemplate": {"priorityClassName": "rbac"}}),
+    ):
+        made = make_job(name, **(spec if everywhere else {}))
+        made["metadata"]["labels"] = labels | (more if everywhere else {})
+        jobs.apply(made)
+        jobs.wait_for(name, "Scheduled", "False", "Queued")
+    if everywhere:
+        assert [_workload(jobs, name)["spec"]["priority"] for name in ("queued", "pending")] == [7, 8]
+    admitted = [("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "False")]
+    flavors = {"flavors": {"nvidia.com/gpu": "rbac"}} if everywhere else {}
+    admission = {"clusterQueue": "cq", "podSetAssignments": [{"name": name, "count": 1, **flavors} for name in "ab"]}
+    _answer(jobs, admitted, admission)
+    jobs.wait_for("queued", "Running", "True")
+    pod = jobs.get("pod", "queued-a-0")
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "a"
+    assert ("kubernetes.io/os" in pod["spec"].get("nodeSelector", {})) is everywhere
+    assert ("rbac" in [one.get("key") for one in pod["spec"]["tolerations"]]) is everywhere
+    wait_until(lambda: _states(jobs)["PodsReady"] == "True", "Kueue is told that pods are ready", 30)
+    _answer(jobs, [*admitted[:2], ("Evicted", "True")], admission)
+    jobs.wait_for("queued", "Suspended", "True", "Queued")
+    wait_until(lambda: "admission" not in _workload(jobs, "queued")["status"], "the quota is given back", 30)
+    said = {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "Requeued": "True", "PodsReady": "False"}
+    assert _states(jobs) == said
+    _answer(jobs, admitted, admission)
+    jobs.wait_for("queued", "Running", "True")
+    jobs("patch", "grpo", "queued", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    found = ("workloads.kueue.x-k8s.io", "training.grpo.dev/job=queued")
+    wait_until(lambda: not jobs.list(*found), "a suspended job has no Workload", 30)
+    jobs("delete", "grpo", "queued", "pending")
+
+
+def _workload(jobs: Jobs, name: str) -> dict[str, Any]:
+    (found,) = jobs.list("workloads.kueue.x-k8s.io", f"training.grpo.dev/job={name}")
+    return found
+
+
+def _states(jobs: Jobs) -> dict[str, str]:
+    return {one["type"]: one["status"] for one in _workload(jobs, "queued")["status"]["conditions"]}
+
+
+def _answer(jobs: Jobs, states: list[tuple[str, str]], admission: dict[str, Any]) -> None:
+    """Write what Kueue would."""
+    at = "2026-01-01T00:00:00Z"
+    conditions = [
+        {"type": kind, "status": value, "reason": "Preempted", "message": "said", "lastTransitionTime": at}
+        for kind, value in states
+    ]
+    found = _workload(jobs, "queued")
+    others = [one for one in found.get("status", {}).get("conditions", []) if one["type"] not in dict(states)]
+    patch = json.dumps({"status": {"admission": admission, "conditions": [*others, *conditions]}})
+    name = found["metadata"]["name"]
+    jobs("patch", "workloads.kueue.x-k8s.io", name, "--subresource=status", "--type=merge", "-p", patch)
+
+
 def _recreate_unseen(jobs: Jobs, plane: ControlPlane) -> None:
     """Create a job again under its name while nobody collects what the first one left: its successor's operator does.
 
@@ -128,6 +208,8 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
     control_plane: ControlPlane, release: Release, operator: Operator, jobs: Jobs, kubectl: Any
 ) -> None:
     _drive(jobs)
+    kubectl("apply", "-f", "-", stdin=CLASSES)
+    _queue(jobs, everywhere=True)
     _recreate_unseen(jobs, control_plane)
     _begin(jobs)
     with operator.down(), _running(control_plane, release, "--no-network-policies"):
@@ -186,6 +268,7 @@ def test_two_namespaced_releases_side_by_side(
         with _running(control_plane, first), _running(control_plane, second):
             theirs.wait_for("other", "Running", "True")
             _drive(mine)
+            _queue(mine, everywhere=False)
             _recreate_unseen(mine, control_plane)
             _begin(mine)
             for pod in ("other-a-0", "other-b-0"):

@@ -86,7 +86,9 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
     into.add("job.yaml", lambda: job)
     into.add("status.txt", lambda: _status(kube, name))
     is_gang = (job["spec"].get("scheduling") or {}).get("gang") is not None
-    for kind in (*names.CHILD_KINDS, *([names.GANG_KIND] if is_gang else [])):
+    is_queued = names.LABEL_QUEUE in (job["metadata"].get("labels") or {})
+    optional = [*([names.GANG_KIND] if is_gang else []), *([names.QUEUE_KIND] if is_queued else [])]
+    for kind in (*names.CHILD_KINDS, *optional):
         into.add(f"children/{kind}.yaml", partial(kube.listed, kind, selector))
     pods = into.add("children/Pod.yaml", lambda: kube.listed("Pod", selector)) or []
     into.add("claims.yaml", lambda: kube.listed("PersistentVolumeClaim"))

@@ -46,6 +46,7 @@ CURES = {
     "ClaimNotFound": "create the PersistentVolumeClaim: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
+    "Queued": "wait, or ask who manages the queue: kubectl get workloads,localqueues shows what is before it",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
     "kubectl describe nodes shows what is in use",
     "PodStuck": "find what holds the pod on its node: a process, a volume or a finalizer; deleting it by force frees "

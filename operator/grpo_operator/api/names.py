@@ -35,6 +35,10 @@ PATHS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "PodGroup": "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups",
+    "Workload": "/apis/kueue.x-k8s.io/v1beta2/namespaces/{}/workloads",
+    "ResourceFlavor": "/apis/kueue.x-k8s.io/v1beta2/resourceflavors",
+    "WorkloadPriorityClass": "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "Pod": "/api/v1/namespaces/{}/pods",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Node": "/api/v1/nodes",
@@ -46,6 +50,15 @@ WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
 GANG_KIND = "PodGroup"
 """Also watched where the API server serves it: pods of one PodGroup get their nodes together, or none."""
+
+QUEUE_KIND = "Workload"
+"""Also watched where the API server serves it: what Kueue admits. It is created before the first attempt."""
+
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+"""Labels of a job, as of all that Kueue admits: its LocalQueue, and its WorkloadPriorityClass if it has one."""
+
+OPTIONAL_KINDS = (GANG_KIND, QUEUE_KIND)
 
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
 """Kinds of objects that the operator creates for every job, and deletes when the job no longer needs them."""

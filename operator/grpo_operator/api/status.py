@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.pod_template import list_map
+from grpo_operator.api.pod_template import LabelMap, Objects, TextMap, list_map
 from grpo_workload.spec import lenient
 from grpo_workload.spec.contract import EvaluationProgress, Progress
 from grpo_workload.spec.schema import Section
@@ -225,6 +225,30 @@ class PlacementTimeouts(StatusSection):
     since: Time = Field(description="Time when the first of them began; startupDeadlineSeconds counts from it.")
 
 
+class GroupAdmission(StatusSection):
+    """What Kueue's admission adds to the pods of a group."""
+
+    name: str = Field(max_length=63, description="Name of the group.")
+    node_selector: LabelMap = Field(default_factory=dict, description="Labels of the nodes of the resource flavors.")
+    tolerations: Objects = Field((), description="Tolerations of the resource flavors.")
+    labels: LabelMap = Field(default_factory=dict, description="Labels by which Kueue finds the pods.")
+    annotations: TextMap = Field(default_factory=dict, description="Annotations by which Kueue finds the pods.")
+    gated: bool = Field(
+        False, description="Whether the pods wait until Kueue has chosen a place for each (topology-aware scheduling)."
+    )
+
+
+class Admission(StatusSection):
+    """Kueue's admission that the current attempt runs with."""
+
+    workload: str = Field(max_length=253, description="Name of the Workload.")
+    uid: str = Field(max_length=64, description="UID of the Workload.")
+    cluster_queue: str = Field(max_length=253, description="ClusterQueue whose quota the attempt uses.")
+    groups: Annotated[tuple[GroupAdmission, ...], Field(max_length=64)] = Field(
+        (), description="What the admission adds to the pods of each group."
+    )
+
+
 class Summary(StatusSection):
     """Texts for the columns of `kubectl get`."""
 
@@ -264,6 +288,9 @@ class GRPOJobStatus(StatusSection):
     )
     attempt_start_time: Time | None = Field(None, description="Time when the current attempt began.")
     running_time: Time | None = Field(None, description="Time when all pods of the current attempt were first ready.")
+    admission: Admission | None = Field(
+        None, description="Kueue's admission of the current attempt; absent without a queue, and while the job waits."
+    )
     placement: PlacementStatus | None = Field(
         None, description="Set while the current attempt has not run, and some of its pods have a node and others none."
     )

@@ -19,8 +19,16 @@ from grpo_workload.spec.reasons import Reason
 def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
     """Whether the next attempt begins in this pass.
 
-    It begins if the job may run, all pods of the last attempt and all objects of an earlier job are gone, and the wait
-    after a failure is over. `plan` still ends the job instead if it is finished or a deadline has passed.
+    `plan` still ends the job instead if it is finished or a deadline has passed.
+    """
+    return is_due(job, status, observed, now) and (job.queue is None or job.admission is not None)
+
+
+def is_due(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
+    """Whether the next attempt begins as soon as Kueue admits it, where the job is in a queue.
+
+    The job may run, all pods of the last attempt and all objects of an earlier job are gone, and the wait after a
+    failure is over.
     """
     if is_terminal(status) or job.spec.suspend or not is_between_attempts(status):
         return False
@@ -30,12 +38,8 @@ def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: 
 
 def begin(draft: Draft, topology: Topology) -> None:
     """Accept the spec and begin the next attempt. Its children are applied once this status is written."""
+    accept(draft, topology)
     status, attempt = draft.status, next_attempt(draft.status)
-    shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.spec.gpus}" for group in topology.groups)
-    message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
-    if draft.job.ignored:
-        message += f"; this operator does not know, and ignores, {', '.join(draft.job.ignored)}"
-    draft.set(Condition.ACCEPTED, True, Reason.VALID, message)
     draft.update(
         attempt=attempt,
         attempt_start_time=draft.now,
@@ -45,6 +49,7 @@ def begin(draft: Draft, topology: Topology) -> None:
         start_time=status.start_time or draft.now,
         active_since=status.active_since or draft.now,
         avoid_nodes=tuple(node for node in status.avoid_nodes if seconds_between(draft.now, node.until) > 0),
+        admission=draft.job.admission,
     )
     for kind, reason in (
         (Condition.RESTARTING, Reason.RESTARTED),
@@ -52,6 +57,15 @@ def begin(draft: Draft, topology: Topology) -> None:
         (Condition.HUNG, Reason.RESTARTED),
     ):
         draft.clear(kind, reason, f"attempt {attempt} has begun")
+
+
+def accept(draft: Draft, topology: Topology) -> None:
+    """Say that nothing is in the way of an attempt."""
+    shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.spec.gpus}" for group in topology.groups)
+    message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
+    if draft.job.ignored:
+        message += f"; this operator does not know, and ignores, {', '.join(draft.job.ignored)}"
+    draft.set(Condition.ACCEPTED, True, Reason.VALID, message)
 
 
 def next_attempt(status: GRPOJobStatus) -> int:

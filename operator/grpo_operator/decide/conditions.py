@@ -155,7 +155,9 @@ def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
         return "Invalid", accepted
     for kind, phase in _PHASES.items():
         if holds(status, kind):
-            return phase, (None if is_terminal(status) else blocked) or find(status, kind)
+            cause = find(status, kind)
+            waits = cause is not None and cause.reason == Reason.QUEUED
+            return "Pending" if waits else phase, (None if is_terminal(status) else blocked) or cause
     scheduled = find(status, Condition.SCHEDULED)
     if scheduled is None or scheduled.status != "True":
         return "Pending", blocked or scheduled or accepted

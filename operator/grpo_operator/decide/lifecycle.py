@@ -48,19 +48,36 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
 
 def suspend(draft: Draft, pods: Iterable[str]) -> None:
     """Stop the deadline's clock and set `Suspended`. `pods`: the names of those that exist."""
+    _rest(draft, "the job is suspended")
+    stay_suspended(draft, pods)
+
+
+def queue(draft: Draft, pods: Iterable[str], why: str) -> None:
+    """End the attempt and wait for Kueue, as if suspended. `why`: what Kueue says."""
+    _rest(draft, "the job waits in its queue")
+    if left := sorted(pods):
+        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, f"{why}; {_saving(left)}")
+    else:
+        draft.set(Condition.SUSPENDED, True, Reason.QUEUED, why + _from_where(draft))
+
+
+def _rest(draft: Draft, why: str) -> None:
     if not holds(draft.status, Condition.SUSPENDED):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
         draft.update(placement_timeouts=None)
-        draft.clear(Condition.RESTARTING, Reason.SUSPENDED, "the job is suspended")
-    stay_suspended(draft, pods)
+        draft.clear(Condition.RESTARTING, Reason.SUSPENDED, why)
+    draft.update(admission=None)
+
+
+def _saving(pods: list[str]) -> str:
+    return f"{len(pods)} pods are saving and ending: {', '.join(pods[:8])}"
 
 
 def stay_suspended(draft: Draft, pods: Iterable[str]) -> None:
     """Set `Suspended`, with the reason Suspending while pods still save: also when the job is to be resumed after."""
     left = sorted(pods)
     if left:
-        message = f"{len(left)} pods are saving and ending: {', '.join(left[:8])}"
-        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, message)
+        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, _saving(left))
     else:
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + _from_where(draft))
 

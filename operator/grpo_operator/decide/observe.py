@@ -79,6 +79,9 @@ class Observed:
     ready_nodes: frozenset[str] = frozenset()
     """Nodes that were read and are not lost."""
 
+    has_queues: bool = False
+    """Whether the cluster has Kueue, so that a Workload that is not among the children does not exist."""
+
 
 _KEPT_METADATA = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences", "deletionTimestamp")
 
@@ -148,8 +151,10 @@ def read_pods(pods: Iterable[Object]) -> list[tuple[str, ObservedPod]]:
 
 def read_child(kind: str, child: Object) -> Child:
     """Read a child other than a pod, without what changes although nothing does that the operator wrote."""
-    said = {name: child["metadata"][name] for name in _KEPT_METADATA if name in child["metadata"]}
-    rest = {name: value for name, value in child.items() if name not in ("metadata", "status")}
+    is_queued = kind == names.QUEUE_KIND  # Kueue's answer is its status, which the operator changes, too
+    kept = (*_KEPT_METADATA, *(("resourceVersion", "generation") if is_queued else ()))
+    said = {name: child["metadata"][name] for name in kept if name in child["metadata"]}
+    rest = {name: value for name, value in child.items() if name != "metadata" and (is_queued or name != "status")}
     raw = rest | {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}
     return Child(kind=kind, name=said["name"], uid=said["uid"], raw=raw)
 
@@ -173,7 +178,7 @@ def lost_since(node: Object | None, now: str) -> str | None:
     """Return since when a node is lost (not ready, or no longer in the cluster), or None if it is ready."""
     if node is None:
         return now
-    ready = _condition(mapping(node.get("status")), "Ready")
+    ready = condition(mapping(node.get("status")), "Ready")
     return None if ready.get("status") == "True" else known_time(ready.get("lastTransitionTime")) or now
 
 
@@ -193,7 +198,7 @@ def read_pod(pod: Object) -> ObservedPod:
         attempt=int(attempt) if attempt.isdecimal() and len(attempt) < 19 else -1,
         node=text(mapping(pod.get("spec")).get("nodeName"))[:253] or None,
         ip=text(status.get("podIP")) or None,
-        ready=_condition(status, "Ready").get("status") == "True",
+        ready=condition(status, "Ready").get("status") == "True",
         unschedulable=_unschedulable(status),
         waiting=_waiting(status, container),
         restarts=number(container.get("restartCount"), 0),
@@ -201,7 +206,7 @@ def read_pod(pod: Object) -> ObservedPod:
         final_progress=progress,
         deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
         disruption=_disruption(status),
-        evicted_by_taint=_condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
+        evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(metadata, container),
         controller=text(controller_of(pod).get("uid")),
     )
@@ -245,7 +250,7 @@ _DISRUPTIONS = {
 
 
 def _disruption(status: Object) -> Disruption | None:
-    target = _condition(status, "DisruptionTarget")
+    target = condition(status, "DisruptionTarget")
     if target.get("status") == "True":
         said = _joined(target.get("reason"), target.get("message"))
         reason, meaning = _DISRUPTIONS.get(text(target.get("reason")), (Reason.EVICTED, "the cluster took it away"))
@@ -257,7 +262,7 @@ def _disruption(status: Object) -> Disruption | None:
 
 
 def _unschedulable(status: Object) -> str | None:
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = condition(status, "PodScheduled")
     return text(scheduled.get("message")) or "no reason given" if scheduled.get("status") == "False" else None
 
 
@@ -299,7 +304,8 @@ def _ended(exit_code: int, reason: str, message: str, finished: str) -> MemberOu
     )
 
 
-def _condition(status: Object, kind: str) -> Object:
+def condition(status: Object, kind: str) -> Object:
+    """Return the condition of a type in an object's status, empty if there is none."""
     return next((c for c in mappings(status.get("conditions")) if c.get("type") == kind), {})
 
 

@@ -7,13 +7,13 @@ because the kubelet restarts the container and soon overwrites it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import attempts, lifecycle
+from grpo_operator.decide import attempts, lifecycle, queueing
 from grpo_operator.decide.blame import (
     EFFECTS,
     Reports,
@@ -27,6 +27,7 @@ from grpo_operator.decide.deletions import Deletion, describe_held, find_deletio
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.placement import find_placement_timeout, held_groups
+from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
 from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.layout.topology import Job, Topology
@@ -70,6 +71,7 @@ class Plan:
     deletions: tuple[Deletion, ...] = ()
     delete_job: bool = False
     scale: Scale | None = None  # to write into the spec
+    queue: QueueSteps = field(default_factory=QueueSteps)
     requeue_after: float | None = None  # seconds until the next pass; None: only when something changes
     events: tuple[Event, ...] = ()
 
@@ -105,6 +107,8 @@ def plan(
         draft.set(Condition.ACCEPTED, False, obstacle.reason, obstacle.message)
     elif job.spec.suspend:
         lifecycle.suspend(draft, observed.pods)
+    elif queueing.must_wait(job, status, observed):
+        _wait_in_queue(draft, topology, observed)
     elif begins:
         attempts.begin(draft, topology)
         observe_groups(draft, topology, observed)
@@ -121,6 +125,7 @@ def plan(
         held=held_groups(draft, topology, observed),
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
+        queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
         requeue_after=_requeue(job, new, observed, reports, now, obstacle),
         events=events_between(status, new, job),
     )
@@ -143,6 +148,7 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
         status=new,
         mode=Mode.STOPPED,
         deletions=find_deletions(job, new, observed, now),
+        queue=queueing.find_steps(job, topology, new, observed, now, refused=False),
         requeue_after=due,
         events=events_between(status, new, job),
     )
@@ -153,6 +159,17 @@ def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Repo
     observe_pods(draft, topology, observed, reports)
     if held := describe_held(observed, draft.job.spec.failure_policy, draft.now):
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
+
+
+def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None:
+    why = queueing.describe(draft.job, observed)
+    if draft.status.attempt is not None:
+        lifecycle.queue(draft, observed.pods, why)
+    elif observed.foreign:
+        _wait_for_next_attempt(draft, observed)
+    else:
+        attempts.accept(draft, topology)
+        draft.set(Condition.SCHEDULED, False, Reason.QUEUED, why)
 
 
 def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
@@ -207,7 +224,8 @@ def _requeue(
             POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
         )
     if status.attempt is None:
-        return 1.0
+        is_queued = job.queue is not None and not observed.foreign
+        return None if is_queued else 1.0  # Kueue's answer calls for the next pass
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
     is_ending = any(member.outcome or member.disruption for member in status.members)

@@ -64,7 +64,9 @@ def find_changes(
     ]
     # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
     # switched off.
-    removals = [child for child in observed.children if (child.kind, child.name) not in places]
+    # decide/queueing.py says what becomes of Workloads.
+    others = [child for child in observed.children if child.kind != names.QUEUE_KIND]
+    removals = [child for child in others if (child.kind, child.name) not in places]
     return Changes(decided, stops, applies, removals)
 
 

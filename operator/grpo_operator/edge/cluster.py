@@ -179,6 +179,20 @@ class Cluster:
             if error.status not in (404, 409):  # gone, or another object by now
                 raise
 
+    async def patch_status(self, kind: str, metadata: Object, status: Object) -> Object:
+        """Set fields in the status of an object as it was read. Raises ConflictError if it changed since."""
+        read = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
+        path = _path(kind, metadata["namespace"], metadata["name"]) + "/status"
+        body = {"metadata": read, "status": status}
+        try:
+            return await self._send(
+                "patch-status", kind, path, body=body, content_type=_MERGE, field_manager=names.MANAGER
+            )
+        except ApiException as error:
+            if error.status in (404, 409):
+                raise ConflictError(reason_of(error)) from error
+            raise
+
     async def write_status(self, job: Object, status: Object) -> Object:
         """Replace the status of a job as it was read, and return the job. Raises ConflictError if it changed since."""
         metadata = {name: job["metadata"][name] for name in ("namespace", "name", "uid", "resourceVersion")}

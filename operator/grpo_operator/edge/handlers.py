@@ -74,6 +74,9 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
+_KINDS = (*names.WATCHED_KINDS, *names.OPTIONAL_KINDS)
+
+
 class _State:
     """Objects that live as long as the operator."""
 
@@ -89,7 +92,7 @@ class _State:
     async def start(self, **_: Any) -> None:
         options, instruments = self._options, self._instruments
         if not self._servers:  # else kopf calls again: the API server did not answer, or the CRD was missing
-            api = await configure(watches=len(scopes(options.namespaces, (*names.WATCHED_KINDS, names.GANG_KIND))))
+            api = await configure(watches=len(scopes(options.namespaces, _KINDS)))
             if options.lease is not None:
                 self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
             before_write = self._leadership.check if self._leadership else None
@@ -97,7 +100,7 @@ class _State:
             await self._serve()
         try:
             served = await self._cluster.serves(names.KIND)
-            has_gangs = await self._cluster.serves(names.GANG_KIND)
+            absent = [kind for kind in names.OPTIONAL_KINDS if not await self._cluster.serves(kind)]
         except Exception as error:
             if not is_temporary(error):
                 raise
@@ -106,8 +109,7 @@ class _State:
             self._missing = f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/"
             raise kopf.TemporaryError(self._missing, delay=5)
         self._missing = "the pods and other objects of jobs are not read yet"
-        kinds = (*names.WATCHED_KINDS, names.GANG_KIND) if has_gangs else names.WATCHED_KINDS
-        watched = scopes(options.namespaces, kinds)
+        watched = scopes(options.namespaces, [kind for kind in _KINDS if kind not in absent])
         deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
         self._mirror = Mirror(watched, self._wake, deleted_pods.remember, self._job_seen, instruments.gone)
         self._watches = Watches(self._cluster, self._mirror, instruments)
@@ -122,7 +124,7 @@ class _State:
             instruments,
             read_nodes=options.read_nodes,
             network_policies=options.network_policies,
-            allowed=replace(options.allowed, gang=has_gangs),
+            allowed=replace(options.allowed, gang=names.GANG_KIND not in absent, queue=names.QUEUE_KIND not in absent),
         )
         self._gate = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, instruments, gate=self._gate)

@@ -17,14 +17,16 @@ from kubernetes.aio.client.exceptions import ApiException
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.decide.attempts import is_about_to_begin, is_running_undisturbed, next_attempt
+from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.decide.observe import owner_of, read_child
 from grpo_operator.decide.plan import Obstacle, Plan, plan
+from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.decide.scaling import Scale
 from grpo_operator.decide.second_look import can_wait, changes_course
+from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop
 from grpo_operator.edge.cluster import Cluster
@@ -128,10 +130,12 @@ class Reconciler:
         delay, written = await self._publish(key, seen.raw, seen.status, decided)
         try:
             changes = self._find_changes(seen, decided)
-            if changes:
+            if changes or decided.queue:
                 if not (written or (is_live and seen.status.attempt is not None)):  # else the job was not read live
                     await self._eyes.check_current(key, seen.raw)
                 await self._changer.make(seen.job, seen.observed, changes, is_checked=begins and obstacle is None)
+            for answer in await queues.make(self._cluster, seen.job, seen.topology, decided.queue):
+                self._mirror.keep(answer)
             if decided.scale is not None:
                 await self._scale(key, decided.scale, seen.now)
         finally:
@@ -248,7 +252,11 @@ class Reconciler:
 
 
 def _begins(seen: Sight) -> bool:
-    return is_about_to_begin(seen.job, seen.status, seen.observed, seen.now)
+    """Whether it must be checked that an attempt can begin: one does in this pass, or will once Kueue admits it."""
+    job, status, observed = seen.job, seen.status, seen.observed
+    if is_about_to_begin(job, status, observed, seen.now):
+        return True
+    return is_due(job, status, observed, seen.now) and is_new(job, seen.topology, observed)
 
 
 def _say(error: Exception) -> Obstacle:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.observe import Observed, ObservedPod, lost_since, nodes_to_check, observe, read_pods
 from grpo_operator.edge.children import doing
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
 from grpo_operator.edge.errors import ConflictError, ForbiddenError
 from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.queues import read_granted
 from grpo_operator.edge.transport import Object
-from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
+from grpo_workload.spec.lenient import mapping, text
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
@@ -78,13 +81,17 @@ class Eyes:
         with doing("reading the spec"):
             job = read_job(key, raw, status)
             topology = plan_topology(job)
-        return Sight(raw, status, job, topology, await self._observe(key, status, pods, now, age), now)
+        observed = await self._observe(key, status, pods, now, age)
+        if is_between_attempts(status):
+            job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
+        return Sight(raw, status, job, topology, observed, now)
 
     async def _observe(
         self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
     ) -> Observed:
         others, gone = self._mirror.others(key), self._deleted_pods.of(key)
-        observed = observe(key.uid, pods=pods, others=others, gone=gone)
+        has_queues = any(scope.kind == names.QUEUE_KIND for scope in self._mirror.scopes)
+        observed = replace(observe(key.uid, pods=pods, others=others, gone=gone), has_queues=has_queues)
         lost, absent, ready = {}, set(), set()
         suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
         for name in sorted(suspects):
@@ -125,6 +132,8 @@ def is_ours(raw: Object) -> bool:
 def read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
     """Return a job as the operator understands it."""
     stored = read_spec(raw["spec"], status)
+    labels = mapping(raw["metadata"].get("labels"))
+    queue = text(labels.get(names.LABEL_QUEUE))
     return Job(
         namespace=key.namespace,
         name=key.name,
@@ -134,4 +143,6 @@ def read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
         fault=stored.fault,
         ignored=stored.ignored,
         micro_batch_halvings=status.micro_batch_halvings,
+        queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
+        admission=status.admission,
     )

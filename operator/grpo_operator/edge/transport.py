@@ -34,6 +34,7 @@ _METHODS = {
     "apply": "patch",
     "dry-apply": "patch",
     "scale": "patch",
+    "patch-status": "patch",
     "update": "put",
     "delete": "delete",
 }

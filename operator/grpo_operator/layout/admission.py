@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from grpo_operator.api import names
 from grpo_operator.api.pod_template import PodTemplate
 from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.layout.queueing import MAX_POD_SETS
 from grpo_operator.layout.topology import Job
 from grpo_workload.spec.lenient import mapping, mappings
 
@@ -24,6 +25,7 @@ class Allowed:
     privileged: bool = False
     service_account_token: bool = False
     gang: bool = False  # the API server serves PodGroups
+    queue: bool = False  # and Workloads
 
 
 _PATH = "pods of jobs may not mount folders of their node; use a claim, or ask for jobs.allowHostPath"
@@ -42,9 +44,23 @@ _GANG = (
 )
 
 
+_QUEUE = (
+    f"metadata.labels[{names.LABEL_QUEUE}]: when the operator started, the API server did not serve Kueue's Workloads "
+    f"({names.api_version(names.QUEUE_KIND)}); install Kueue and restart the operator, or remove the label"
+)
+_TOO_MANY = (
+    f"metadata.labels[{names.LABEL_QUEUE}]: Kueue admits at most {MAX_POD_SETS} groups together; "
+    "join some, or remove the label"
+)
+
+
 def find_fault(job: Job, allowed: Allowed) -> str | None:
     """Return why this job may not run, naming the field and what would work, or None."""
     groups = [group.name for group in job.spec.pod_groups]
+    if job.queue is not None and not allowed.queue:
+        return _QUEUE
+    if job.queue is not None and len(groups) > MAX_POD_SETS:
+        return _TOO_MANY
     return names.name_fault(job.name, groups) or next(_forbidden(job.spec, allowed), None)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from grpo_operator.api import names
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.pods import APP_PROTOCOLS, Manifest, child_labels, pod_template, port_numbers
+from grpo_operator.layout.queueing import admit
 from grpo_operator.layout.topology import Group, Job, Topology
 
 
@@ -119,7 +120,7 @@ def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ())
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector},
-            "template": pod_template(job, group, attempt, avoid),
+            "template": admit(job, group, pod_template(job, group, attempt, avoid)),
         },
     }
 

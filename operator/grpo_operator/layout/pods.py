@@ -85,7 +85,7 @@ def _near_each_other(job: Job, user: Manifest) -> Manifest:
     The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
     """
     scheduling = job.spec.scheduling
-    if scheduling.topology_key is None:
+    if scheduling.topology_key is None or job.queue or job.admission:  # Kueue chooses the place
         return user
     own: Manifest = {
         "topologyKey": scheduling.topology_key,

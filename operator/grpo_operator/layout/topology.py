@@ -16,7 +16,16 @@ from grpo_operator.api.infrastructure import TrainerGroup
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.api.status import Admission
 from grpo_workload.spec.contract import Engine, JobRef, Member, TransferGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Where a job waits until Kueue admits it: labels of the job."""
+
+    name: str
+    priority_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,8 @@ class Job:
     fault: str | None = None  # what is wrong with the spec: nothing may be built from it
     ignored: tuple[str, ...] = ()  # fields of the stored spec that this release does not have
     micro_batch_halvings: int = 0  # as in the status
+    queue: Queue | None = None
+    admission: Admission | None = None  # of the attempt that runs or that may begin
 
     @property
     def ref(self) -> JobRef:

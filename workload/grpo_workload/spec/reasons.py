@@ -57,6 +57,7 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CLAIM_NOT_SHARED = "ClaimNotReadWriteMany"
+    QUEUED = "Queued"
     WAITING_FOR_OLD_CHILDREN = "WaitingForOldChildren"
     WAITING_FOR_PODS = "WaitingForPods"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"

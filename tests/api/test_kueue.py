@@ -1,0 +1,243 @@
+"""Jobs in a queue of Kueue: the real Kueue, its webhooks and its scheduler, next to a real API server and scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster import kwok
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+from support.control_plane import kueue
+from support.control_plane.operators import Jobs, make_job, outcome
+
+pytestmark = [pytest.mark.api, pytest.mark.long]
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
+TAINT = {"key": "team", "value": "kueue", "effect": "NoSchedule"}
+NODES = [f"kwok-{number}" for number in range(310, 314)]
+
+CLUSTER = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: kept}
+spec:
+  nodeLabels: {only: kueue}
+  tolerations: [{key: team, operator: Equal, value: kueue, effect: NoSchedule}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {name: racks}
+spec:
+  levels: [{nodeLabel: rack}, {nodeLabel: kubernetes.io/hostname}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: racks}
+spec:
+  nodeLabels: {only: kueue}
+  topologyName: racks
+  tolerations: [{key: team, operator: Equal, value: kueue, effect: NoSchedule}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: urgent}
+value: 100
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(control_plane: ControlPlane, operator: Any, kubectl: Any) -> Iterator[None]:
+    """Kueue, and four nodes of 8 GPUs in two racks that only its flavors lead to."""
+    nodes = [kwok.node(number, 8) for number in range(310, 314)]
+    for number, node in enumerate(nodes):
+        node["metadata"]["labels"] |= {"only": "kueue", "rack": f"r{number % 2}"}
+        node["spec"] = {"taints": [TAINT]}
+    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    with kueue.running(control_plane, kubectl, manageJobsWithoutQueueName=True):
+        kubectl("apply", "-f", "-", stdin=CLUSTER)
+        yield
+    kubectl("delete", "node", *NODES, "--wait=false")
+
+
+@pytest.fixture
+def queue(jobs: Jobs, kubectl: Any) -> Iterator[str]:
+    """A ClusterQueue with a quota of 4 GPUs, and a LocalQueue for it."""
+    yield from _queue(jobs, kubectl, "kept", 4)
+
+
+def _queue(jobs: Jobs, kubectl: Any, flavor: str, gpus: int) -> Iterator[str]:
+    name, kind = jobs.namespace, {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    quotas = [{"name": flavor, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": gpus}]}]
+    spec = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": quotas}],
+    }
+    kubectl(
+        "apply",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump(kind | {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}),
+    )
+    jobs.apply(kind | {"kind": "LocalQueue", "metadata": {"name": "team"}, "spec": {"clusterQueue": name}})
+    yield name
+    kubectl("delete", "clusterqueue", name, "--wait=false")
+
+
+def _queued(name: str, *, priority: str = "", **spec: Any) -> dict[str, Any]:
+    made = make_job(name, **spec)
+    made["metadata"]["labels"] = {QUEUE: "team"} | ({PRIORITY: priority} if priority else {})
+    return made
+
+
+def _wait_for_usage(jobs: Jobs, gpus: int) -> None:
+    """Wait until so many GPUs of the quota are reserved."""
+
+    def reserved() -> int:
+        found = jobs.get("clusterqueue", jobs.namespace)["status"].get("flavorsReservation") or []
+        return sum(int(one["total"]) for flavor in found for one in flavor["resources"])
+
+    wait_until(lambda: reserved() == gpus, f"{gpus} GPUs of the quota are reserved", 30, interval=0.2)
+
+
+def _workload(jobs: Jobs, job: str) -> dict[str, Any]:
+    (found,) = jobs.list("workloads.kueue.x-k8s.io", f"training.grpo.dev/job={job}")
+    found["conditions"] = {c["type"]: (c["status"], c["reason"]) for c in found.get("status", {}).get("conditions", [])}
+    return found
+
+
+def _wait(jobs: Jobs, name: str, reason: str, phase: str = "Pending") -> dict[str, Any]:
+    def state() -> bool:
+        status = jobs.get("grpo", name).get("status", {})
+        return (status.get("phase"), status.get("summary", {}).get("reason")) == (phase, reason)
+
+    wait_until(state, f"{name} is {phase}: {reason}", 60, interval=0.2)
+    return dict(jobs.get("grpo", name)["status"])
+
+
+def _pods(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+    return jobs.list("pod", f"training.grpo.dev/job={name}")
+
+
+def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when_it_ends(
+    jobs: Jobs, queue: str
+) -> None:
+    jobs.apply(_queued("first"))
+    jobs.wait_for("first", "Running", "True")
+    wait_until(lambda: _workload(jobs, "first")["conditions"].get("PodsReady") == ("True", "Started"), "PodsReady", 30)
+    assert [(one["name"], one["count"]) for one in _workload(jobs, "first")["spec"]["podSets"]] == [("a", 1), ("b", 1)]
+    _wait_for_usage(jobs, 3)
+    assert {pod["spec"]["nodeName"] for pod in _pods(jobs, "first")} <= {*NODES}
+    assert jobs.get("grpo", "first")["status"]["admission"]["clusterQueue"] == queue
+    assert len(jobs.list("workloads.kueue.x-k8s.io")) == 1, "StatefulSets and pods have none of their own"
+
+    jobs.apply(_queued("second"))
+    waiting = _wait(jobs, "second", "Queued")
+    words = "waits in LocalQueue team as Workload second-"
+
+    def said() -> bool:
+        message = jobs.get("grpo", "second")["status"]["summary"]["message"]
+        return message.startswith(words) and "insufficient unused quota for nvidia.com/gpu" in message
+
+    wait_until(said, "the job quotes Kueue", 30, interval=0.2)
+    assert ("attempt" in waiting, _pods(jobs, "second")) == (False, [])
+
+    jobs.finish_pod("first-a-0", 0, outcome(0))
+    jobs.finish_pod("first-b-0", 0, outcome(0))
+    jobs.wait_for("second", "Running", "True")
+    assert _workload(jobs, "first")["conditions"]["Finished"] == ("True", "Succeeded")
+    _wait_for_usage(jobs, 3)
+
+
+def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_once_it_is_admitted_again(
+    jobs: Jobs, queue: str
+) -> None:
+    jobs.apply(_queued("low"))
+    jobs.wait_for("low", "Running", "True")
+    jobs.apply(_queued("high", priority="urgent"))
+    evicted = _wait(jobs, "low", "Queued")
+    said = [one["note"] for one in jobs.list("events.events.k8s.io") if one["reason"] == "Suspended"]
+    assert any(note.startswith("Kueue takes its quota back (Preempted)") for note in said), said
+    assert (evicted["restarts"]["total"], "admission" in evicted, _pods(jobs, "low")) == (0, False, [])
+    jobs.wait_for("high", "Running", "True")
+    assert _workload(jobs, "high")["spec"]["priority"] == 100
+    conditions = _workload(jobs, "low")["conditions"]
+    assert conditions["Evicted"] == ("True", "Preempted")
+    assert conditions["Requeued"] == ("True", "Preempted")
+    assert (conditions["QuotaReserved"][0], conditions["Admitted"][0]) == ("False", "False")
+    _wait_for_usage(jobs, 3)
+
+    for pod in ("high-a-0", "high-b-0"):
+        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.wait_for("low", "Running", "True")
+    assert jobs.get("grpo", "low")["status"]["attempt"] == 1
+    assert _workload(jobs, "low")["conditions"]["Evicted"][0] == "False"
+
+
+def test_a_suspended_job_has_no_quota_and_a_resumed_one_asks_again_in_its_new_shape(jobs: Jobs, queue: str) -> None:
+    jobs.apply(_queued("resting"))
+    jobs.wait_for("resting", "Running", "True")
+    jobs("patch", "grpo", "resting", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.wait_for("resting", "Suspended", "True", "Suspended")
+    _wait_for_usage(jobs, 0)
+    assert jobs.list("workloads.kueue.x-k8s.io") == []
+    shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 4}]}, "suspend": False}
+    jobs("patch", "grpo", "resting", "--type=merge", "-p", json.dumps({"spec": shape}))
+    jobs.wait_for("resting", "Running", "True")
+    _wait_for_usage(jobs, 4)
+
+
+def test_a_job_that_waits_can_change_its_shape_and_its_queue_keeps_one_request(jobs: Jobs, queue: str) -> None:
+    jobs.apply(_queued("large", trainer={"groups": [{"name": "a", "replicas": 1, "gpus": 8}]}))
+    _wait(jobs, "large", "Queued")
+    shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}}
+    jobs("patch", "grpo", "large", "--type=merge", "-p", json.dumps({"spec": shape}))
+    jobs.wait_for("large", "Running", "True")
+    assert len(jobs.list("workloads.kueue.x-k8s.io")) == 1
+    _wait_for_usage(jobs, 2)
+
+
+def test_a_failed_pod_restarts_the_job_within_its_quota(jobs: Jobs, queue: str) -> None:
+    jobs.apply(_queued("again", failurePolicy={"backoffSeconds": 0}))
+    jobs.wait_for("again", "Running", "True")
+    before = _workload(jobs, "again")["metadata"]["uid"]
+    jobs.finish_pod("again-b-0", 1, outcome(1))
+    wait_until(lambda: jobs.get("grpo", "again")["status"].get("attempt") == 1, "the second attempt", 60)
+    jobs.wait_for("again", "Running", "True")
+    assert _workload(jobs, "again")["metadata"]["uid"] == before
+    ready = ("True", "Recovered")
+    wait_until(lambda: _workload(jobs, "again")["conditions"]["PodsReady"] == ready, "PodsReady again", 30)
+
+
+def test_a_deactivated_workload_stops_the_job_until_it_is_active_again(jobs: Jobs, queue: str) -> None:
+    jobs.apply(_queued("held"))
+    jobs.wait_for("held", "Running", "True")
+    name = _workload(jobs, "held")["metadata"]["name"]
+    jobs("patch", "workloads.kueue.x-k8s.io", name, "--type=merge", "-p", '{"spec": {"active": false}}')
+    stopped = _wait(jobs, "held", "Queued")
+    assert "is deactivated" in stopped["summary"]["message"]
+    _wait_for_usage(jobs, 0)
+    jobs("patch", "workloads.kueue.x-k8s.io", name, "--type=merge", "-p", '{"spec": {"active": true}}')
+    jobs.wait_for("held", "Running", "True")
+
+
+def test_topology_key_is_kueues_to_place_one_rack_and_nodes_in_the_order_of_ordinals(jobs: Jobs, kubectl: Any) -> None:
+    for _ in _queue(jobs, kubectl, "racks", 32):
+        jobs.apply(
+            _queued(
+                "near",
+                trainer={"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
+                scheduling={"topologyKey": "rack", "topologyPolicy": "Required"},
+            )
+        )
+        jobs.wait_for("near", "Running", "True")
+        pods = sorted(_pods(jobs, "near"), key=lambda pod: pod["metadata"]["name"])
+        placed = [pod["spec"]["nodeName"] for pod in pods]
+        assert placed in (["kwok-310", "kwok-312"], ["kwok-311", "kwok-313"]), placed
+        assert all(pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] in placed for pod in pods)
