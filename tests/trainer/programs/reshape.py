@@ -1,9 +1,10 @@
 """Steps of several runs, resumed with other numbers of ranks or ZeRO stages: reshape.py MODEL DATA OUT ATTEMPT PLAN...
 
 A PLAN is RUN:DTYPE:STAGE. Runs named "...lora" train adapters; those named "away..." have their optimizer states on the
-device only during steps. A run without a checkpoint takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison.
-A run with a checkpoint takes the next step and saves. OUT gets, by run: the optimizer's master weights, moments and
-step as they were loaded and as they were saved, and the metrics of the steps.
+device only during steps; the one named "sync" has a reference model that follows the policy. A run without a checkpoint
+takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison. A run with a checkpoint takes the next step and
+saves. OUT gets, by run: the optimizer's master weights, moments and step as they were loaded and as they were saved,
+and the metrics of the steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -71,6 +72,7 @@ def main(model, data, out, attempt, plans):
                     "lrSchedulerKwargs": {"min_lr_rate": 0.1},
                     "perDeviceTrainBatchSize": 4,
                     "importanceSamplingCorrection": "none",
+                    **({"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 2} if run == "sync" else {}),
                 },
                 "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload},
                 **({"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {}),
@@ -83,7 +85,14 @@ def main(model, data, out, attempt, plans):
             results[run] = str(error)
             continue
         load_universal = source is not None and source.is_universal
-        policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD, load_universal=load_universal)
+        policy = Policy(
+            config,
+            Device.CPU,
+            timeout_seconds=300,
+            pad_token_id=PAD,
+            load_universal=load_universal,
+            reference=source.reference if source is not None else None,
+        )
         start = 0
         if source is not None:
             source.load(policy)

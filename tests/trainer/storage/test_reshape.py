@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from trl.trainer.callbacks import SyncRefModelCallback
 
 # By run: dtype of the weights, and the ZeRO stage with 2 ranks, then with 1, then with 3.
 CHAINS = {
@@ -9,6 +11,7 @@ CHAINS = {
     "b": ("float32", 3, 1, 1),
     "away": ("bfloat16", 2, 3, 2),
     "none": ("float32", 0, 0, 0),
+    "sync": ("float32", 3, 3, 2),
     "away-lora": ("float32", 2, 3, 1),
 }
 WORLD_SIZES = (2, 1, 3)
@@ -48,5 +51,30 @@ def test_ranks_and_stages_may_change_between_checkpoints(run_program, tiny_model
     refusal = results[1]["refused"]
     assert refusal.startswith("parallelism.zeroStage: ")
     assert "saved under ZeRO stage 0 and cannot be loaded under 2" in refusal
+    check_reference(tiny_model, tmp_path / "data" / "sync" / "checkpoints")
     left = sorted(path.name for path in (tmp_path / "data" / "a" / "checkpoints").iterdir())
     assert left == ["step-2", "step-3", "step-4"], "conversions are deleted when they are no longer needed"
+
+
+def check_reference(initial, checkpoints):
+    """After steps 2 (ZeRO-3, 2 ranks) and 4 (ZeRO-2, 3 ranks) it is as after TRL's callback; step 3 leaves it."""
+
+    def load(folder):
+        return load_file(folder / "model.safetensors")
+
+    class Model:
+        def __init__(self, weights):
+            self.weights = weights
+
+        def parameters(self):
+            return [self.weights[name] for name in sorted(self.weights)]
+
+    expected = load(initial)
+    for step in (2, 3, 4):
+        if step % 2 == 0:
+            policy = Model(load(checkpoints / f"step-{step}" / "model"))
+            SyncRefModelCallback._sync_target_model(policy, Model(expected), 0.6)
+        found = load(checkpoints / f"step-{step}" / "reference")
+        assert found.keys() == expected.keys()
+        assert all(found[name].equal(weight) for name, weight in expected.items()), step
+        assert not all(found[name].equal(weight) for name, weight in load(initial).items())

@@ -51,6 +51,7 @@ class Policy:
         timeout_seconds: int,
         pad_token_id: int,
         load_universal: bool = False,
+        reference: Path | None = None,
     ) -> None:
         """Join the process group and load the model; collective.
 
@@ -60,6 +61,7 @@ class Policy:
             timeout_seconds: deadline of collectives.
             pad_token_id: id of the tokenizer's padding token.
             load_universal: checkpoints will be loaded in DeepSpeed's universal form.
+            reference: a checkpoint's reference model, in place of the initial model.
 
         Raises:
             ValueError: the model cannot be loaded, or settings contradict each other; the message names the field.
@@ -121,7 +123,7 @@ class Policy:
             self._reference = (
                 Reference(self.module, self.head, self.adapters, is_partitioned=self.is_partitioned)
                 if self.adapters
-                else frozen_copy(config, device, self.device, ds_config=ds_config, buffers=buffers)
+                else frozen_copy(config, device, self.device, ds_config=ds_config, buffers=buffers, folder=reference)
             )
 
     @property
@@ -200,6 +202,9 @@ class Policy:
             self.deepspeed_engine.step()
         # Also after a skipped step: the learning rate depends on the number of the step, as in `go_to`.
         self.schedule.step()
+        training = self._config.training
+        if (reference := self.moved_reference) and self.num_steps % training.ref_model_sync_steps == 0:
+            reference.follow(self.module, training.ref_model_mixup_alpha)
         if grad_norm is None:
             # DeepSpeed itself skips a step whose gradients are not finite, on all ranks.
             grad_norm, skipped = (
@@ -222,6 +227,18 @@ class Policy:
         """Log-probabilities of the completion tokens [B, T], see `LogprobHead.per_token`; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
         return self.head.per_token(self.deepspeed_engine, batch.to(self.device), temperature, truncation).logprobs_BT
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimizer steps taken since the run began."""
+        return int(self.schedule.scheduler.last_epoch)
+
+    @property
+    def moved_reference(self) -> Reference | None:
+        """The reference model if it is not the initial one any more."""
+        training = self._config.training
+        has_moved = training.sync_ref_model and self.num_steps >= training.ref_model_sync_steps
+        return self._reference if has_moved else None
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

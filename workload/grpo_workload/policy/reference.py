@@ -1,15 +1,19 @@
-"""The reference model (TRL's `ref_model`): the initial model, to which the KL term (`beta` > 0) compares the policy."""
+"""The reference model (TRL's `ref_model`), to which the KL term (`beta` > 0) compares the policy.
+
+It is the initial model. With `syncRefModel` it follows the policy, and its weights are part of checkpoints.
+"""
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.load import load_model, restore_buffers
@@ -17,6 +21,7 @@ from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.weights.export import Export, full
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,28 @@ class Reference:
         return torch.cat([self.logprobs(half, temperature) for half in batch.halves()])
 
     @torch.no_grad()
+    def follow(self, policy: nn.Module, alpha: float) -> None:
+        """Mix the policy's weights in: alpha x policy + (1 - alpha) x reference (TR-DPO, arXiv:2404.09656).
+
+        Collective under ZeRO-3.
+        """
+        for own, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
+            with _whole([theirs]), _whole([own], modifier_rank=0):
+                own.data.mul_(1.0 - alpha).add_(theirs.data, alpha=alpha)
+
+    def weights(self) -> Export:
+        """Its weights, which `save` takes."""
+        return Export(full(self._module), is_partitioned=self.is_partitioned)
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a folder that `frozen_copy` loads."""
+        self._module.save_pretrained(folder, state_dict=weights)
+
+    @property
+    def _module(self) -> Any:
+        return self.model.module if self.is_partitioned else self.model
+
+    @torch.no_grad()
     def _logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         with self.adapters.disabled() if self.adapters else nullcontext():
             return self.head.per_token(self.model, batch, temperature).logprobs_BT
@@ -58,6 +85,7 @@ def frozen_copy(
     *,
     ds_config: dict[str, Any],
     buffers: dict[str, Tensor],
+    folder: Path | None = None,
 ) -> Reference:
     """Load the initial model once more; partitioned over the ranks under ZeRO-3, and then collective.
 
@@ -67,7 +95,11 @@ def frozen_copy(
         device: where the model goes.
         ds_config: DeepSpeed's configuration of the policy.
         buffers: the model's buffers as loaded, which DeepSpeed would cast.
+        folder: what `Reference.save` wrote, to be loaded in place of the initial model.
     """
+    if folder is not None:
+        saved = config.model.model_copy(update={"name": None, "revision": None, "path": str(folder)})
+        config = config.model_copy(update={"model": saved})
     model = load_model(config, kind).requires_grad_(False).eval()
     head = LogprobHead(model)
     if config.parallelism.zero_stage < 3:
@@ -78,3 +110,8 @@ def frozen_copy(
     deepspeed_engine.eval()
     restore_buffers(deepspeed_engine.module, buffers, device)
     return Reference(deepspeed_engine, head, is_partitioned=True)
+
+
+def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
+    """Gather parameters that ZeRO-3 keeps in parts; what the rank `modifier_rank` changes in them stays."""
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=modifier_rank)

@@ -35,6 +35,11 @@ class LossConfig(Section):
             "advantageEstimator rloo needs multiObjectiveAggregation sum_then_normalize",
             lambda loss: loss.advantage_estimator == "grpo" or loss.multi_objective_aggregation == "sum_then_normalize",
         ),
+        Rule(
+            "!self.syncRefModel || self.beta > 0.0",
+            "syncRefModel needs beta over 0: without it there is no reference model",
+            lambda loss: not loss.sync_ref_model or loss.beta > 0,
+        ),
     )
 
     loss: FunctionPath | None = Field(
@@ -84,6 +89,17 @@ class LossConfig(Section):
         ge=0,
         le=100,
         description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
+    )
+    sync_ref_model: bool = Field(
+        False,
+        description="Let the reference model of beta follow the policy (TR-DPO): set it if kl grows over a long run "
+        "and holds the policy back.",
+    )
+    ref_model_mixup_alpha: float = Field(
+        0.6, gt=0, le=1, description="syncRefModel: share of the policy's weights in the new reference model."
+    )
+    ref_model_sync_steps: int = Field(
+        512, ge=1, le=10_000_000, description="syncRefModel: number of steps after which the reference model follows."
     )
     entropy_coef: float = Field(
         0.0,

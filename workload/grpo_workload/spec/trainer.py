@@ -145,6 +145,11 @@ class TrainerConfig(Section):
             ),
         ),
         Rule(
+            "!has(self.lora) || !self.training.syncRefModel",
+            "training.syncRefModel needs a job without lora: with adapters, the reference is the model without them",
+            lambda c: c.lora is None or not c.training.sync_ref_model,
+        ),
+        Rule(
             "!has(self.lora) || self.lora.push == 'merged' || self.generation.topology != 'Colocate'",
             "lora.push adapters needs generation.topology Server or NodeLocal: an engine inside the trainer drops its "
             "weights when it sleeps; push merged would work",

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from grpo_workload.policy.finite import check_weights
 from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.reference import Reference
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.base_model import Origin
@@ -34,6 +35,7 @@ from grpo_workload.storage.zero_conversion import Conversion
 
 _MODEL = "model"
 _DEEPSPEED = "deepspeed"
+_REFERENCE = "reference"
 _STATE = "trainer.json"
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,12 @@ class Source:
     state: TrainerState
     folder: Path  # optimizer state that this number of ranks and this ZeRO stage can load
     is_universal: bool
+
+    @property
+    def reference(self) -> Path | None:
+        """The reference model, if it had followed the policy (`training.syncRefModel`)."""
+        folder = self.checkpoint / _REFERENCE
+        return folder if folder.is_dir() else None
 
     def load(self, policy: Policy) -> None:
         """Load the saved state into `policy`, which was built with `load_universal=is_universal`; collective."""
@@ -122,6 +130,10 @@ class Checkpoints:
         if is_main:
             writer.guard(scratch / _MODEL, lambda: _write_model(policy, tokenizer, weights, scratch / _MODEL))
             writer.guard(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
+        if (reference := policy.moved_reference) is not None:
+            weights = {name: tensor.cpu() for name, tensor in reference.weights() if is_main}
+            if is_main:
+                writer.guard(scratch / _REFERENCE, lambda: _write_reference(reference, weights, scratch / _REFERENCE))
         written = gather((writer.entries, writer.failure))
         published = on_main(lambda: self._publish(scratch, written, num_bytes(policy.module), best))
         return published.relative_to(self._data_dir)
@@ -242,6 +254,11 @@ def _write_model(policy: Policy, tokenizer: Any, weights: dict[str, Any], folder
     policy.save_pretrained(folder, weights)
     tokenizer.save_pretrained(folder)
     make_readable(folder)
+    return list(folder.iterdir())
+
+
+def _write_reference(reference: Reference, weights: dict[str, Any], folder: Path) -> list[Path]:
+    reference.save(folder, weights)
     return list(folder.iterdir())
 
 

@@ -202,6 +202,7 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
         timeout_seconds=contract.timeout_seconds,
         pad_token_id=pad_token_id,
         load_universal=resumed is not None and resumed.is_universal,
+        reference=resumed.reference if resumed is not None and contract.config.training.sync_ref_model else None,
     )
     if rank == 0:
         warn_of_small_slices(contract.config, policy)
