@@ -77,7 +77,7 @@ def _held(topology: Topology, pods: Sequence[ObservedPod]) -> tuple[Group, ...]:
     It looks at none of a gang before all of them exist.
     Where it finds no node for a larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees.
     """
-    if topology.is_gang:
+    if topology.gang_pods:
         return ()
     looked_at = {pod.name for pod in pods if pod.node is not None or pod.unschedulable is not None}
     most = max((group.spec.gpus for group in topology.groups if not looked_at.issuperset(group.needed_pods)), default=0)

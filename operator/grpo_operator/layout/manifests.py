@@ -22,7 +22,7 @@ def manifests(
     Pods avoid the nodes `avoid` if possible.
     """
     guard = [network_policy(job)] if policies else []
-    gang = [pod_group(job, topology, attempt)] if topology.is_gang else []
+    gang = [pod_group(job, topology, attempt)] if topology.gang_pods else []
     shared = [service(job), *guard, contract_map(job, topology, attempt), *gang]
     return [*shared, *(statefulset(job, group, attempt, avoid) for group in topology.groups)]
 

@@ -63,7 +63,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "hostNetwork": user.host_network,
         # The default would ask the node's resolver, which does not know the names of pods.
         "dnsPolicy": "ClusterFirstWithHostNet" if user.host_network else None,
-        "schedulingGroup": _scheduling_group(job, group, attempt),
+        "schedulingGroup": {"podGroupName": names.pod_group_name(job.name, attempt)} if group.in_gang else None,
         "serviceAccountName": user.service_account_name,
         "imagePullSecrets": list(user.image_pull_secrets),
     }
@@ -71,12 +71,6 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     labels = child_labels(job, attempt=attempt, group=group, user=user.labels)
     annotations = job.spec.common_annotations | user.annotations
     return {"metadata": {"labels": labels} | ({"annotations": annotations} if annotations else {}), "spec": spec}
-
-
-def _scheduling_group(job: Job, group: Group, attempt: int) -> Manifest | None:
-    if job.spec.scheduling.gang is None or group.most is not None:
-        return None
-    return {"podGroupName": names.pod_group_name(job.name, attempt)}
 
 
 def _near_each_other(job: Job, user: Manifest) -> Manifest:

@@ -73,6 +73,7 @@ class Group:
     statefulset: str
     spec: PodGroup
     most: int | None = None  # most pods that an elastic group may have while the job runs
+    in_gang: bool = False  # its pods get nodes together with those of the other groups in the gang
 
     @property
     def name(self) -> str:
@@ -106,7 +107,6 @@ class Topology:
     members: tuple[Member, ...]
     engines: tuple[Engine, ...] = ()
     transfers: tuple[TransferGroup, ...] = ()
-    is_gang: bool = False  # pods get nodes all together
 
     @property
     def world_size(self) -> int:
@@ -130,8 +130,8 @@ class Topology:
 
     @cached_property
     def gang_pods(self) -> tuple[str, ...]:
-        """Names of the pods that get nodes together, if any do. Elastic engines would stand in for missing others."""
-        return tuple(pod for group in self.groups if self.is_gang and group.most is None for pod in group.pods)
+        """Names of the pods that get nodes together, if any do."""
+        return tuple(pod for group in self.groups if group.in_gang for pod in group.pods)
 
     @cached_property
     def trainer_pods(self) -> frozenset[str]:
@@ -141,7 +141,11 @@ class Topology:
 
 def plan_topology(job: Job) -> Topology:
     """Place every rank and every engine: group by group, pod by pod, GPU by GPU, without gaps."""
-    return replace(_plan_topology(job), is_gang=job.spec.scheduling.gang is not None)
+    planned = _plan_topology(job)
+    if job.spec.scheduling.gang is None:
+        return planned
+    # Elastic engines would stand in for missing others.
+    return replace(planned, groups=tuple(replace(group, in_gang=group.most is None) for group in planned.groups))
 
 
 def _plan_topology(job: Job) -> Topology:
