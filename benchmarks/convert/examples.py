@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -26,7 +27,7 @@ from grpo_cli.convert.rows import Finding
 from grpo_cli.convert.settle import Given
 
 CALLS = re.compile(r"swift rlhf|verl\.trainer\.main_ppo")
-GIVEN = Given(nodes=1, gpus=8, rows=10_000)
+GIVEN = Given(nodes=1, rows=10_000)  # and 8 GPUs, if the script does not say how many
 OF_THE_USER = re.compile(
     r"external_plugins|external_reward|reward|custom_cls|custom_reward|data\.custom_cls|.*(_API_KEY|_TOKEN)$"
 )
@@ -50,6 +51,8 @@ def count(checkout: Path) -> dict[str, object]:
         name = str(path.relative_to(checkout))
         try:
             conversion = convert(read(name, text), GIVEN)
+            if any(one.name == "GPUs" for one in conversion.left):
+                conversion = convert(read(name, text), replace(GIVEN, gpus=8))
         except ValueError as error:
             refused[name] = str(error)
             continue

@@ -32,8 +32,18 @@ def settle_loss(draft: Draft) -> None:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
     if draft.fields.get("training.advantageEstimator") == "rloo":
         draft.fields.setdefault("training.scaleRewards", "none")
-    if facts.get("correct_importance") is False or "verl_batch" in facts:
+    if facts.get("correct_importance") is False:
         draft.set("training.importanceSamplingCorrection", "none")
+    if "verl_batch" in facts:
+        _correction(draft)
+
+
+def _correction(draft: Draft) -> None:
+    """Verl corrects nothing unless it is asked to; with bypass_mode the loss's own ratio does."""
+    level = draft.facts.get("rollout_is", "none")
+    draft.set("training.importanceSamplingCorrection", "bypass" if draft.facts.get("bypass") else level)
+    if level != "none":
+        draft.set("training.importanceSamplingClipMax", draft.facts.get("rollout_is_threshold", 2.0))
 
 
 def _gspo(draft: Draft) -> None:

@@ -43,7 +43,7 @@ _FACTS_OF_FIELD = {
     "training.maxGradNorm": "clipping",
     "training.beta": "use_kl_loss kl_coef",
     "training.scaleRewards": "norm_by_std",
-    "training.importanceSamplingCorrection": "correct_importance",
+    "training.importanceSamplingCorrection": "correct_importance rollout_is rollout_is_threshold bypass",
     "evaluation.dataset": "eval_dataset",
     "evaluation.dataset.split": "eval_split",
     "evaluation.everySteps": "eval_strategy eval_steps",
@@ -56,6 +56,7 @@ _FACTS_OF_FIELD = {
     "lora": "use_lora",
     "lora.r": "lora_rank",
     "parallelism": "deepspeed fsdp",
+    "parallelism.offloadActivations": "sequence_parallel",
     "parallelism.zeroStage": "distributed_type zero_stage",
     "parallelism.offloadOptimizer": "offload offload_generating",
     "generation.engine": "use_vllm",
@@ -64,7 +65,7 @@ _FACTS_OF_FIELD = {
     "generation.colocate.sleepLevel": "sleep",
     "generation.maxModelLen": "prompt",
     "trainer.groups": "nodes processes per_node",
-    "storage.checkpointEverySteps": "save_steps",
+    "storage.checkpointEverySteps": "save_steps save_strategy",
 }
 FIELD_OF_FACT = {fact: field for field, facts in _FACTS_OF_FIELD.items() for fact in facts.split()}
 """The field that `settle` computes from each fact."""

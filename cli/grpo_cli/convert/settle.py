@@ -63,6 +63,9 @@ def _precision(draft: Draft) -> None:
         draft.set("parallelism.zeroStage", stage)
     if offload:
         draft.set("parallelism.offloadOptimizer", "cpu")
+    if facts.get("sequence_parallel", 1) > 1:
+        draft.set("parallelism.gradientCheckpointing", True)
+        draft.set("parallelism.offloadActivations", True, "activations go to host memory, not to other ranks")
 
 
 def _sharding(draft: Draft) -> tuple[int | None, bool]:
@@ -170,6 +173,11 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
     if (every := facts.get("save_steps")) is not None:
         every = in_steps(every, steps, unit)
         draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
+    match facts.get("save_strategy"):
+        case "no":
+            draft.set("storage.checkpointEverySteps", steps, "only at the end")
+        case "epoch" if "epochs" in facts:
+            draft.set("storage.checkpointEverySteps", max(1, round(steps / facts["epochs"])), "an epoch")
 
 
 def _length(draft: Draft) -> None:

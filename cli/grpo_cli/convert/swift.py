@@ -81,7 +81,8 @@ OWN = rows(
     not_needed("log_entropy log_rollout_offpolicy_metrics wandb_log_unique_prompts", trl.LOGS),
     same("tau_pos", "training.sapoTemperaturePos", v.number),
     same("tau_neg", "training.sapoTemperatureNeg", v.number),
-    left("multi_turn_scheduler max_turns use_gym_env gym_env vllm_server_pass_dataset agent_template", _TURNS, False),
+    left("multi_turn_scheduler max_turns use_gym_env gym_env agent_template", _TURNS, False),
+    not_needed("vllm_server_pass_dataset", "rewards get the columns; turns on the server are not taken over"),
     not_needed("completion_length_limit_scope", _TURNS),
     differs("async_generate", "training.maxStaleness", lambda value: int(v.boolean(value)), "true is 1", default=False),
     same("sleep_level", "generation.colocate.sleepLevel", v.integer, default=0),
@@ -100,10 +101,10 @@ OWN = rows(
     left("vllm_limit_mm_per_prompt", _IMAGES),
     left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: use tensorParallel", 1),
     left("freeze_vit freeze_aligner freeze_llm", _IMAGES, True, False),
-    left("sequence_parallel_size", "not supported: gradientCheckpointing and zeroStage 3 save memory", 1),
+    differs("sequence_parallel_size", "@sequence_parallel", v.integer, trl.SEQUENCES),
     left("padding_free packing use_logits_to_keep", "always packed, with logits of completions only", True, False),
     not_needed("add_version model_type seq_kd teacher_model acc_strategy save_safetensors logging_nan_inf_filter "
-        "ignore_args_error", _INSIDE),
+        "ignore_args_error check_model", _INSIDE),
 )
 
 ROLLOUT = rows(

@@ -16,6 +16,7 @@ _PACKED = "sequences are packed, and micro-batches cut by tokens (docs/training.
 ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
 EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
+SEQUENCES = "a sequence stays on one rank: over 1 is offloadActivations, to host memory instead of to other ranks"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
 # fmt: off
@@ -176,7 +177,9 @@ GENERATION = rows(
 
 SAVING = rows(
     differs("save_steps", "@save_steps", v.number, "below 1 it is a share of maxSteps", default=500),
-    left("save_strategy", "checkpoints are written every checkpointEverySteps steps, and at the end", "steps"),
+    differs("save_strategy", "@save_strategy",
+        v.one_of({word: word for word in ("steps", "no", "epoch")}, "checkpoints are written every save_steps steps"),
+        "no: only at the end, which is always saved"),
     same("save_total_limit", "storage.keep", v.integer),
     left("save_only_model", "checkpoints hold all that a restart needs; step-N/model is the model alone", False),
     left("save_on_each_node", "checkpoints are on one volume that all pods share", False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo_cli.convert import values as v
 from grpo_cli.convert.rows import Table, differs, left, not_needed, same, under
-from grpo_cli.convert.trl import EPOCHS
+from grpo_cli.convert.trl import EPOCHS, SEQUENCES
 
 _INSIDE = "internal to verl"
 _LOGS = "curves are in metrics.jsonl and at /metrics (docs/metrics.md)"
@@ -45,6 +45,7 @@ VERL = Table.of("verl", "0.7.0",
     ),
     under("actor_rollout_ref.model.",
         same("path", "model.name", v.word),
+        differs("torch_dtype", "@dtype", v.dtype, "type of the weights in training and generation"),
         same("enable_gradient_checkpointing", "parallelism.gradientCheckpointing", v.boolean, default=True),
         left("use_remove_padding", "always so: sequences are packed", True, False),
         same("enable_activation_offload", "parallelism.offloadActivations", v.boolean),
@@ -93,7 +94,7 @@ VERL = Table.of("verl", "0.7.0",
             "parallelism.offloadOptimizer: generating"),
         differs("fsdp_config.param_offload", "", v.as_is, "weights stay on the GPUs, partitioned: zeroStage 3"),
         not_needed("fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
-        left("ulysses_sequence_parallel_size", "a sequence stays on one rank", 1),
+        differs("ulysses_sequence_parallel_size", "@sequence_parallel", v.integer, SEQUENCES),
         left("megatron", _MEGATRON),
         not_needed("entropy_checkpointing entropy_from_logits_with_chunking use_prefix_grouper", _INSIDE),
         not_needed("shuffle use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler", _INSIDE),
@@ -121,6 +122,7 @@ VERL = Table.of("verl", "0.7.0",
         differs("val_kwargs.temperature", "@eval_temperature", v.number, "0, verl's default, if do_sample is false"),
         differs("val_kwargs.do_sample", "@eval_samples", v.boolean, "false is temperature 0"),
         not_needed("val_kwargs", "an evaluation has training's topP and topK"),
+        not_needed("multi_turn.format", "only multi_turn.enable uses it"),
         left("multi_turn", "completions have one turn: tools are not supported", False),
         left("do_sample", "completions are sampled", True),
         left("ignore_eos", "completions end where the model ends them", False),
@@ -128,7 +130,7 @@ VERL = Table.of("verl", "0.7.0",
         not_needed("mode load_format layered_summon calculate_log_probs disable_log_stats agent "
             "engine_kwargs trace profiler log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
             "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu update_weights_bucket_megabytes skip_rollout "
-            "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length", _INSIDE),
+            "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length checkpoint_engine", _INSIDE),
     ),
     under("algorithm.",
         same("adv_estimator", "training.advantageEstimator", v.estimator),
@@ -142,6 +144,17 @@ VERL = Table.of("verl", "0.7.0",
         differs("filter_groups.max_num_gen_batches", "@resample_times", lambda value: v.integer(value) - 1,
             "less the first batch; without a limit the largest number is taken"),
         differs("filter_groups.metric", "", v.as_is, "groups are compared by the weighted sum of their rewards"),
+        differs("rollout_correction.rollout_is", "@rollout_is",
+            v.one_of({"token_truncate": "token", "sequence_truncate": "sequence"}, "use token or sequence"),
+            "training.importanceSamplingCorrection: token_truncate or sequence_truncate"),
+        differs("rollout_correction.rollout_is_threshold", "@rollout_is_threshold", v.number,
+            "training.importanceSamplingClipMax, if rollout_is is set"),
+        differs("rollout_correction.bypass_mode", "@bypass", v.boolean, "importanceSamplingCorrection: bypass"),
+        left("rollout_correction.rollout_is_batch_normalize", "weights are not divided by their mean", False),
+        left("rollout_correction.rollout_rs", "importanceSamplingCorrection may be token_mask or sequence_mask, which "
+            "also multiply by the ratio (docs/training.md)"),
+        not_needed("rollout_correction.rollout_rs_threshold", "only rollout_rs uses it"),
+        left("rollout_correction.loss_type", "the loss is clipped", "ppo_clip"),
         left("rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
     ),
     under("custom_reward_function.",
@@ -169,8 +182,9 @@ VERL = Table.of("verl", "0.7.0",
             "optimizer steps: total_training_steps x stepsPerGeneration x numIterations"),
         differs("save_freq", "@save_steps", v.number, "in optimizer steps, as maxSteps; -1 saves only at the end"),
         same("max_actor_ckpt_to_keep", "storage.keep", v.integer),
-        left("resume_mode", "a new job begins anew, one that restarts continues", "auto", "disable"),
-        left("resume_from_path", "storage.resumeFrom takes this operator's runs only"),
+        left("resume_mode", "a new job begins anew, one that restarts continues; storage.resumeFrom takes this "
+            "operator's runs only", "auto", "disable"),
+        not_needed("resume_from_path", "only resume_mode: resume_path uses it"),
         differs("test_freq", "@eval_steps", v.number, "in optimizer steps, as maxSteps; -1: without evaluation"),
         differs("val_before_train", "@eval_at_start", v.boolean, "if test_freq is over 0"),
         left("val_only", "a job trains: maxSteps 1 evaluates before and after one step", False),

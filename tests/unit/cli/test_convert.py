@@ -236,6 +236,54 @@ def test_groups_are_replaced_as_often_as_in_verl(batches: str, times: int) -> No
     assert not [finding.name for finding in conversion.left if "filter" in finding.name or "gen_" in finding.name]
 
 
+@pytest.mark.parametrize(
+    ("options", "correction", "largest"),
+    [
+        ("", "none", None),
+        ("rollout_is=token rollout_is_threshold=5.0", "token_truncate", 5.0),
+        ("rollout_is=sequence rollout_is_batch_normalize=false", "sequence_truncate", 2.0),
+        ("rollout_is_threshold=5.0", "none", None),
+        ("rollout_is=null bypass_mode=true loss_type=ppo_clip", "bypass", None),
+    ],
+)
+def test_verls_correction_of_the_rollout_is_taken_over(options: str, correction: str, largest: float | None) -> None:
+    section = "algorithm.rollout_correction"
+    given = " ".join(f"{section}.{option}" for option in options.split())
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {given}")
+    training = conversion.spec["training"]
+    assert training["importanceSamplingCorrection"] == correction
+    assert training.get("importanceSamplingClipMax") == largest
+    assert not [finding for finding in conversion.left if "correction" in finding.name]
+
+
+def test_samples_that_verl_rejects_are_told() -> None:
+    given = "rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo algorithm.rollout_correction.{given}")
+    assert "algorithm.rollout_correction.rollout_rs" in {finding.name for finding in conversion.left}
+
+
+@pytest.mark.parametrize(("strategy", "every"), [("no", 60), ("epoch", 30), ("steps", 7)])
+def test_checkpoints_are_written_as_often(strategy: str, every: int) -> None:
+    text = "trl grpo --model_name_or_path a/b --dataset_name c/d --num_train_epochs 2 --save_steps 7 "
+    batch = f"--per_device_train_batch_size 8 --num_generations 8 --save_strategy {strategy}"
+    conversion = _text("run.sh", text + batch, nodes=1, gpus=1, rows=30)
+    assert conversion.spec["storage"]["checkpointEverySteps"] == every
+
+
+@pytest.mark.parametrize(("size", "offloads"), [(1, None), (4, True)])
+def test_long_sequences_have_their_activations_in_host_memory_in_place_of_other_ranks(
+    size: int, offloads: bool | None
+) -> None:
+    section = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    for name, text in (
+        ("verl.sh", f"python3 -m verl.trainer.main_ppo {section}={size}"),
+        ("run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d --sequence_parallel_size {size}"),
+    ):
+        conversion = _text(name, text)
+        assert conversion.spec.get("parallelism", {}).get("offloadActivations") == offloads
+        assert not [finding for finding in conversion.left if "sequence" in finding.name]
+
+
 def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
     text = "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --max_completion_length 2048 --reward_funcs "
     conversion = _text("run.sh", text + "accuracy format soft_overlong cosine --soft_cache_length 512")
