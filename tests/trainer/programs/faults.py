@@ -121,7 +121,9 @@ def main(model, data):
     limit = prompt_limit(attempts.run.config, attempts.run.config.dataset)
     for name, text in PROMPTS.items():
         (data / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("good", text)))
-        source = load_prompts(DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.tokenizer, seed=1, limit=limit)
+        source = load_prompts(
+            DatasetConfig(path=str(data / "rows.jsonl")), attempts.run.processing_class, seed=1, limit=limit
+        )
         errors[name] = error_of(attempts.begin, scores, loader(source, data))
     result = {"errors": errors, "seconds": time.monotonic() - start, "after_faults": attempts.journal()}
 

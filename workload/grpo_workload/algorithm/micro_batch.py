@@ -6,7 +6,7 @@ longest completion. Values of completion tokens are right-padded to [B, C]; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
@@ -67,6 +67,9 @@ class MicroBatch:
     advantages_B: Tensor
     # TRL's `old_per_token_logps`, of the policy that the generation began with; None: the policy that trains on it.
     old_logprobs_BC: Tensor | None = None
+    # The model's arguments for the images of each sequence, none of them for one of text alone; empty without images.
+    images_B: tuple[Mapping[str, Tensor], ...] = ()
+    is_image_1N: Tensor | None = None  # bool: True at the tokens in whose place features of these images are
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +99,8 @@ class MicroBatch:
             max_length=int(bounds.diff().max()),
             places_K=self.places_K[inside_K] - start,
             targets_K=self.targets_K[inside_K],
+            images_B=self.images_B[rows],
+            is_image_1N=None if self.is_image_1N is None else self.is_image_1N[:, tokens],
             **{name: tensor[rows] for name in _BY_SEQUENCE if (tensor := getattr(self, name)) is not None},
         )
 
@@ -103,18 +108,27 @@ class MicroBatch:
         """Return the micro-batch on `device`."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return MicroBatch(**values | {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        images_B = tuple(
+            {name: tensor.to(device, non_blocking=True) for name, tensor in images.items()} for images in self.images_B
+        )
+        return MicroBatch(**values | moved | {"images_B": images_B})
 
     def model_inputs(self) -> dict[str, object]:
         """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""
         bounds = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
         longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
+        images: dict[str, object] = {}
+        if shown := [one for one in self.images_B if one]:
+            images = {name: torch.cat([one[name] for one in shown]) for name in shown[0]}
+            images["is_image_1N"] = self.is_image_1N  # `policy.vision` takes it out again
         return {
             "input_ids": self.input_ids_1N,
             "position_ids": self.position_ids_1N,
             "use_cache": False,
             **bounds,
             **longest,
+            **images,
         }
 
     def rows(self, values_K: Tensor) -> Tensor:
@@ -145,7 +159,21 @@ def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
             [torch.tensor(completion.logprobs, dtype=torch.float32) for completion in completions]
         ),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        **(_images(sequences, samples) if any(sample.prompt.images for sample in samples) else {}),
     )
+
+
+def _images(sequences: Sequence[Sequence[int]], samples: Sequence[Sample]) -> dict[str, Any]:
+    shown = [sample.prompt.images for sample in samples]
+    # A completion may have the same token, as text.
+    is_image = [
+        images is not None and place < len(sample.prompt.token_ids) and token == images.token_id
+        for ids, sample, images in zip(sequences, samples, shown, strict=True)
+        for place, token in enumerate(ids)
+    ]
+    inputs = ({} if images is None else images.inputs for images in shown)
+    images_B = tuple({name: torch.from_numpy(array) for name, array in one.items()} for one in inputs)
+    return {"images_B": images_B, "is_image_1N": torch.tensor([is_image])}
 
 
 FILLER_TOKENS = 2

@@ -6,8 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Message = dict[str, str]
+from numpy.typing import NDArray
+
+Message = dict[str, Any]
 Text = str | list[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptImages:
+    """The images of a prompt, as engines take them and as the trained model does."""
+
+    images: tuple[Any, ...]  # PIL images in RGB, in the order of their placeholders; only on the rank that samples
+    engine_ids: tuple[int, ...]  # the prompt's tokens as engines take them: with one placeholder for each image
+    token_id: int  # id of the tokens in whose place the model puts features of images
+    inputs: Mapping[str, NDArray[Any]]  # the model's arguments: pixel_values and, in some families, image_grid_thw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +32,7 @@ class Prompt:
     columns: dict[str, Any] = field(default_factory=dict)
     seed: int = 0  # seed of the completions sampled for it: see `seeds.prompt_seed`
     is_overlong: bool = False  # its row was too long: it was cut, or stands in for that row
+    images: PromptImages | None = None  # None for a prompt of text alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +58,6 @@ class Sample:
     extra: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # what rewards log of it, by reward
 
     def bare(self) -> Sample:
-        """Copy without the text and columns, which only rewards read: small enough to send to another rank."""
-        return replace(self, prompt=replace(self.prompt, text="", columns={}), extra={})
+        """Copy without what only rewards and engines read (text, columns, images): smaller to send to another rank."""
+        images = self.prompt.images and replace(self.prompt.images, images=())
+        return replace(self, prompt=replace(self.prompt, text="", columns={}, images=images), extra={})

@@ -27,8 +27,9 @@ class PromptLimit:
 
     def error(self, prompt: Prompt) -> PromptError:
         """Return the error that names the row, its length, the limit, and what to set."""
+        action = "skip or truncate" if prompt.images is None else "skip (it has images, which cannot be truncated)"
         return PromptError(
             f"prompt {prompt.index} of the dataset has {len(prompt.token_ids)} tokens; {self.setting} less "
-            f"training.maxCompletionLength leaves {self.max_tokens}: set dataset.overlongPrompts to skip or truncate, "
+            f"training.maxCompletionLength leaves {self.max_tokens}: set dataset.overlongPrompts to {action}, "
             "remove long prompts from the dataset, or change these settings"
         )

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.algorithm.samples import Message, Prompt
+from grpo_workload.data.images import ImageError, ImagePrompts, row_images, with_placeholders
 from grpo_workload.data.user_code import import_function
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig
@@ -97,18 +98,24 @@ class PromptMaker:
     config: DatasetConfig
     tokenizer: Any
     question_filled: bool = False  # promptTemplate is already around the text
+    images: ImagePrompts | None = None  # None: no row has images
 
     def __call__(self, index: int, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of row `index`. PromptError if the row has none, or a setting does not fit it."""
         columns = {name: value for name, value in row.items() if name != "prompt"}
         make = self._of_text if isinstance(row["prompt"], str) else self._of_messages
-        return make(index, row["prompt"], columns)
+        try:
+            return make(index, row["prompt"], columns)
+        except ImageError as error:
+            raise PromptError(f"dataset: row {index}: {error}") from error
 
     def _of_text(self, index: int, prompt: str, columns: dict[str, Any]) -> Prompt:
         if self.config.system_prompt is not None:
             raise PromptError(
                 "dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate"
             )
+        if row_images(columns):
+            raise ImageError("a prompt with images must be messages, into which they are put, not text")
         text = prompt if self.question_filled else fill(self.config, prompt)
         if self.config.chat_template_kwargs:
             raise PromptError("dataset.chatTemplateKwargs: prompts are plain text, which no chat template changes")
@@ -121,7 +128,8 @@ class PromptMaker:
     def _of_messages(self, index: int, prompt: Any, columns: dict[str, Any]) -> Prompt:
         if not _is_messages(prompt):
             raise PromptError(
-                f"dataset: `prompt` of row {index} must be text or a list of messages with role and text content"
+                f"dataset: `prompt` of row {index} must be text or a list of messages with role and content: text, or "
+                "parts of the types text and image"
             )
         if self.config.prompt_template is not None and not self.question_filled:
             raise PromptError("dataset.promptTemplate: prompts are messages, not plain text; use dataset.systemPrompt")
@@ -136,18 +144,43 @@ class PromptMaker:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         # As in TRL: the model goes on with an answer that the prompt begins.
         goes_on = messages[-1]["role"] == "assistant"
+        how = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
         variables = self._variables(index, columns)
+        parts, images = with_placeholders(messages, row_images(columns))
+        # Of parts, those without images and without Arrow's None: logs are JSON.
+        messages = [
+            message if isinstance(message["content"], str) else cleaned
+            for message, cleaned in zip(messages, parts, strict=True)
+        ]
+        if images:
+            return self._with_images(index, messages, parts, images, columns, how | variables)
         try:
-            token_ids = self.tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=not goes_on,
-                continue_final_message=goes_on,
-                return_dict=True,
-                **variables,
-            )["input_ids"]
+            token_ids = self.tokenizer.apply_chat_template(messages, return_dict=True, **how, **variables)["input_ids"]
         except (TemplateError, ValueError) as error:
             raise PromptError(f"dataset: the chat template refuses row {index}: {error}") from error
         return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns)
+
+    def _with_images(
+        self,
+        index: int,
+        messages: list[Message],
+        parts: list[Message],
+        images: list[Any],
+        columns: dict[str, Any],
+        arguments: dict[str, Any],
+    ) -> Prompt:
+        if self.images is None:
+            raise ImageError("its prompt has images, which this dataset cannot have")
+        template = self.images.template() or self.tokenizer.chat_template
+        try:
+            text = self.tokenizer.apply_chat_template(parts, chat_template=template, tokenize=False, **arguments)
+        except (TemplateError, ValueError) as error:
+            raise PromptError(f"dataset: the chat template refuses row {index}: {error}") from error
+        try:
+            token_ids, shown = self.images(text, images)
+        except OSError as error:
+            raise PreprocessError(f"dataset: reading an image of row {index} {what_was_raised(error)}") from error
+        return Prompt(index=index, text=messages, token_ids=token_ids, columns=columns, images=shown)
 
     def _variables(self, index: int, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return what row and settings say to the chat template. PromptError if it would ignore a variable."""
@@ -176,11 +209,12 @@ def fill(config: DatasetConfig, text: str) -> str:
 
 
 def _is_messages(prompt: Any) -> bool:
+    def is_part(part: Any) -> bool:
+        return isinstance(part, dict) and part.get("type") in ("text", "image")
+
     def is_message(message: Any) -> bool:
-        return (
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-        )
+        content = message.get("content") if isinstance(message, dict) else None
+        has_content = isinstance(content, str) or (isinstance(content, list) and all(map(is_part, content)))
+        return has_content and isinstance(message.get("role"), str)
 
     return isinstance(prompt, list) and bool(prompt) and all(is_message(message) for message in prompt)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_workload.algorithm.samples import Prompt, Text
+from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
 from grpo_workload.ranks.seeds import prompt_seed
@@ -71,14 +72,15 @@ class PromptSource:
         self._seed, self._shuffle = seed, shuffle
         self._preprocess = preprocess
         self.scorer, self.limit = scorer, limit
+        self.has_images = False  # whether the first prompt has images
 
     @property
     def is_scannable(self) -> bool:
         """Whether reading all rows shows their prompts, and is cheap: rows are neither generated nor changed.
 
-        The user's function may be slow, and differ at each step.
+        The user's function may be slow, and differ at each step. Images take long to decode.
         """
-        return self.limit is not None and self._preprocess is None and self.scorer is None
+        return self.limit is not None and self._preprocess is None and self.scorer is None and not self.has_images
 
     def __len__(self) -> int:
         """Number of prompts in the dataset."""
@@ -114,7 +116,7 @@ class PromptSource:
         prompt, limit = self.make(draw), self.limit
         if limit is None or limit.fits(prompt):
             return prompt
-        if limit.action == "truncate":
+        if limit.action == "truncate" and prompt.images is None:  # a part of an image has no meaning
             return limit.truncated(prompt)
         if limit.action == "skip":
             for index in np.random.default_rng(draw.seed).integers(len(self), size=_SUBSTITUTES):
@@ -138,11 +140,19 @@ class PromptSource:
         return [self.prepare(self.draw(step, position, prompts_per_step)) for position in range(prompts_per_step)]
 
 
-def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int, limit: PromptLimit | None = None) -> PromptSource:
+def load_prompts(
+    config: DatasetConfig,
+    tokenizer: Any,
+    *,
+    seed: int,
+    limit: PromptLimit | None = None,
+    images: ImagePrompts | None = None,
+) -> PromptSource:
     """Open the dataset, and prepare its first prompt as a check.
 
     `dataset.preprocess` changes rows first. A prompt that is a string is tokenized as it is. Messages go through the
     tokenizer's chat template with a generation prompt, and so do problems of reasoning-gym if the tokenizer has one.
+    `images` puts those of rows into their messages.
 
     Raises:
         ConfigError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not fit preprocess,
@@ -150,10 +160,10 @@ def load_prompts(config: DatasetConfig, tokenizer: Any, *, seed: int, limit: Pro
             they are: trying again may help.
     """
     if config.reasoning_gym is not None:
-        source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed)
+        source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed, images)
     else:
-        source = _hugging_face_source(config, tokenizer, seed)
-    source.make(source.draw(0, 0, 1))
+        source = _hugging_face_source(config, PromptMaker(config, tokenizer, images=images), seed)
+    source.has_images = source.make(source.draw(0, 0, 1)).images is not None
     source.limit = limit
     return source
 
@@ -168,7 +178,7 @@ def _further(num_rows: int, seed: tuple[int, ...], count: int) -> NDArray[np.int
     return np.random.default_rng(seed).choice(num_rows, min(count, num_rows), replace=False)
 
 
-def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> PromptSource:
+def _hugging_face_source(config: DatasetConfig, maker: PromptMaker, seed: int) -> PromptSource:
     rows, preprocess = _open(config), _preprocess(config)
     if not len(rows):
         raise _no_rows(config)
@@ -178,7 +188,6 @@ def _hugging_face_source(config: DatasetConfig, tokenizer: Any, seed: int) -> Pr
             f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
             "or build the prompt in dataset.preprocess"
         )
-    maker = PromptMaker(config, tokenizer)
     return PromptSource(rows, maker, seed=seed, shuffle=config.shuffle, preprocess=preprocess)
 
 
@@ -226,7 +235,9 @@ def _split(dataset: Any, split: str) -> Any:
     return dataset[split]
 
 
-def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, tokenizer: Any, seed: int) -> PromptSource:
+def _reasoning_gym_source(
+    config: DatasetConfig, gym: ReasoningGymDataset, tokenizer: Any, seed: int, images: ImagePrompts | None
+) -> PromptSource:
     # It takes seconds, and jobs with other datasets do not need it.
     from reasoning_gym.factory import DATASETS, create_dataset
 
@@ -249,7 +260,7 @@ def _reasoning_gym_source(config: DatasetConfig, gym: ReasoningGymDataset, token
 
     return PromptSource(
         _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
-        PromptMaker(config, tokenizer, question_filled=True),
+        PromptMaker(config, tokenizer, question_filled=True, images=images),
         seed=seed,
         shuffle=config.shuffle,
         preprocess=_preprocess(config),

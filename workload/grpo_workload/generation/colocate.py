@@ -13,20 +13,27 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from vllm import LLM, SamplingParams, TokensPrompt
+from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 
-from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.samples import Completion, Prompt, PromptImages
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
-from grpo_workload.generation.vllm_api import EVALUATION, repack_for_cpu, sampling_parameters
+from grpo_workload.generation.vllm_api import (
+    EVALUATION,
+    check_read,
+    engine_prompt,
+    repack_for_cpu,
+    sampling_parameters,
+)
 from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
@@ -121,18 +128,20 @@ class ColocateGenerator:
         listener: Listener,
         **cache: str,
     ) -> list[list[Completion]]:
-        shares = self._gather([(prompt.token_ids, prompt.seed) for prompt in prompts])
+        shares = self._gather([(prompt.token_ids, prompt.seed, _for_engines(prompt)) for prompt in prompts])
         if not (together := [request for share in shares for request in share]):
             return []
         # vLLM numbers its outputs itself, so they are known by their tokens, where these belong to one request alone.
-        asked = Counter(token_ids for token_ids, _ in together)
+        asked = Counter(token_ids for token_ids, _, _ in together)
         known = {prompt.token_ids: place for place, prompt in enumerate(prompts) if asked[prompt.token_ids] == 1}
         with self._heard(known, listener):
             outputs = self._llm.generate(
-                [TokensPrompt(prompt_token_ids=list(token_ids), **cache) for token_ids, _ in together],
-                [SamplingParams(n=num_generations, seed=seed, **sampling) for _, seed in together],
+                [engine_prompt(token_ids, images) | cache for token_ids, _, images in together],
+                [SamplingParams(n=num_generations, seed=seed, **sampling) for _, seed, _ in together],
                 use_tqdm=False,
             )
+        for (token_ids, _, _), output in zip(together, outputs, strict=True):
+            check_read(token_ids, output.prompt_token_ids)
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
         own = outputs[first : first + len(prompts)]
         return [[self._completion(answer) for answer in output.outputs] for output in own]
@@ -159,12 +168,13 @@ class ColocateGenerator:
         self._version = version
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM's prefix cache could not be reset: requests still hold blocks of the old weights")
+        self._llm.llm_engine.reset_encoder_cache()  # features that the old weights made of images
 
     def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
         """See `Generator.logprobs`. Ranks that share a copy of the model ask together."""
         self._cycle.check_generate()
         (output,) = self._llm.generate(
-            [TokensPrompt(prompt_token_ids=list(token_ids))],
+            [engine_prompt(token_ids)],
             [SamplingParams(max_tokens=1, prompt_logprobs=0)],
             use_tqdm=False,
         )
@@ -235,6 +245,10 @@ class ColocateGenerator:
             finish_reason=answer.finish_reason,
             weight_version=self._version,
         )
+
+
+def _for_engines(prompt: Prompt) -> PromptImages | None:
+    return prompt.images and replace(prompt.images, inputs={})
 
 
 class _Once(logging.Filter):

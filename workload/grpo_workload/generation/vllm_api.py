@@ -8,14 +8,17 @@ too.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO
 from typing import Any, Literal
 
 import torch
 from packaging.version import Version
 
+from grpo_workload.algorithm.samples import PromptImages
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.training import TrainingConfig
 
@@ -31,6 +34,9 @@ _REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the rou
 BARE_LOGPROBS = "grpo_bare_logprobs"
 BARE: dict[str, Any] = {"return_tokens_as_token_ids": True, "vllm_xargs": {BARE_LOGPROBS: 1}}
 """Fields of a request over HTTP whose log-probabilities need no strings of tokens (`vllm_worker.bare_logprobs`)."""
+
+IMAGES = "grpo_images"
+"""Key in `vllm_xargs` of a request over HTTP: the prompt's images as PNG in base64 (`vllm_worker.prompt_images`)."""
 
 
 EVALUATION = "evaluation"
@@ -121,6 +127,41 @@ def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def engine_prompt(token_ids: Sequence[int], images: PromptImages | None = None) -> dict[str, Any]:
+    """Return a prompt as `LLM.generate` takes it. vLLM itself puts the tokens of images in place of placeholders."""
+    if images is None:
+        return {"prompt_token_ids": list(token_ids)}
+    return {"prompt_token_ids": list(images.engine_ids), "multi_modal_data": {"image": list(images.images)}}
+
+
+def encode_images(images: PromptImages) -> list[str]:
+    """Return the images as a request over HTTP has them: without loss, in tens of milliseconds for each megapixel."""
+
+    def encode(image: Any) -> str:
+        image.save(file := BytesIO(), "png", compress_level=1)
+        return b64encode(file.getvalue()).decode()
+
+    return [encode(image) for image in images.images]
+
+
+def check_read(token_ids: Sequence[int], read: Sequence[int]) -> None:
+    """Check that vLLM has sampled for the tokens that are trained on; with images, each side expands placeholders.
+
+    Raises:
+        ConfigError: says where they differ first.
+    """
+    if list(read) == list(token_ids):
+        return
+    pairs = enumerate(zip(token_ids, read, strict=False))
+    place = next((place for place, (own, other) in pairs if own != other), min(len(token_ids), len(read)))
+    raise ConfigError(
+        f"generation.engineArgs: vLLM reads a prompt with images as {len(read)} tokens, of which the model's processor "
+        f"makes {len(token_ids)}; they differ from token {place} on. Remove arguments that change how vLLM processes "
+        "images, such as mm_processor_kwargs; if there are none, vLLM and transformers differ for this model, and "
+        "another one would work"
+    )
 
 
 def token_prompt(token_ids: list[int]) -> dict[str, Any]:

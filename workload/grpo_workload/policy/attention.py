@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_workload.policy.attention_blocks import attend_in_blocks
 from grpo_workload.spec.errors import ConfigError
@@ -105,12 +106,18 @@ def attend(
         s_aux: [H]: attention sinks, the scores of a place without a value that each token attends to; None is none.
         cu_seq_lens_q: int32 [S + 1]: the offset at which each sequence begins, and N.
         max_length_q: tokens of the longest sequence.
-        others: further arguments that the model passes to any attention function.
+        others: further arguments that the model passes to any attention function. With `is_causal=False` transformers'
+            sdpa computes the attention, of all tokens to each other.
 
     Raises:
         ConfigError: the model asks for something unsupported; the message says which attention supports it.
         ValueError: the bounds of sequences are missing.
     """
+    if others.get("is_causal") is False:  # within an image, of which a vision tower passes one at a time
+        output, _ = sdpa_attention_forward(
+            module, query_1HND, key_1GND, value_1GND, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
+        )
+        return output, None
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "

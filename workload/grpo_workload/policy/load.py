@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
-from grpo_workload.policy import attention
+from grpo_workload.policy import attention, vision
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import VISION_FAMILIES
 from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,12 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             f"{field}: there is no folder {config.model.path} in the container; "
             "is its volume mounted in every trainer pod?"
         )
-    _refuse_unpushable(config)
+    fields = _config_file(config)
+    _refuse_unpushable(config, fields)
     attention.register()
+    has_vision = fields.get("model_type") in VISION_FAMILIES
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = (AutoModelForImageTextToText if has_vision else AutoModelForCausalLM).from_pretrained(
             config.model.source,
             revision=config.model.revision or "main",
             dtype=DTYPES[config.model.dtype],
@@ -57,6 +61,10 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
         )
     keep_own_calls(model)
     remove_noise(model)
+    if has_vision:
+        vision.adapt(model)
+    if config.model.freeze_vision_tower:
+        vision.freeze(model)
     packs = config.training.per_device_train_batch_size != 1
     attention.check_layers(model.config, config.model.attention, packs=packs)
     attention.check_softcap(model.config, config.model.attention)
@@ -65,12 +73,17 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
     return model
 
 
-def _refuse_unpushable(config: TrainerConfig) -> None:
-    """Refuse a checkpoint whose trained weights engines could not take. What else they cannot, the first push shows."""
+def _config_file(config: TrainerConfig) -> dict[str, Any]:
+    """Return the model's config.json; an empty dict if it cannot be read, as loading the model will say why."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(config.model.source, revision=config.model.revision or "main")
     except (OSError, ValueError):
-        return  # loading the model will say why
+        return {}
+    return dict(fields)
+
+
+def _refuse_unpushable(config: TrainerConfig, fields: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose trained weights engines could not take. What else they cannot, the first push shows."""
     if config.pushes_adapters:
         return
     quantization = fields.get("quantization_config")

@@ -33,6 +33,7 @@ from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
+from grpo_workload.policy.vision import tower_name
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
@@ -81,7 +82,10 @@ class Policy:
         self.adapters: Adapters | None = None
         layers = None
         if config.lora is not None:
-            self.adapters = Adapters(model, config.lora, revision=config.model.revision, seed=config.training.seed)
+            excluded = tower_name(model) if config.model.freeze_vision_tower else None
+            self.adapters = Adapters(
+                model, config.lora, revision=config.model.revision, seed=config.training.seed, excluded=excluded
+            )
             layers = output_layers(model)
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
         self.head = LogprobHead(model, layers, trains_entropy=trains_entropy)
@@ -93,7 +97,7 @@ class Policy:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
         # One group of parameters: with more, DeepSpeed's universal checkpoints count AdamW's steps wrongly.
         optimizer = torch.optim.AdamW(
-            self.adapters.trained() if self.adapters else model.parameters(),
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=config.training.learning_rate,
             betas=(config.training.adam_beta1, config.training.adam_beta2),
             eps=config.training.adam_epsilon,

@@ -167,8 +167,11 @@ class Judge:
         return f"{self._config.url.rstrip('/')}/chat/completions"
 
 
-def _line(message: Mapping[str, str]) -> str:
-    return f"{message['role']}: {message['content']}"
+def _line(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "[image]") for part in content)
+    return f"{message['role']}: {content}"
 
 
 def _check_template(field: str, template: str, columns: Mapping[str, object]) -> None:

@@ -8,6 +8,9 @@ from pydantic import Field, JsonValue
 
 from grpo_workload.spec.schema import FunctionPath, Rule, Section, Text, one_of
 
+VISION_FAMILIES = ("internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Types (`model_type`) of the models that can be trained on prompts with images."""
+
 
 class ModelConfig(Section):
     """The policy to train."""
@@ -43,6 +46,11 @@ class ModelConfig(Section):
         True,
         description="On GPUs, use Liger's fused kernels for norms, rotary embeddings and SwiGLU in models it supports.",
     )
+    freeze_vision_tower: bool = Field(
+        False,
+        description="Train a vision-language model without its vision tower: less memory, and images mean to the "
+        "model what they did before. With lora, the tower gets no adapters.",
+    )
 
     @property
     def field(self) -> str:
@@ -68,7 +76,10 @@ class ReasoningGymDataset(Section):
 
 
 class DatasetConfig(Section):
-    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, rewards get all other columns."""
+    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, `image` or `images` their images.
+
+    Rewards get all columns but `prompt`.
+    """
 
     RULES = (
         one_of("name", "path", "reasoning_gym"),
@@ -119,7 +130,7 @@ class DatasetConfig(Section):
         ge=0,
         le=64,
         description="Number of processes on each rank that prepare its prompts (reading, preprocess, tokenizing) ahead "
-        "of their step; with 0 the step waits for it. Default: 2 with preprocess, else 0.",
+        "of their step; with 0 the step waits for it. Default: 2 with preprocess or images, else 0.",
     )
     prefetch_steps: int = Field(
         2, ge=1, le=1000, description="Number of steps for which dataloaderNumWorkers processes prepare prompts ahead."

@@ -111,7 +111,7 @@ class Checkpoints:
         """Raise SupersededError on all ranks if a newer attempt has taken over the run."""
         on_main(self._folder.check)
 
-    def save(self, policy: Policy, tokenizer: Any, state: TrainerState, *, best: int | None = None) -> Path:
+    def save(self, policy: Policy, processing_class: Any, state: TrainerState, *, best: int | None = None) -> Path:
         """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
         That of step `best` stays, however old it is. Returns its folder, relative to the data folder.
@@ -128,7 +128,7 @@ class Checkpoints:
         is_main = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in policy.saved_weights() if is_main}
         if is_main:
-            writer.guard(scratch / _MODEL, lambda: _write_model(policy, tokenizer, weights, scratch / _MODEL))
+            writer.guard(scratch / _MODEL, lambda: _write_model(policy, processing_class, weights, scratch / _MODEL))
             writer.guard(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
         if (reference := policy.moved_reference) is not None:
             weights = {name: tensor.cpu() for name, tensor in reference.weights() if is_main}
@@ -250,9 +250,9 @@ def _faults(folder: Path) -> list[str]:
     return [fault for found in gather(faults(folder, entries, own)) for fault in found]
 
 
-def _write_model(policy: Policy, tokenizer: Any, weights: dict[str, Any], folder: Path) -> list[Path]:
+def _write_model(policy: Policy, processing_class: Any, weights: dict[str, Any], folder: Path) -> list[Path]:
     policy.save_pretrained(folder, weights)
-    tokenizer.save_pretrained(folder)
+    processing_class.save_pretrained(folder)
     make_readable(folder)
     return list(folder.iterdir())
 

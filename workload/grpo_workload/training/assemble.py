@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from grpo_workload.algorithm import micro_batch
 from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
+from grpo_workload.data.images import ImagePrompts, load_processor
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource, load_prompts
 from grpo_workload.data.scan import scan
@@ -23,6 +24,7 @@ from grpo_workload.generation.build import build_generator
 from grpo_workload.policy.dtype_support import check_precision, own_support
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.vision import has_vision
 from grpo_workload.ranks.collectives import gather, join, on_main
 from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor
@@ -45,6 +47,9 @@ from grpo_workload.training.standing import standing
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
+
+IMAGE_WORKERS = 2
+"""Default of `dataset.dataloaderNumWorkers` where prompts have images: to decode one takes tens of milliseconds."""
 
 
 def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, state_dir: Path) -> Run:
@@ -79,7 +84,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         rank=rank,
         world_size=world_size,
         share=share,
-        tokenizer=tokenizer,
+        processing_class=load_processing_class(config.model, tokenizer, policy.module.config),
         prompts=prompts,
         rewards=rewards,
         evaluation=evaluation,
@@ -151,7 +156,11 @@ def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
     config = contract.config
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(
-        config.dataset, tokenizer, seed=config.training.seed, limit=prompt_limit(config, config.dataset)
+        config.dataset,
+        tokenizer,
+        seed=config.training.seed,
+        limit=prompt_limit(config, config.dataset),
+        images=ImagePrompts.of(config),
     )
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
@@ -182,12 +191,15 @@ def start_prompts(contract: Contract, source: PromptSource, share: range, step: 
     batches = batches_from(step, config.training)
     if source.is_scannable:
         scan(source, share=share, prompts_per_step=config.training.prompts_per_step, steps=batches)
+    workers = config.dataset.num_workers
+    if source.has_images and config.dataset.dataloader_num_workers is None:
+        workers = max(workers, IMAGE_WORKERS)
     return PromptLoader(
         source,
         share=share,
         prompts_per_step=config.training.prompts_per_step,
         steps=batches,
-        num_workers=config.dataset.num_workers,
+        num_workers=workers,
         prefetch_steps=config.dataset.prefetch_steps,
         timeout_seconds=contract.timeout_seconds,
         folder=state_dir,
@@ -273,3 +285,14 @@ def load_tokenizer(model: ModelConfig) -> Any:
     if model.chat_template is not None:
         tokenizer.chat_template = model.chat_template
     return tokenizer
+
+
+def load_processing_class(model: ModelConfig, tokenizer: Any, model_config: Any) -> Any:
+    """Return what checkpoints have beside the model: the tokenizer, or a processor with it. ConfigError as above."""
+    if not has_vision(model_config):
+        return tokenizer
+    processor = load_processor(model)
+    processor.tokenizer = tokenizer
+    if model.chat_template is not None:
+        processor.chat_template = model.chat_template
+    return processor

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from grpo_workload.algorithm.advantage import mean
 from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion
+from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
@@ -63,7 +64,7 @@ def load_evaluation(
         return None
     try:
         limit = prompt_limit(config, section.dataset)
-        source = load_prompts(section.dataset, tokenizer, seed=SEED, limit=limit)
+        source = load_prompts(section.dataset, tokenizer, seed=SEED, limit=limit, images=ImagePrompts.of(config))
         count = min(len(source), section.max_prompts or len(source))
         own = [source.prepare(source.draw(0, position, count)) for position in shard(count, world_size, rank)]
         scorers = build_rewards(config.evaluation_rewards, source, running=rewards)

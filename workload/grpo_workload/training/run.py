@@ -58,7 +58,7 @@ class Run:
     rank: int
     world_size: int
     share: range  # positions of this rank's prompts among those of a step
-    tokenizer: Any
+    processing_class: Any  # TRL's word for the tokenizer or, of a vision-language model, the processor that has it
     prompts: PromptLoader
     rewards: list[Reward]
     evaluation: Evaluation | None

@@ -138,7 +138,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
                 origin=run.start.origin,
             )
             best = None if standing is None else standing.best_step
-            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.tokenizer, state, best=best))
+            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.processing_class, state, best=best))
             run.journal.begin_part()
         if health.gives_up:
             raise health.error()

@@ -6,6 +6,7 @@ engine, its pod and its address.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tenacity import (
 )
 from yarl import URL
 
-from grpo_workload.algorithm.samples import Completion
+from grpo_workload.algorithm.samples import Completion, PromptImages
 from grpo_workload.generation import vllm_api
 from grpo_workload.spec.contract import Engine
 from grpo_workload.spec.errors import ConfigError
@@ -151,7 +152,14 @@ class EngineClient:
         return text
 
     async def complete(
-        self, prompt_ids: Sequence[int], *, model: str, num_samples: int, sampling: Mapping[str, Any], version: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        model: str,
+        num_samples: int,
+        sampling: Mapping[str, Any],
+        version: int,
+        images: PromptImages | None = None,
     ) -> list[Completion]:
         """Sample completions of one prompt, however long that takes; the caller checks that the engine makes progress.
 
@@ -161,23 +169,30 @@ class EngineClient:
             num_samples: number of completions.
             sampling: parameters under vLLM's names; with a seed, the same request returns the same completions.
             version: version of the weights, as the completions record it.
+            images: the prompt's.
 
         Raises:
             RefusedError: the engine answered 400, for example because the prompt is too long.
             EngineError: the engine failed, or is another process than the one that `model` names.
+            ConfigError: the engine makes other tokens of the images than the model's processor.
         """
-        request = {
+        request: dict[str, Any] = {
             "model": model,
-            "prompt": list(prompt_ids),
+            "prompt": list(prompt_ids if images is None else images.engine_ids),
             "n": num_samples,
             "logprobs": 0,
             "return_token_ids": True,
             **vllm_api.BARE,
             **sampling,
         }
+        if images is not None:
+            encoded = await asyncio.to_thread(vllm_api.encode_images, images)
+            request["vllm_xargs"] = request["vllm_xargs"] | {vllm_api.IMAGES: encoded}
         answer = await self._repeat("POST", "/v1/completions", deadline=math.inf, json=request)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         assert len(choices) == num_samples, (len(choices), num_samples)
+        if images is not None:
+            vllm_api.check_read(prompt_ids, choices[0]["prompt_token_ids"])
         return [self._completion(choice, version) for choice in choices]
 
     async def score(self, token_ids: Sequence[int], *, model: str) -> list[float]:

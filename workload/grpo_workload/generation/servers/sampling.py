@@ -127,6 +127,7 @@ class Sampler:
                 num_samples=num_samples,
                 sampling=self._parameters(prompt, version, temperature),
                 version=version,
+                images=prompt.images,
             )
             try:
                 found = await self._link.watch.sample(client, lane.process, work)

@@ -1,0 +1,111 @@
+"""Tiny vision-language models are trained on images that the test makes, in process and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from grpo_workload.spec.contract import Contract, ExitCode
+from support.trainer.engines import Engines, make_contract
+from support.trainer.tiny_vision import make_tiny_vision
+
+pytestmark = pytest.mark.vllm
+
+LEARNT = 0.8  # a mean reward that a model which ignores images cannot reach: it gets 0.5
+
+
+def make_rows(folder: Path) -> str:
+    """Write rows whose messages are all the same: only their images, of several sizes, say what is right.
+
+    Two of 14 rows have no image, so that there are micro-batches without any.
+    """
+    sizes = [(56, 56), (90, 60), (60, 120)]
+    images = [Image.new("RGB", sizes[index % 3], ("red", "blue")[index % 2]) for index in range(12)] + [None, None]
+    rows = {"prompt": [[{"role": "user", "content": "Which?"}]] * len(images), "image": images}
+    datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).save_to_disk(folder)
+    return str(folder)
+
+
+def make_job(model: Path, rows: str, *, max_steps: int, **training: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "dataset": {"path": rows, "dataloaderNumWorkers": 0},
+        "rewards": [{"name": "colour", "function": "colour_reward:right_colour"}],
+        "training": {
+            "maxSteps": max_steps,
+            "promptsPerStep": 6,
+            "numGenerations": 8,
+            "learningRate": 1e-2,
+            "lrSchedulerType": "constant",
+            "maxCompletionLength": 2,
+            "perDeviceTrainBatchSize": 8,
+        }
+        | training,
+        "generation": {"maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
+        "storage": {"checkpointEverySteps": 2, "keep": 100},
+    }
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_saved(run_dir: Path, step: int, model: Path, family: str) -> None:
+    """Weights of the tower have changed, and transformers loads the model with its processor."""
+    saved = run_dir / "checkpoints" / f"step-{step}" / "model"
+    weights, initial = (load_file(folder / "model.safetensors") for folder in (saved, model))
+    assert weights.keys() == initial.keys()
+    tower = [name for name in weights if "vision_tower" in name or "visual" in name]
+    changed = {name for name in tower if not weights[name].equal(initial[name])}
+    assert len(changed) > len(tower) / 2
+    assert AutoProcessor.from_pretrained(saved).image_processor.to_dict() == (
+        AutoProcessor.from_pretrained(model).image_processor.to_dict()
+    )
+    assert AutoModelForImageTextToText.from_pretrained(saved).config.model_type == family
+
+
+def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_training: Any, tmp_path: Path) -> None:
+    model, rows = make_tiny_vision(tmp_path / "model", "qwen2_5_vl"), make_rows(tmp_path / "rows")
+    run_dir = tmp_path / "data" / "ns" / "job" / "uid"
+    zero_3 = {"parallelism": {"zeroStage": 3}}
+    ranks = start_training(make_job(model, rows, max_steps=4) | zero_3, 2)
+    assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
+    before = lines(run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "step-4")  # as if the ranks had been killed before they wrote it
+    ranks = start_training(make_job(model, rows, max_steps=20) | zero_3, 2)
+    assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
+    after = lines(run_dir)
+    assert (before[2]["tokens_per_second"] > 0, after[2]["ranks/generated_tokens_per_second/max"]) == (True, 0), "known"
+    for name in ("reward", "loss", "grad_norm", "trained/entropy"):
+        assert [line[name] for line in after[:4]] == pytest.approx([line[name] for line in before], rel=1e-5, abs=1e-6)
+    assert max(line["trained/sampling/sampling_logp_difference/max"] for line in after) < 1e-4
+    assert sum(line["reward"] for line in after[-4:]) / 4 > LEARNT
+    check_saved(run_dir, 20, model, "qwen2_5_vl")
+
+
+def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks: Any, tmp_path: Path) -> None:
+    model, rows = make_tiny_vision(tmp_path / "model", "internvl"), make_rows(tmp_path / "rows")
+    contract = make_contract(model, [(1, 1)])
+    job = make_job(model, rows, max_steps=3)
+    job["generation"] |= {"topology": "Server"}
+    values = contract.model_dump(mode="json", by_alias=True) | {"config": job, "durable": True}
+    (tmp_path / "engines").mkdir()
+    engines = Engines(tmp_path / "engines", Contract.model_validate(values))
+    with engines.running():
+        env = {"GRPO_CONTRACT": str(engines.folder / "contract.json"), "GRPO_DATA_DIR": str(tmp_path / "data")}
+        ranks = start_ranks(["-m", "grpo_workload.rank"], 1, "train", **env)
+        assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
+    run_dir = tmp_path / "data" / "ns" / "job" / "u"
+    steps = lines(run_dir)
+    assert len(steps) == 3
+    assert max(line["trained/sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
+    assert all(line["grad_norm"] > 0 for line in steps)
+    check_saved(run_dir, 3, model, "internvl")

@@ -1,0 +1,163 @@
+"""Vision-language models compute over packed sequences what transformers computes for each one alone, in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.micro_batch import filler, micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention, vision
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.trial import try_policy
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import VISION_FAMILIES
+from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.trainer import TrainerConfig
+from support.families import make_model
+from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
+
+attention.register()
+TWIN = 262  # a word whose weights are those of the image's token
+CONFIG = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+
+
+def make_sharp_model(family: str, implementation: str) -> Any:
+    model = make_vision_model(family)
+    model.set_attn_implementation(implementation)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=random)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            layer.weight[TWIN] = layer.weight[IMAGE]
+    return model
+
+
+def make_sample(family: str, sizes: list[tuple[int, int]], completion: list[int]) -> Sample:
+    images, counts = make_inputs(family, sizes) if sizes else (None, [])
+    ids = [40, 50, *(token for count in counts for token in [START, *[IMAGE] * count, END]), 60, 70]
+    answer = Completion(
+        token_ids=tuple(completion),
+        logprobs=(0.0,) * len(completion),
+        text="",
+        finish_reason="stop",
+        weight_version=0,
+    )
+    prompt = Prompt(index=0, text="", token_ids=tuple(ids), images=images)
+    return Sample(prompt=prompt, completion=answer, reward=1.0, advantage=1.0)
+
+
+def samples(family: str) -> list[Sample]:
+    return [
+        make_sample(family, [], [90, 91, 92]),
+        make_sample(family, [(2, 3)], [100, 101, 102, 103, 104]),
+        make_sample(family, [(1, 2), (3, 2)], [110, IMAGE, 112]),  # an image's token that was sampled
+    ]
+
+
+def alone(model: Any, sample: Sample) -> Tensor:
+    """What transformers computes; a sampled token of an image is its twin, which is text."""
+    prompt, images = sample.prompt.token_ids, sample.prompt.images
+    completion = [TWIN if token == IMAGE else token for token in sample.completion.token_ids]
+    ids = torch.tensor([[*prompt, *completion]])
+    inputs = {} if images is None else {name: torch.from_numpy(array) for name, array in images.inputs.items()}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion).unsqueeze(1)).squeeze(1)
+
+
+def test_all_families_are_compared() -> None:
+    assert set(FAMILIES) == set(VISION_FAMILIES)
+
+
+@pytest.mark.parametrize("implementation", [attention.VARLEN, "sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_and_gradients_are_those_of_transformers(family: str, implementation: str) -> None:
+    plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, implementation).train()
+    vision.adapt(packed)
+    packed.gradient_checkpointing_enable({"use_reentrant": False})
+    rows = LogprobHead(packed).per_token(packed, micro_batch(samples(family)), 1.0).logprobs_BT
+    rows.sum().backward()
+    for row, sample in zip(rows, samples(family), strict=True):
+        expected = alone(plain, sample)
+        expected.sum().backward()
+        torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if theirs.grad is None:
+            continue
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):  # the sum of what both words get
+            for gradient in (ours.grad, theirs.grad):
+                gradient[IMAGE] += gradient[TWIN]
+                gradient[TWIN] = 0
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-5, rtol=1e-4, msg=lambda text, n=name: n + text)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_change_what_follows_them_and_halves_keep_theirs(family: str) -> None:
+    model = make_sharp_model(family, attention.VARLEN)
+    vision.adapt(model)
+    head, batch = LogprobHead(model), micro_batch(samples(family))
+    whole = head.per_token(model, batch, 1.0).logprobs_BT
+    parts = torch.cat([head.per_token(model, half, 1.0).logprobs_BT for half in batch.halves()])
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+    one = samples(family)[1]
+    assert one.prompt.images is not None
+    darker = {"pixel_values": one.prompt.images.inputs["pixel_values"] - np.float32(1)}
+    images = replace(one.prompt.images, inputs=one.prompt.images.inputs | darker)
+    other = micro_batch([replace(one, prompt=replace(one.prompt, images=images))])
+    change = (head.per_token(model, other, 1.0).logprobs_BT - whole[1:2]).abs()
+    assert change.min() > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_micro_batch_without_images_gives_the_tower_gradients_of_0(family: str) -> None:
+    """Ranks reduce the gradients of the same parameters, whatever prompts they have."""
+    model = make_sharp_model(family, attention.VARLEN)
+    vision.adapt(model)
+    LogprobHead(model).per_token(model, filler(), 1.0).logprobs_BT.sum().backward()
+    with_images = make_sharp_model(family, attention.VARLEN)
+    vision.adapt(with_images)
+    LogprobHead(with_images).per_token(with_images, micro_batch(samples(family)), 1.0).logprobs_BT.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in with_images.named_parameters():
+        assert (gradients[name] is None) == (parameter.grad is None), name
+    own = {f"{vision.tower_name(model)}.{name}" for name, _ in vision.tower(model).named_parameters()}
+    assert not any(gradients[name].any() for name in own if gradients[name] is not None)
+
+
+def test_a_frozen_tower_is_not_trained_and_other_models_have_none() -> None:
+    model = make_vision_model("internvl")
+    vision.freeze(model)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen
+    assert all(name.startswith("model.vision_tower.") for name in frozen)
+    with pytest.raises(ConfigError, match=r"model\.freezeVisionTower: llama has no vision tower"):
+        vision.freeze(make_model("llama"))
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_frozen_tower_gets_no_adapters(is_frozen: bool) -> None:
+    model = make_vision_model("qwen2_5_vl")
+    name = vision.tower_name(model)
+    Adapters(model, LoraConfig(), seed=0, excluded=name if is_frozen else None)
+    adapted = {one.partition(".lora_")[0] for one, _ in model.named_parameters() if ".lora_" in one}
+    assert any(one.startswith("model.language_model.") for one in adapted)
+    assert any(one.startswith(f"{name}.") for one in adapted) is not is_frozen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_trial_at_the_start_accepts_it(family: str) -> None:
+    model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
+    vision.adapt(model)
+    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    try_policy(policy, TrainerConfig.model_validate(CONFIG))

@@ -1,0 +1,124 @@
+"""Vision-language models over packed sequences: what such a model needs beside what `MicroBatch.model_inputs` gives.
+
+Hooks on the model provide it, so that all who call the model do so as they call one for text. Shapes: N tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import VISION_FAMILIES
+
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def has_vision(model_config: Any) -> bool:
+    """Whether it is the configuration of a vision-language model whose images can be trained on."""
+    return model_config.model_type in VISION_FAMILIES
+
+
+def tower(model: Any) -> nn.Module:
+    """The part of a vision-language model that turns images into features, with Qwen's merger."""
+    found: nn.Module = model.model.vision_tower if hasattr(model.model, "vision_tower") else model.model.visual
+    return found
+
+
+def tower_name(model: Any) -> str:
+    """Its name among the model's modules."""
+    part = tower(model)
+    return next(str(name) for name, module in model.named_modules() if module is part)
+
+
+def freeze(model: Any) -> None:
+    """Exclude the vision tower from training. ConfigError if the model has none."""
+    if not has_vision(model.config):
+        raise ConfigError(
+            f"model.freezeVisionTower: {model.config.model_type} has no vision tower that is known; models of the "
+            f"types {', '.join(VISION_FAMILIES)} have one"
+        )
+    tower(model).requires_grad_(False)
+
+
+def adapt(model: Any) -> None:
+    """Add the hooks; without effect on calls that are not of packed sequences, such as those of `generate()`.
+
+    - Positions of tokens in images are those of `get_rope_index`, sequence by sequence, where the family has it.
+    - A token of an image that was sampled is text: no feature is put in its place, as in vLLM.
+    - Without images in the micro-batch, a blank one follows its last sequence, which attends to it no more than to any
+      other. So the same parameters get gradients, and are gathered under ZeRO-3, on every rank.
+    """
+    token = model.config.image_token_id
+    real: list[Tensor] = []  # ids that the embedding layer looks up in place of those that the model gets
+
+    def prepare(_model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if "cu_seq_lens_q" not in kwargs:
+            return None
+        if "is_image_1N" not in kwargs:
+            kwargs = _with_blank(model, kwargs)
+        is_image_1N, ids_1N = kwargs["is_image_1N"], kwargs["input_ids"]
+        real[:] = [ids_1N]
+        positions = {"position_ids": _positions(model, kwargs)} if hasattr(model.model, "get_rope_index") else {}
+        shown = {"input_ids": ids_1N.masked_fill((ids_1N == token) & ~is_image_1N, int(token == 0))}
+        return args, {name: value for name, value in kwargs.items() if name != "is_image_1N"} | shown | positions
+
+    def look_up(_layer: Any, args: Any) -> Any:
+        return (real.pop(),) if real else args
+
+    def end(*_: Any) -> None:
+        real.clear()
+
+    def without_bounds(_tower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {name: value for name, value in kwargs.items() if name not in _BOUNDS}  # they are of the text
+
+    # Functions, not methods: peft copies the embedding layer with its hooks, and would copy the model with a method.
+    model.register_forward_pre_hook(prepare, with_kwargs=True)
+    model.register_forward_hook(end, always_call=True)
+    model.get_input_embeddings().register_forward_pre_hook(look_up)
+    tower(model).register_forward_pre_hook(without_bounds, with_kwargs=True)
+
+
+def _positions(model: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return positions [4, 1, N]: in the sequence, by which transformers tells these apart; time, height, width."""
+    ids_1N, text_1N = kwargs["input_ids"], kwargs["position_ids"]
+    lengths_S = kwargs["cu_seq_lens_q"].diff().cpu()
+    is_token_SL = torch.arange(int(lengths_S.max())) < lengths_S.unsqueeze(1)
+    ids_SL = torch.zeros(is_token_SL.shape, dtype=torch.long).masked_scatter(is_token_SL, ids_1N.cpu())
+    is_image_SL = torch.zeros_like(is_token_SL).masked_scatter(is_token_SL, kwargs["is_image_1N"].cpu())
+    found_3SL, _ = model.model.get_rope_index(
+        ids_SL,
+        mm_token_type_ids=is_image_SL.int(),
+        image_grid_thw=kwargs["image_grid_thw"].cpu(),
+        attention_mask=is_token_SL.long(),
+    )
+    return torch.cat([text_1N, found_3SL[:, is_token_SL].to(text_1N.device)]).unsqueeze(1)
+
+
+def _with_blank(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    ids_1N, positions_1N, bounds = (kwargs[name] for name in ("input_ids", "position_ids", "cu_seq_lens_q"))
+    images, count = _blank(model)
+    blank_1N = ids_1N.new_full((1, count), model.config.image_token_id)
+    longer = torch.cat([bounds, bounds[-1:] + count])
+    longest = max(kwargs["max_length_q"], count)
+    is_image_1N = torch.cat([torch.zeros_like(ids_1N), torch.ones_like(blank_1N)], dim=1).bool()
+    return (
+        kwargs
+        | {name: tensor.to(ids_1N.device) for name, tensor in images.items()}
+        | dict(zip(_BOUNDS, (longer, longer, longest, longest), strict=True))
+        | {"input_ids": torch.cat([ids_1N, blank_1N], dim=1), "is_image_1N": is_image_1N}
+        | {"position_ids": torch.cat([positions_1N, torch.arange(count, device=ids_1N.device).unsqueeze(0)], dim=1)}
+    )
+
+
+def _blank(model: Any) -> tuple[dict[str, Tensor], int]:
+    """Return the model's arguments for its smallest image, and the number of its tokens."""
+    vision, part = model.config.vision_config, tower(model)
+    if not hasattr(part, "patch_embed"):  # InternVL: one tile
+        return {"pixel_values": torch.zeros(1, vision.num_channels, *vision.image_size)}, model.config.image_seq_length
+    patch: Any = part.patch_embed
+    side = vision.spatial_merge_size
+    size = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
+    return {"pixel_values": torch.zeros(side * side, size), "image_grid_thw": torch.tensor([[1, side, side]])}, 1
