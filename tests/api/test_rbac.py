@@ -77,6 +77,22 @@ def _drive(jobs: Jobs) -> None:
     wait_until(lambda: not jobs.list("grpo"), "the job is deleted", 30)
 
 
+def _download(jobs: Jobs) -> None:
+    """Take a job through a download; this one's Job ends as if its pod had."""
+    jobs.apply(make_job("fetched", cache={"claimName": "runs", "prefetch": True}))
+    jobs.wait_for("fetched", "Scheduled", "False", "Downloading")
+    role = "training.grpo.dev/role=download"
+    wait_until(lambda: [p for p in jobs.list("pod", role) if p["spec"].get("nodeName")] != [], "a pod downloads", 30)
+    assert jobs.list("statefulset", "training.grpo.dev/job=fetched") == []
+    (pod,) = jobs.list("pod", role)
+    ended = {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}
+    patch = json.dumps({"status": ended})
+    jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
+    jobs.wait_for("fetched", "Running", "True")
+    wait_until(lambda: not jobs.list("job", "training.grpo.dev/job=fetched"), "the Job is deleted", 30)
+    jobs("delete", "grpo", "fetched")
+
+
 CLASSES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -208,6 +224,7 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
     control_plane: ControlPlane, release: Release, operator: Operator, jobs: Jobs, kubectl: Any
 ) -> None:
     _drive(jobs)
+    _download(jobs)
     kubectl("apply", "-f", "-", stdin=CLASSES)
     _queue(jobs, everywhere=True)
     _recreate_unseen(jobs, control_plane)
@@ -268,6 +285,7 @@ def test_two_namespaced_releases_side_by_side(
         with _running(control_plane, first), _running(control_plane, second):
             theirs.wait_for("other", "Running", "True")
             _drive(mine)
+            _download(mine)
             _queue(mine, everywhere=False)
             _recreate_unseen(mine, control_plane)
             _begin(mine)

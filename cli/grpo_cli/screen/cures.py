@@ -35,6 +35,7 @@ CURES = {
     "raise failurePolicy.hangSeconds if one phase is that long",
     "PlacementTimeout": "nothing, if other jobs end soon: it is tried again, and the restart is not counted; otherwise "
     "free GPUs, add nodes or ask for fewer",
+    "DownloadFailed": "read the log of the job's download pod: the network, the hub, or a full cache.claimName",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
     "InvalidSpec": "fix the field and submit again: the job then starts",

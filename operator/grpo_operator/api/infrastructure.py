@@ -134,6 +134,11 @@ class CacheSpec(Section):
             "readOnly needs claimName: without a claim, pods download into an emptyDir",
             lambda c: not c.read_only or c.claim_name is not None,
         ),
+        Rule(
+            "!self.prefetch || (has(self.claimName) && !self.readOnly)",
+            "prefetch needs claimName, and not readOnly: what is downloaded must be there for later pods",
+            lambda c: not c.prefetch or (c.claim_name is not None and not c.read_only),
+        ),
     )
 
     claim_name: ObjectName | None = Field(
@@ -143,4 +148,10 @@ class CacheSpec(Section):
         False,
         description="Mount the claim read-only: several pods may then share one that is ReadOnlyMany. It must hold the "
         "model and the files of the dataset already.",
+    )
+    prefetch: bool = Field(
+        False,
+        description="true: before the first attempt, a pod without GPUs downloads model.name and the datasets of the "
+        "hub into the claim, so that no GPU waits for it. For models that take minutes to download. Default: pods "
+        "download what they need.",
     )

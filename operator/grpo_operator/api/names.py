@@ -28,6 +28,9 @@ CONTROLLER = f"{GROUP}/{MANAGER}"
 
 CONTAINER = "grpo"
 
+ROLE_DOWNLOAD = "download"
+"""Value of the role's label for the Job that downloads, and its pod; neither belongs to an attempt."""
+
 PATHS = {
     KIND: f"/apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
@@ -39,13 +42,14 @@ PATHS = {
     "ResourceFlavor": "/apis/kueue.x-k8s.io/v1beta2/resourceflavors",
     "WorkloadPriorityClass": "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Pod": "/api/v1/namespaces/{}/pods",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Node": "/api/v1/nodes",
 }
 """API path of each kind, with a placeholder for the namespace."""
 
-WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
+WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap", "Job")
 """Kinds of which the operator watches all objects that carry its label."""
 
 GANG_KIND = "PodGroup"
@@ -131,6 +135,11 @@ def pod_group_name(job: str, attempt: int) -> str:
 def contract_name(job: str, attempt: int) -> str:
     """Return the name of the immutable ConfigMap that holds an attempt's contract."""
     return f"{job}-{attempt}"
+
+
+def download_name(job: str) -> str:
+    """Return the name of the Job that downloads before the first attempt."""
+    return f"{job}-download"
 
 
 def policy_name(job: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide import downloading
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.observe import Observed
@@ -21,11 +22,12 @@ def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: 
 
     `plan` still ends the job instead if it is finished or a deadline has passed.
     """
-    return is_due(job, status, observed, now) and (job.queue is None or job.admission is not None)
+    is_free = job.queue is None or job.admission is not None
+    return is_free and is_due(job, status, observed, now) and downloading.is_done(job, status, observed)
 
 
 def is_due(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
-    """Whether the next attempt begins as soon as Kueue admits it, where the job is in a queue.
+    """Whether the next attempt begins once Kueue admits it, where the job is in a queue, and all is downloaded.
 
     The job may run, all pods of the last attempt and all objects of an earlier job are gone, and the wait after a
     failure is over.

@@ -38,6 +38,7 @@ class ObservedPod:
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
+    downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
     controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
 
 
@@ -57,6 +58,9 @@ class Observed:
 
     pods: Mapping[str, ObservedPod]
     """Existing pods, by name."""
+
+    downloaders: tuple[ObservedPod, ...] = ()
+    """Pods of the Job that downloads."""
 
     gone: Mapping[str, ObservedPod] = field(default_factory=dict)
     """The final state of pods just deleted, by UID."""
@@ -103,8 +107,9 @@ def observe(
     foreign = [child for owner, child in others if owner != uid]
     sets = {child.uid for _, child in others if child.kind == "StatefulSet"}
     return Observed(
-        pods={pod.name: pod for owner, pod in pods if owner == uid},
-        gone={pod.uid: pod for pod in gone},
+        pods={pod.name: pod for owner, pod in pods if owner == uid and not pod.downloads},
+        downloaders=tuple(pod for owner, pod in pods if owner == uid and pod.downloads),
+        gone={pod.uid: pod for pod in gone if not pod.downloads},
         children=tuple(child for owner, child in others if owner == uid),
         foreign=(
             *(f"pod/{pod.name}" for pod in strangers),
@@ -151,10 +156,10 @@ def read_pods(pods: Iterable[Object]) -> list[tuple[str, ObservedPod]]:
 
 def read_child(kind: str, child: Object) -> Child:
     """Read a child other than a pod, without what changes although nothing does that the operator wrote."""
-    is_queued = kind == names.QUEUE_KIND  # Kueue's answer is its status, which the operator changes, too
-    kept = (*_KEPT_METADATA, *(("resourceVersion", "generation") if is_queued else ()))
+    has_status = kind in (names.QUEUE_KIND, "Job")  # others' status says nothing that decides
+    kept = (*_KEPT_METADATA, *(("resourceVersion", "generation") if kind == names.QUEUE_KIND else ()))
     said = {name: child["metadata"][name] for name in kept if name in child["metadata"]}
-    rest = {name: value for name, value in child.items() if name != "metadata" and (is_queued or name != "status")}
+    rest = {name: value for name, value in child.items() if name != "metadata" and (has_status or name != "status")}
     raw = rest | {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}
     return Child(kind=kind, name=said["name"], uid=said["uid"], raw=raw)
 
@@ -208,6 +213,7 @@ def read_pod(pod: Object) -> ObservedPod:
         disruption=_disruption(status),
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(metadata, container),
+        downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
         controller=text(controller_of(pod).get("uid")),
     )
 

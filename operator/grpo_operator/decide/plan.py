@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import attempts, lifecycle, queueing
+from grpo_operator.decide import attempts, downloading, lifecycle, queueing
 from grpo_operator.decide.blame import (
     EFFECTS,
     Reports,
@@ -24,6 +24,7 @@ from grpo_operator.decide.blame import (
 )
 from grpo_operator.decide.conditions import Draft, find, holds, is_terminal
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
+from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.placement import find_placement_timeout, held_groups
@@ -72,6 +73,7 @@ class Plan:
     delete_job: bool = False
     scale: Scale | None = None  # to write into the spec
     queue: QueueSteps = field(default_factory=QueueSteps)
+    download: DownloadSteps = field(default_factory=DownloadSteps)
     requeue_after: float | None = None  # seconds until the next pass; None: only when something changes
     events: tuple[Event, ...] = ()
 
@@ -109,6 +111,8 @@ def plan(
         lifecycle.suspend(draft, observed.pods)
     elif queueing.must_wait(job, status, observed):
         _wait_in_queue(draft, topology, observed)
+    elif not (observed.foreign or downloading.is_done(job, status, observed)):
+        _download(draft, topology, observed, reports)
     elif begins:
         attempts.begin(draft, topology)
         observe_groups(draft, topology, observed)
@@ -126,6 +130,7 @@ def plan(
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
+        download=downloading.find_steps(job, new, observed, waits=obstacle is not None or job.spec.suspend),
         requeue_after=_requeue(job, new, observed, reports, now, obstacle),
         events=events_between(status, new, job),
     )
@@ -149,6 +154,7 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
         mode=Mode.STOPPED,
         deletions=find_deletions(job, new, observed, now),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=False),
+        download=downloading.find_steps(job, new, observed, waits=True),
         requeue_after=due,
         events=events_between(status, new, job),
     )
@@ -170,6 +176,15 @@ def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None
     else:
         attempts.accept(draft, topology)
         draft.set(Condition.SCHEDULED, False, Reason.QUEUED, why)
+
+
+def _download(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
+    failure = downloading.find_failure(draft.job, observed, draft.now)
+    if failure is not None:
+        lifecycle.end(draft, failure)
+        return
+    attempts.accept(draft, topology)
+    draft.set(Condition.SCHEDULED, False, Reason.DOWNLOADING, downloading.describe(observed, reports))
 
 
 def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
@@ -224,8 +239,9 @@ def _requeue(
             POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
         )
     if status.attempt is None:
-        is_queued = job.queue is not None and not observed.foreign
-        return None if is_queued else 1.0  # Kueue's answer calls for the next pass
+        if job.queue is not None and job.admission is None and not observed.foreign:
+            return None  # Kueue's answer calls for the next pass
+        return CALM_SECONDS if observed.downloaders else 1.0
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
     is_ending = any(member.outcome or member.disruption for member in status.members)

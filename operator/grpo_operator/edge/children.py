@@ -64,8 +64,8 @@ def find_changes(
     ]
     # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
     # switched off.
-    # decide/queueing.py says what becomes of Workloads.
-    others = [child for child in observed.children if child.kind != names.QUEUE_KIND]
+    # decide/queueing.py and decide/downloading.py say what becomes of these.
+    others = [child for child in observed.children if child.kind not in (names.QUEUE_KIND, "Job")]
     removals = [child for child in others if (child.kind, child.name) not in places]
     return Changes(decided, stops, applies, removals)
 

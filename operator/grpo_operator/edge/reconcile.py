@@ -20,6 +20,7 @@ from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.downloading import needs_job
 from grpo_operator.decide.observe import owner_of, read_child
 from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
@@ -38,6 +39,7 @@ from grpo_operator.edge.obstacles import find_obstacle
 from grpo_operator.edge.sight import Eyes, Sight, children, is_ours, read_job
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
+from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
 from grpo_workload.spec.reasons import Reason
@@ -130,12 +132,13 @@ class Reconciler:
         delay, written = await self._publish(key, seen.raw, seen.status, decided)
         try:
             changes = self._find_changes(seen, decided)
-            if changes or decided.queue:
+            if changes or decided.queue or decided.download:
                 if not (written or (is_live and seen.status.attempt is not None)):  # else the job was not read live
                     await self._eyes.check_current(key, seen.raw)
                 await self._changer.make(seen.job, seen.observed, changes, is_checked=begins and obstacle is None)
             for answer in await queues.make(self._cluster, seen.job, seen.topology, decided.queue):
                 self._mirror.keep(answer)
+            await self._download(seen, decided)
             if decided.scale is not None:
                 await self._scale(key, decided.scale, seen.now)
         finally:
@@ -168,7 +171,8 @@ class Reconciler:
         return None if found is None else Obstacle(*found)
 
     def _plan(self, key: Key, seen: Sight, obstacle: Obstacle | None) -> Plan:
-        reports = {} if is_terminal(seen.status) else self._launchers.reports(key, list(seen.observed.pods.values()))
+        pods = [*seen.observed.pods.values(), *seen.observed.downloaders]
+        reports = {} if is_terminal(seen.status) else self._launchers.reports(key, pods)
         with doing("planning"):
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle)
 
@@ -188,6 +192,15 @@ class Reconciler:
         self._written[key] = time
         self._measure(key, raw, old, new)
         return decided.requeue_after, True
+
+    async def _download(self, seen: Sight, decided: Plan) -> None:
+        """Create the Job that downloads, or delete it."""
+        if decided.download.create:
+            with doing("creating the Job that downloads"):
+                wanted = download_job(seen.job, seen.topology)
+                self._mirror.keep(await self._cluster.apply(wanted, is_ours=False))
+        for child in decided.download.removals:
+            await self._cluster.delete(child.kind, seen.job.namespace, child.name, child.uid)
 
     async def _scale(self, key: Key, scale: Scale, now: str) -> None:
         """Change the number of elastic engines in the spec; the next pass acts on it."""
@@ -217,6 +230,10 @@ class Reconciler:
         """Ask launchers again shortly before the next pass is due, while pods may answer."""
         there = seen.observed.pods
         pods = [there[member.pod] for member in seen.topology.members if member.pod in there]
+        if decided.status.attempt is None and (asked := list(seen.observed.downloaders)) and delay is not None:
+            port = seen.job.spec.rendezvous.status_port
+            self._launchers.follow(key, Round(port, asked[-1:], lambda _: False), delay * 0.9)
+            return
         if is_terminal(decided.status) or delay is None or not pods or pods[0].name != seen.topology.members[0].pod:
             self._launchers.forget(key)
             return
@@ -256,7 +273,8 @@ def _begins(seen: Sight) -> bool:
     job, status, observed = seen.job, seen.status, seen.observed
     if is_about_to_begin(job, status, observed, seen.now):
         return True
-    return is_due(job, status, observed, seen.now) and is_new(job, seen.topology, observed)
+    asks = is_new(job, seen.topology, observed) or needs_job(job, status, observed)
+    return asks and is_due(job, status, observed, seen.now)
 
 
 def _say(error: Exception) -> Obstacle:

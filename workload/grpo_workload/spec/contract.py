@@ -187,6 +187,23 @@ _MOST_TEXT, _MOST_ITEMS = 128, 128
 """Bounds of what is read of a report: bytes of a text, items of a list."""
 
 
+class DatasetName(Section):
+    """A dataset of the hub."""
+
+    name: str
+    config: str | None = None
+    split: str
+
+
+class Downloads(Section):
+    """What a download pod puts into the cache: its only argument, as JSON."""
+
+    model: str | None = Field(None, description="Model of the hub.")
+    revision: str | None = None
+    datasets: tuple[DatasetName, ...] = ()
+    status_port: int = Field(STATUS_PORT, ge=1, le=65535)
+
+
 class Progress(Section):
     """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
     GET /progress.

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     NODE_LOST = "NodeLost"
     HUNG = "Hung"
     PLACEMENT_TIMEOUT = "PlacementTimeout"
+    DOWNLOAD_FAILED = "DownloadFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
 
@@ -58,6 +59,7 @@ class Reason(StrEnum):
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CLAIM_NOT_SHARED = "ClaimNotReadWriteMany"
     QUEUED = "Queued"
+    DOWNLOADING = "Downloading"
     WAITING_FOR_OLD_CHILDREN = "WaitingForOldChildren"
     WAITING_FOR_PODS = "WaitingForPods"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_operator.api import names
 from grpo_operator.edge.mirror import Key, Mirror, Scope
+from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import manifests
 from support.control_plane.jobs import world
 from support.control_plane.memory_store import Object, Store
@@ -25,7 +26,7 @@ def _children() -> dict[str, Object]:
         "spec": {"nodeName": "node"},
         "status": {"podIP": "10.0.0.1", "conditions": [READY], "containerStatuses": [LAUNCHER]},
     }
-    return made | {"Pod": pod}
+    return made | {"Pod": pod, "Job": download_job(*world())}
 
 
 def _wakes(kind: str, change: dict[str, Any]) -> bool:

@@ -1,0 +1,73 @@
+"""The Job that downloads a job's model and datasets into the cache before its first attempt. Pure."""
+
+from __future__ import annotations
+
+from grpo_operator.api import names
+from grpo_operator.layout.pods import Manifest, child_labels, pod_template
+from grpo_operator.layout.topology import Job, Topology
+from grpo_workload.spec.contract import DatasetName, Downloads, ExitCode
+
+RETRIES = 20
+"""Number of times that a download is tried again; the wait doubles from 10 s to 6 minutes, so for about 1.5 hours."""
+
+_OF_GPU_NODES = ("nodeSelector", "affinity", "topologySpreadConstraints", "schedulingGroup", "runtimeClassName")
+_VOLUMES = ("contract", "data", "state", "shm")
+
+
+def wanted_downloads(job: Job) -> Downloads:
+    """Return what the hub has of a job: model and datasets by name."""
+    spec = job.spec
+    sets = [spec.dataset, *([spec.evaluation.dataset] if spec.evaluation else [])]
+    return Downloads(
+        model=spec.model.name,
+        revision=spec.model.revision if spec.model.name else None,
+        datasets=tuple(
+            DatasetName(name=one.name, config=one.config, split=one.split) for one in sets if one.name is not None
+        ),
+        status_port=spec.rendezvous.status_port,
+    )
+
+
+def download_job(job: Job, topology: Topology) -> Manifest:
+    """Return the Job. Its pod is like one of the first group, with its tokens, but asks for no GPU and no GPU node.
+
+    Kubernetes replaces a pod whose node is lost, and retries one that failed unless the hub does not have the model.
+    """
+    template = pod_template(job, topology.groups[0], 0)
+    role = {names.LABEL_ROLE: names.ROLE_DOWNLOAD, "app.kubernetes.io/component": names.ROLE_DOWNLOAD}
+    of_attempts = (names.LABEL_GROUP, names.LABEL_ATTEMPT)
+    labels = {key: value for key, value in template["metadata"]["labels"].items() if key not in of_attempts} | role
+    pod = {key: value for key, value in template["spec"].items() if key not in _OF_GPU_NODES}
+    (container,) = pod["containers"]
+    container = {key: value for key, value in container.items() if key not in ("resources", "readinessProbe", "ports")}
+    container["command"] = [
+        *("python", "-m", "grpo_workload.download_pod"),
+        wanted_downloads(job).model_dump_json(by_alias=True, exclude_none=True),
+    ]
+    container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] not in _VOLUMES]
+    pod["containers"] = [container]
+    pod["volumes"] = [one for one in pod["volumes"] if one["name"] not in _VOLUMES]
+    pod |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+    metadata = {
+        "name": names.download_name(job.name),
+        "namespace": job.namespace,
+        "labels": child_labels(job) | role,
+        "ownerReferences": [job.owner],
+    }
+    wrong = {"containerName": names.CONTAINER, "operator": "In", "values": [int(ExitCode.CONFIG_ERROR)]}
+    lost = [{"type": "DisruptionTarget", "status": "True"}]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "backoffLimit": RETRIES,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": lost},
+                    {"action": "FailJob", "onExitCodes": wrong},
+                ]
+            },
+            "template": {"metadata": template["metadata"] | {"labels": labels}, "spec": pod},
+        },
+    }

@@ -1,0 +1,145 @@
+"""Downloads into the cache from a hub that breaks off: the real client of the hub, next to a small hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.local.processes import free_ports
+from grpo_devcluster.progress import wait_until
+
+COMMIT = "1" * 40
+FILES = {
+    "config.json": b"{}",
+    "model-1.safetensors": b"a" * 300_000,
+    "model-2.safetensors": b"b" * 500_000,
+    "pytorch_model.bin": b"c" * 900_000,
+}
+
+
+class Hub(ThreadingHTTPServer):
+    """A hub with one model, `some/model`. While `halted`, it sends half of the second file of weights and stops."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.halted = threading.Event()
+        self.sent: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers like the hub."""
+
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the test says what was asked."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/some/model/tree/"):
+            tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": name} for name in FILES]
+            self._send(json.dumps(tree).encode())
+            return
+        if path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in FILES.items()]
+            self._send(json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode())
+            return
+        name = path.rpartition("/")[2]
+        if not path.startswith("/some/model/resolve/") or name not in FILES:
+            self._send(b"{}", 404, **{"X-Error-Code": "RepoNotFound"})
+            return
+        content = FILES[name]
+        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(content))}
+        if not with_body:
+            self._send(b"", size=len(content), **headers)
+            return
+        self.server.sent.append(name)
+        if name == "model-2.safetensors" and self.server.halted.is_set():
+            self._send(content[: len(content) // 2], size=len(content), **headers)
+            self.wfile.flush()
+            while self.server.halted.is_set():
+                self.server.halted.wait(0.05)
+            return
+        self._send(content, **headers)
+
+    def _send(self, content: bytes, code: int = 200, *, size: int | None = None, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(content) if size is None else size), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.halted.clear()
+    server.shutdown()
+    server.server_close()
+
+
+def _start(hub: Hub, cache: Path, port: int, **wanted: str) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    command = [sys.executable, "-m", "grpo_workload.download_pod", json.dumps({"statusPort": port, **wanted})]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _phase(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
+            return str(json.load(answer)["phase"])
+    except OSError:
+        return ""
+
+
+def test_a_download_that_is_killed_goes_on_with_the_files_that_it_lacks(hub: Hub, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    hub.halted.set()
+    first = _start(hub, tmp_path, port, model="some/model")
+    half = "downloads some/model: 0.00 of 0.00 GB"
+    wait_until(lambda: _phase(port).startswith(half[:20]), "it says how far it is", 60)
+    wait_until(lambda: {"model-1.safetensors", "model-2.safetensors"} <= {*hub.sent}, "both are asked for", 60)
+    blobs = tmp_path / "hub" / "models--some--model" / "blobs"
+    wait_until(lambda: (blobs / "model-1.safetensors").exists(), "the first one is whole", 60)
+    first.kill()
+    first.wait()
+    hub.halted.clear()
+    hub.sent.clear()
+    again = _start(hub, tmp_path, port, model="some/model")
+    said, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert hub.sent == ["model-2.safetensors"], "neither what is whole nor weights of another form"
+    folder = tmp_path / "hub" / "models--some--model" / "snapshots" / COMMIT
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name: content for name, content in FILES.items() if name != "pytorch_model.bin"
+    }
+
+
+def test_a_model_that_the_hub_does_not_have_names_the_field(hub: Hub, tmp_path: Path) -> None:
+    process = _start(hub, tmp_path, free_ports(1)[0], model="no/model")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 64, said
+    assert "model.name: cannot load no/model" in said
