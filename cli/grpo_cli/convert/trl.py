@@ -11,7 +11,7 @@ from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same
 _EVAL_INSIDE = "an evaluation samples as training does (docs/evaluation.md)"
 _LOSS = "this term of the loss is not supported"
 LOGS = "every step is in metrics.jsonl, ranks.jsonl and completions.jsonl (docs/metrics.md)"
-_HUB = "nothing is pushed to a hub: copy step-N/model from the storage"
+_HUB = "nothing is pushed to a hub: storage.export writes folders to upload"
 _PACKED = "sequences are packed, and micro-batches cut by tokens (docs/training.md)"
 ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
@@ -181,7 +181,7 @@ SAVING = rows(
         v.one_of({word: word for word in ("steps", "no", "epoch")}, "checkpoints are written every save_steps steps"),
         "no: only at the end, which is always saved"),
     same("save_total_limit", "storage.keep", v.integer),
-    left("save_only_model", "checkpoints hold all that a restart needs; step-N/model is the model alone", False),
+    left("save_only_model", "checkpoints hold all that a restart needs: storage.export writes models alone", False),
     left("save_on_each_node", "checkpoints are on one volume that all pods share", False),
     not_needed("enable_jit_checkpoint", "SIGTERM always saves"),
     left("resume_from_checkpoint", "storage.resumeFrom takes this operator's runs; else use model.path", False),

@@ -27,8 +27,10 @@ from transformers import AutoTokenizer
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import join
+from grpo_workload.spec.storage import ExportConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.exports import Exports
 
 
 def optimizer_state(policy):
@@ -113,6 +115,11 @@ def main(model, data, out, attempt, plans):
             lora=config.adapters,
         )
         checkpoints.save(policy, tokenizer, trainer)
+        if run.endswith("lora"):
+            for kind in ("merged", "adapters"):
+                folder = Path(data) / run / kind
+                exports = Exports(folder, ExportConfig(every_steps=1, keep=1, lora=kind), checkpoints.fence)
+                exports.save(policy, tokenizer, step, f"# {kind}")
         if source is None:
             metrics += [take(policy, step, config) for step in (2, 3)]
         results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}

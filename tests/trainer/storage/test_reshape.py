@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.callbacks import SyncRefModelCallback
 
 # By run: dtype of the weights, and the ZeRO stage with 2 ranks, then with 1, then with 3.
@@ -52,6 +54,7 @@ def test_ranks_and_stages_may_change_between_checkpoints(run_program, tiny_model
     assert refusal.startswith("parallelism.zeroStage: ")
     assert "saved under ZeRO stage 0 and cannot be loaded under 2" in refusal
     check_reference(tiny_model, tmp_path / "data" / "sync" / "checkpoints")
+    check_exports(tmp_path / "data" / "away-lora")
     left = sorted(path.name for path in (tmp_path / "data" / "a" / "checkpoints").iterdir())
     assert left == ["step-2", "step-3", "step-4"], "conversions are deleted when they are no longer needed"
 
@@ -78,3 +81,18 @@ def check_reference(initial, checkpoints):
         assert found.keys() == expected.keys()
         assert all(found[name].equal(weight) for name, weight in expected.items()), step
         assert not all(found[name].equal(weight) for name, weight in load(initial).items())
+
+
+def check_exports(run_dir):
+    """The last export of each kind is that of step 4, and what a checkpoint's adapters give, merged."""
+    expected = AutoPeftModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-4" / "model").merge_and_unload()
+    for kind, auto in (("merged", AutoModelForCausalLM), ("adapters", AutoPeftModelForCausalLM)):
+        (folder,) = (run_dir / kind / "exports").iterdir()
+        assert (folder.name, (folder / "README.md").read_text()) == ("step-4", f"# {kind}")
+        AutoTokenizer.from_pretrained(folder)
+        model = auto.from_pretrained(folder)
+        model = model.merge_and_unload() if kind == "adapters" else model
+        found = dict(model.named_parameters())
+        assert found.keys() == dict(expected.named_parameters()).keys()
+        for name, weight in expected.named_parameters():
+            torch.testing.assert_close(found[name], weight, msg=name)

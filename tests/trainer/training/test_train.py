@@ -5,6 +5,7 @@ import shutil
 import signal
 
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -64,6 +65,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
         made["training"] |= {"promptsPerStep": prompts, "stepsPerGeneration": together, "numIterations": times}
         if source == "folder":  # every fourth or so group has equal rewards
             made["training"] |= {"numGenerations": 2, "maxResampleTimes": 2}
+            made["storage"]["export"] = {"everySteps": together * times, "keep": 2}
         return made
 
     ranks = start_training(config(100_000), 2, uid="stopped", **hub.env)
@@ -107,6 +109,12 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert all(weight.equal(weights[name]) for name, weight in expected_weights.items())
     kept = {path.name for path in (stopped / "checkpoints").glob("*step-*")}
     assert kept == {f"step-{step + 2}", *best(stopped)}, "storage.keep is 1"
+    if source == "folder":
+        exports = {path.name: ModelCard.load(path / "README.md") for path in (stopped / "exports").iterdir()}
+        assert exports.keys() == {f"step-{step}", f"step-{step + 2}"}, "storage.export.keep is 2"
+        results = {one.metric_type: one.metric_value for one in exports[f"step-{step + 2}"].data.eval_results}
+        last = json.loads((stopped / "evaluations.jsonl").read_text().splitlines()[-1])
+        assert results["eval/reward"] == pytest.approx(last["eval/reward"])
     logged = EventAccumulator(str(stopped / "tensorboard")).Reload().Scalars("reward")
     assert [(event.step, event.value) for event in logged] == [
         (line["step"] + 1, pytest.approx(line["reward"])) for line in curve(stopped)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from transformers import get_scheduler
 
@@ -22,6 +23,7 @@ from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.adapter_weights import merged
 from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
@@ -258,6 +260,18 @@ class Policy:
     def saved_weights(self) -> Export:
         """The weights that `save_pretrained` takes: all, or those of the adapters."""
         return Export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+
+    def merged_weights(self) -> Export:
+        """All weights under the checkpoint's names, with adapters merged in, which `save_merged` takes."""
+        weights = merged(self.module) if self.adapters else full(self.module)
+        return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
+
+    def save_merged(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a folder that transformers' `from_pretrained` loads, without adapters."""
+        self.module.config.save_pretrained(folder)
+        if self.module.generation_config is not None:
+            self.module.generation_config.save_pretrained(folder)
+        save_torch_state_dict(weights, folder, metadata={"format": "pt"})
 
     def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write a folder that `from_pretrained` loads: transformers' or, with adapters, peft's."""

@@ -6,7 +6,7 @@ rank. So each field has one name, one default and one description. Torch-free: t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,8 @@ from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.rewards import RewardConfig
-from grpo_workload.spec.schema import ObjectName, Rule, Section, Text, dump
+from grpo_workload.spec.schema import Rule, Section, dump
+from grpo_workload.spec.storage import StorageConfig
 from grpo_workload.spec.training import TrainingConfig
 
 
@@ -69,29 +70,6 @@ class ParallelismConfig(Section):
         description="With gradientCheckpointing: keep the activations that checkpointing saves in host memory until "
         "the backward pass. Larger micro-batches fit; a rank needs 2 bytes x layers x hidden size of host memory for "
         "each token of a micro-batch.",
-    )
-
-
-class StorageConfig(Section):
-    """Where checkpoints live, and when they are written."""
-
-    claim_name: ObjectName | None = Field(
-        None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when several pods share it."
-    )
-    sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = (
-        Field(None, description="Folder on the volume in which runs are kept.")
-    )
-    checkpoint_every_steps: int = Field(
-        50,
-        ge=1,
-        le=1_000_000,
-        description="Steps between checkpoints; the last step is always saved. With training.stepsPerGeneration or "
-        "numIterations, a checkpoint is written after the last step of its generation.",
-    )
-    keep: int = Field(2, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted.")
-    resume_from: Text | None = Field(
-        None,
-        description="Another run to continue: <namespace>/<name>/<uid>, the beginning of that job's status.checkpoint.",
     )
 
 

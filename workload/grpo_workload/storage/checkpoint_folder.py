@@ -42,22 +42,22 @@ class CheckpointFolder:
         """Create `folder`, and remove what older attempts have not finished. The `keep` newest checkpoints stay."""
         self.folder = folder
         self._keep = keep
-        self._fence = fence
+        self.fence = fence
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*folder.glob(f"{_SCRATCH}*"), *folder.glob(f"{_DISCARDED}*")]:
             self._discard(path)
 
     def check(self) -> None:
         """Raise SupersededError if a newer attempt has taken over."""
-        self._fence.check()
+        self.fence.check()
 
     def begin(self, name: str) -> Path:
         """Return an empty folder for writing what is later published as `name`.
 
         Raises SupersededError if a newer attempt has taken over.
         """
-        self._fence.check()
-        scratch = self.folder / f"{_SCRATCH}{self._fence.attempt}-{name}"
+        self.fence.check()
+        scratch = self.folder / f"{_SCRATCH}{self.fence.attempt}-{name}"
         scratch.mkdir()
         return scratch
 
@@ -73,8 +73,8 @@ class CheckpointFolder:
         for path in [*scratch.rglob("*"), scratch]:
             if path.is_dir():
                 sync(path)
-        self._fence.check()
-        target = self.folder / scratch.name.removeprefix(f"{_SCRATCH}{self._fence.attempt}-")
+        self.fence.check()
+        target = self.folder / scratch.name.removeprefix(f"{_SCRATCH}{self.fence.attempt}-")
         scratch.rename(target)
         sync(self.folder)
         return target
@@ -86,7 +86,7 @@ class CheckpointFolder:
 
         Call it after publishing a checkpoint: the one that the run resumed from stays until there is a newer one.
         """
-        self._fence.check()
+        self.fence.check()
         newest, *_ = published = checkpoints(self.folder)
         universal = [path for path in self.folder.glob(f"{_UNIVERSAL}*") if path != self.universal(newest)]
         for path in [
@@ -99,14 +99,14 @@ class CheckpointFolder:
 
     def set_aside(self, checkpoint: Path) -> None:
         """Rename a damaged checkpoint so that it no longer counts; `prune` deletes it after the next is published."""
-        self._fence.check()
+        self.fence.check()
         target = self.folder / f"{_DAMAGED}{step_of(checkpoint)}"
         self._discard(target)
         checkpoint.rename(target)
 
     def replace(self, target: Path) -> None:
         """Remove `target`, if it exists, so that a replacement can be published."""
-        self._fence.check()
+        self.fence.check()
         self._discard(target)
 
     def universal(self, checkpoint: Path) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,15 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.storage.base_model import Origin
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
 from grpo_workload.storage.fence import Fence
-from grpo_workload.storage.files import make_readable
-from grpo_workload.storage.manifest import faults, read_manifest, write_manifest
-from grpo_workload.storage.writer import CheckpointWriter, StorageError, full_message, load_trained, num_bytes
+from grpo_workload.storage.manifest import faults, read_manifest
+from grpo_workload.storage.writer import (
+    CheckpointWriter,
+    StorageError,
+    load_trained,
+    num_bytes,
+    publish,
+    write_model,
+)
 from grpo_workload.storage.zero_conversion import Conversion
 
 _MODEL = "model"
@@ -111,10 +118,13 @@ class Checkpoints:
         """Raise SupersededError on all ranks if a newer attempt has taken over the run."""
         on_main(self._folder.check)
 
-    def save(self, policy: Policy, processing_class: Any, state: TrainerState, *, best: int | None = None) -> Path:
+    def save(
+        self, policy: Policy, processing_class: Any, state: TrainerState, *, best: int | None = None, card: str = ""
+    ) -> Path:
         """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
-        That of step `best` stays, however old it is. Returns its folder, relative to the data folder.
+        That of step `best` stays, however old it is. `card` describes the model. Returns its folder, relative to the
+        data folder.
 
         Raises:
             SupersededError: a newer attempt has taken over the run.
@@ -128,31 +138,20 @@ class Checkpoints:
         is_main = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in policy.saved_weights() if is_main}
         if is_main:
-            writer.guard(scratch / _MODEL, lambda: _write_model(policy, processing_class, weights, scratch / _MODEL))
+            write = partial(policy.save_pretrained, scratch / _MODEL, weights)
+            writer.guard(scratch / _MODEL, lambda: write_model(scratch / _MODEL, write, processing_class, card))
             writer.guard(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
         if (reference := policy.moved_reference) is not None:
             weights = {name: tensor.cpu() for name, tensor in reference.weights() if is_main}
             if is_main:
                 writer.guard(scratch / _REFERENCE, lambda: _write_reference(reference, weights, scratch / _REFERENCE))
-        written = gather((writer.entries, writer.failure))
-        published = on_main(lambda: self._publish(scratch, written, num_bytes(policy.module), best))
+        published = publish(self._folder, scratch, writer, num_bytes(policy.module), best=best)
         return published.relative_to(self._data_dir)
 
-    def _publish(self, scratch: Path, written: list[Any], size: int, best: int | None) -> Path:
-        failure = next((failure for _, failure in written if failure is not None), None)
-        try:
-            self._folder.check()  # if a newer attempt has removed the files, that is the error to report
-            if failure is not None:
-                raise OSError(failure)
-            write_manifest(scratch, {name: entry for entries, _ in written for name, entry in entries.items()})
-            published = self._folder.publish(scratch)
-        except OSError as error:
-            newest = next(iter(checkpoints(self._path)), None)
-            message = full_message(error, scratch, size, newest)  # before `abandon` frees space
-            self._folder.abandon(scratch)
-            raise StorageError(message) from error
-        self._folder.prune(best=best)
-        return published
+    @property
+    def fence(self) -> Fence:
+        """What shows that this attempt is the newest."""
+        return self._folder.fence
 
     def find(
         self, resume_from: str | None, *, world_size: int, zero_stage: int, lora: dict[str, Any] | None = None
@@ -248,13 +247,6 @@ def _faults(folder: Path) -> list[str]:
         return [str(error)]
     own = sorted(entries)[dist.get_rank() :: dist.get_world_size()]
     return [fault for found in gather(faults(folder, entries, own)) for fault in found]
-
-
-def _write_model(policy: Policy, processing_class: Any, weights: dict[str, Any], folder: Path) -> list[Path]:
-    policy.save_pretrained(folder, weights)
-    processing_class.save_pretrained(folder)
-    make_readable(folder)
-    return list(folder.iterdir())
 
 
 def _write_reference(reference: Reference, weights: dict[str, Any], folder: Path) -> list[Path]:

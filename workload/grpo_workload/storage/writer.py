@@ -17,7 +17,10 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from grpo_workload.storage.manifest import Entry, seal
+from grpo_workload.ranks.collectives import gather, on_main
+from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
+from grpo_workload.storage.files import make_readable
+from grpo_workload.storage.manifest import Entry, seal, write_manifest
 
 
 class StorageError(RuntimeError):
@@ -78,6 +81,53 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
             # While it handles the file's error, torch raises another one about its position in the file.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             self.failure = f"{path}: {cause}"
+
+
+def write_model(folder: Path, write: Callable[[], None], processing_class: Any, card: str) -> list[Path]:
+    """Write a model by `write`, its tokenizer or processor and, unless it is empty, its card; return all files."""
+    write()
+    processing_class.save_pretrained(folder)
+    if card:
+        (folder / "README.md").write_text(card)
+    make_readable(folder)
+    return list(folder.iterdir())
+
+
+def publish(
+    folder: CheckpointFolder, scratch: Path, writer: CheckpointWriter, size: int, *, best: int | None = None
+) -> Path:
+    """Give what the writers of all ranks wrote into `scratch` its name, and delete what it replaces; collective.
+
+    Args:
+        folder: where it is published.
+        scratch: a folder that `folder.begin` returned.
+        writer: this rank's.
+        size: estimated bytes, for messages.
+        best: the step whose folder stays, however old it is.
+
+    Raises:
+        SupersededError: a newer attempt has taken over the run.
+        StorageError: a rank could not write its files; what was published before is unchanged.
+    """
+    written = gather((writer.entries, writer.failure))
+    failure = next((failure for _, failure in written if failure is not None), None)
+
+    def finish() -> Path:
+        try:
+            folder.check()  # if a newer attempt has removed the files, that is the error to report
+            if failure is not None:
+                raise OSError(failure)
+            write_manifest(scratch, {name: entry for entries, _ in written for name, entry in entries.items()})
+            published = folder.publish(scratch)
+        except OSError as error:
+            newest = next(iter(checkpoints(folder.folder)), None)
+            message = full_message(error, scratch, size, newest)  # before `abandon` frees space
+            folder.abandon(scratch)
+            raise StorageError(message) from error
+        folder.prune(best=best)
+        return published
+
+    return on_main(finish)
 
 
 def frozen_names(module: nn.Module) -> set[str]:

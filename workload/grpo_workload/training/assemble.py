@@ -38,6 +38,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
+from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
@@ -69,6 +70,8 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     run_dir = data_dir / contract.job.run
 
     checkpoints = join_run(contract, rank, data_dir)
+    export = contract.config.storage.export
+    exports = Exports(run_dir, export, checkpoints.fence) if export else None
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
     tokenizer, source, rewards = load_data(contract)
@@ -92,6 +95,8 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         generator=generator,
         weight_check=weight_check,
         checkpoints=checkpoints,
+        exports=exports,
+        name=contract.job.name,
         journal=journal,
         known=known,
         start=start,

@@ -18,8 +18,10 @@ from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal
+from grpo_workload.storage.model_card import model_card
 from grpo_workload.training.standing import Standing, standing
 from grpo_workload.training.weight_check import WeightCheck
 
@@ -66,6 +68,8 @@ class Run:
     generator: Generator
     weight_check: WeightCheck
     checkpoints: Checkpoints
+    exports: Exports | None
+    name: str  # the job's
     journal: Journal
     known: dict[Place, Group]  # groups of the first generation that the journal already has under these weights
     start: TrainerState
@@ -74,6 +78,11 @@ class Run:
     pulse: Pulse
     event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open
     begun: dict[int, BegunBatch] = field(default_factory=dict)  # batches of which completions are being sampled
+
+    def card(self, step: int, metrics: Mapping[str, float], *, has_adapters: bool) -> str:
+        """Return the card of the model, or of adapters, after `step` steps, the last of which has `metrics`."""
+        evaluated = self.evaluation.past.get(step, {}) if self.evaluation else {}
+        return model_card(self.config, self.name, step, metrics, evaluated, has_adapters=has_adapters)
 
     def standing(self) -> Standing | None:
         """Return which evaluation is the best so far; None before the first."""

@@ -138,8 +138,15 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
                 origin=run.start.origin,
             )
             best = None if standing is None else standing.best_step
-            run.report.saved(step + 1, run.checkpoints.save(run.policy, run.processing_class, state, best=best))
+            card = run.card(step + 1, metrics, has_adapters=run.config.lora is not None)
+            run.report.saved(
+                step + 1, run.checkpoints.save(run.policy, run.processing_class, state, best=best, card=card)
+            )
             run.journal.begin_part()
+        if run.exports and is_last and (is_end or run.exports.is_due(step + 1, generation.steps.start)):
+            run.report.phase("Saving")
+            card = run.card(step + 1, metrics, has_adapters=run.exports.keeps_adapters(run.policy))
+            run.exports.save(run.policy, run.processing_class, step + 1, card)
         if health.gives_up:
             raise health.error()
         if evaluates and stopping and is_end:
