@@ -9,6 +9,8 @@ from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.rewards.answer_in_text import compiled, last_answer
+from grpo_workload.rewards.json_schema import JsonSchemaReward
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.worker import Values
 from grpo_workload.spec.errors import ConfigError
@@ -23,6 +25,8 @@ def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:
         return _exact_match(config.name, config.exact_match, source)
     if config.format is not None:
         return _format(config.name, config.format)
+    if config.json_schema is not None:
+        return JsonSchemaReward(config.name, config.json_schema, source)
     if config.soft_overlong is not None:
         return _soft_overlong(config.soft_overlong)
     if config.reasoning_gym is not None:
@@ -43,17 +47,6 @@ def accuracy(config: RewardConfig, source: PromptSource) -> Accuracy:
     return Accuracy(config, gold)
 
 
-def compiled(field: str, pattern: str, *, groups: int | None = None) -> re.Pattern[str]:
-    """Return the regular expression. ConfigError if it is none, or has another number of groups."""
-    try:
-        made = re.compile(pattern, re.DOTALL)
-    except re.error as error:
-        raise ConfigError(f"{field}: {pattern!r} is no regular expression of Python: {error}") from error
-    if groups not in (None, made.groups):
-        raise ConfigError(f"{field}: {pattern!r} has {made.groups} groups; {groups} would work: (?:...) makes no group")
-    return made
-
-
 def _exact_match(name: str, config: ExactMatchConfig, source: PromptSource) -> RewardFunction:
     field = f"rewards[{name}].exactMatch"
     columns = source.batch(0, 1)[0].columns
@@ -62,16 +55,11 @@ def _exact_match(name: str, config: ExactMatchConfig, source: PromptSource) -> R
         raise ConfigError(f"{field}.column: the dataset has no column {config.column}; it has {found}")
     extract = None if config.extract is None else compiled(f"{field}.extract", config.extract, groups=1)
 
-    def answer(text: str) -> str | None:
-        if extract is None:
-            return text
-        return next(reversed(extract.findall(text)), None)
-
     def matches(gold: Any, text: str) -> float | None:
         accepted = [gold] if isinstance(gold, str) or not isinstance(gold, Sequence) else gold
         if gold is None or not accepted:
             return None
-        given = answer(text)
+        given = last_answer(extract, text)
         return float(given is not None and _normal(given) in {_normal(str(one)) for one in accepted})
 
     return lambda prompts, completions: [

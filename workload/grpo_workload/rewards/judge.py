@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.rewards.builtin import compiled
+from grpo_workload.rewards.answer_in_text import compiled
 from grpo_workload.rewards.process import RewardError
 from grpo_workload.rewards.trl_signature import Logged
 from grpo_workload.rewards.worker import Values

@@ -73,6 +73,24 @@ class ExactMatchConfig(Section):
     )
 
 
+class JsonSchemaConfig(Section):
+    """JSON that a JSON Schema accepts."""
+
+    RULES = (one_of("inline", "column"),)
+
+    inline: dict[Annotated[str, Field(max_length=256)], JsonValue] | None = Field(
+        None, max_length=256, description="The schema, if all prompts have the same."
+    )
+    column: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="Column of the dataset with each prompt's schema, as JSON in a text."
+    )
+    extract: Pattern | None = Field(
+        None,
+        description="Regular expression of Python with one group, which is the JSON in the completion; the last match "
+        "counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the JSON.",
+    )
+
+
 class JudgeConfig(Section):
     """A language model that scores completions, behind an OpenAI-compatible API."""
 
@@ -126,6 +144,7 @@ class RewardConfig(Section):
             "accuracy",
             "exact_match",
             "format",
+            "json_schema",
             "judge",
             "reasoning_gym",
             "soft_overlong",
@@ -156,6 +175,9 @@ class RewardConfig(Section):
         "end do not count. For answers that are no math.",
     )
     format: FormatConfig | None = Field(None, description="1 when the completion has the format, else 0.")
+    json_schema: JsonSchemaConfig | None = Field(
+        None, description="1 when the completion is JSON that the schema accepts, else 0. For tools and forms."
+    )
     judge: JudgeConfig | None = Field(
         None, description="The score that a language model gives. For answers that no rule can judge."
     )

@@ -11,7 +11,15 @@ from trl.rewards import get_soft_overlong_punishment
 from grpo_workload.launcher.rank_processes import describe_error
 from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score
 from grpo_workload.rewards.table import RewardTable
+from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
+
+SCHEMA = {
+    "type": "object",
+    "required": ["n"],
+    "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}},
+    "additionalProperties": False,
+}
 
 LOCKED = """
 import asyncio, re
@@ -76,6 +84,16 @@ async def test_the_reward_stopped():
             ["<answer>London</answer> no, <answer>\nparis</answer>", "<answer>Ville  lumière</answer>"],
             ["Paris", "<answer>Paris</answer> <answer>London</answer>"],
         ),
+        (
+            {"jsonSchema": {"inline": SCHEMA}},
+            ['{"n": 1}', ' {"n": 2, "next": {"n": 3}}\n'],
+            ["", "{'n': 1}", '{"n": "1"}', '{"n": NaN}', '{"n": 1, "next": {}}', '{"n": 1} {"n": 1}', "[" * 100_000],
+        ),
+        (
+            {"jsonSchema": {"inline": SCHEMA, "extract": "<call>(.*?)</call>"}},
+            ['<call>{}</call> no: <call>{"n": 1}</call>'],
+            ['{"n": 1}', '<call>{"n": 1}</call> <call></call>'],
+        ),
     ],
 )
 async def test_what_is_right_by_its_text(settings, right, wrong):
@@ -84,6 +102,15 @@ async def test_what_is_right_by_its_text(settings, right, wrong):
     texts = right + wrong
     table = await score([reward], [prompt] * len(texts), [make_completion(text) for text in texts])
     assert table.values == [[1.0] * len(right) + [0.0] * len(wrong)]
+
+
+async def test_each_row_may_have_its_own_schema_which_refers_to_nothing_outside_of_it():
+    (reward,) = build_rewards([make_config(jsonSchema={"column": "schema"})], make_source({"schema": "true"}))
+    schemas = ['{"type": "integer"}', {"type": "string"}, None, "false"]
+    prompts = [make_prompt(schema=schema) for schema in schemas]
+    assert (await score([reward], prompts, [make_completion("4")] * 4)).values == [[1.0, 0.0, None, 0.0]]
+    with pytest.raises(ConfigError, match=r"row 0: the schema refers to .*example.com/a.json, which is not in it"):
+        await score([reward], [make_prompt(schema='{"$ref": "http://example.com/a.json"}')], [make_completion("4")])
 
 
 async def test_a_row_without_an_answer_is_left_out_of_exact_match_and_numbers_are_text():
@@ -159,6 +186,15 @@ def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(t
             {"exactMatch": {"column": "level", "extract": "(a)(b)"}},
             r"exactMatch\.extract: '\(a\)\(b\)' has 2 groups; 1 would work",
         ),
+        (
+            {"jsonSchema": {"inline": {"type": "objekt"}}},
+            r"rewards\[mine\]\.jsonSchema\.inline: this is no JSON Schema: 'objekt' is not valid",
+        ),
+        (
+            {"jsonSchema": {"column": "schema"}},
+            r"rewards\[mine\]\.jsonSchema\.column: the dataset has no column schema; it has level",
+        ),
+        ({"jsonSchema": {"column": "level"}}, r"jsonSchema\.column: row 0: this is no JSON Schema: it is neither"),
         (
             {"format": {"pattern": "(a"}},
             r"rewards\[mine\]\.format\.pattern: '\(a' is no regular expression of Python: ",
