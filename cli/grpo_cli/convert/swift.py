@@ -8,7 +8,7 @@ from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same, 
 
 _TURNS = "completions have one turn: tools and environments are not supported"
 _REWARD = "write the reward as a function (docs/rewards.md)"
-_IMAGES = "only text models are trained"
+_SMALLER = "make images smaller in dataset.preprocess (docs/vision.md)"
 _LENGTHS = "not cut: maxModelLen holds prompt and completion"
 _INSIDE = "internal to ms-swift"
 _TEMPLATE = "the tokenizer's chat template is used"
@@ -98,9 +98,10 @@ OWN = rows(
         "an argument of vLLM"),
     not_needed("vllm_enable_lora vllm_max_lora_rank",
         "lora.push: adapters sends engines only the adapters (docs/lora.md)"),
-    left("vllm_limit_mm_per_prompt", _IMAGES),
+    differs("vllm_limit_mm_per_prompt", "generation.engineArgs.limit_mm_per_prompt", v.mapping, "an argument of vLLM"),
     left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: use tensorParallel", 1),
-    left("freeze_vit freeze_aligner freeze_llm", _IMAGES, True, False),
+    differs("freeze_vit", "model.freezeVisionTower", v.boolean, "of Qwen's models, with the aligner"),
+    left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),
     differs("sequence_parallel_size", "@sequence_parallel", v.integer, trl.SEQUENCES),
     left("padding_free packing use_logits_to_keep", "always packed, with logits of completions only", True, False),
     not_needed("add_version model_type seq_kd teacher_model acc_strategy save_safetensors logging_nan_inf_filter "
@@ -127,7 +128,7 @@ ENVIRONMENT = rows(
     not_needed("CUDA_VISIBLE_DEVICES NODE_RANK node_rank master_addr master_port MASTER_ADDR MASTER_PORT RANK "
         "WORLD_SIZE", "the operator assigns ranks and devices"),
     not_needed("PYTHONPATH", "the image sets it; for your own functions see docs/rewards.md"),
-    left("MAX_PIXELS VIDEO_MAX_PIXELS FPS_MAX_FRAMES", _IMAGES),
+    left("MAX_PIXELS VIDEO_MAX_PIXELS FPS_MAX_FRAMES", _SMALLER),
 )
 # fmt: on
 

@@ -39,7 +39,6 @@ _QWEN3 = _TOWER | {
     "deepstack_visual_indexes": [0],
 }
 _INTERLEAVED = {"rope_parameters": _TEXT["rope_parameters"] | {"mrope_interleaved": True}}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ({}, _TOWER | {"embed_dim": 64, "hidden_size": 64, "mlp_ratio": 1}),
@@ -50,7 +49,6 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"fullatt_block_indexes": [1]},
     ),
     "qwen3_vl": (_INTERLEAVED, _QWEN3),
-    "qwen3_vl_moe": (_INTERLEAVED | _EXPERTS, _QWEN3),
     "internvl": (
         {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         {
@@ -142,7 +140,7 @@ def make_tiny_vision(folder: Path, family: str, **fields: Any) -> Path:
             chat_template=tokenizer.chat_template,
         )
     else:
-        kind = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}.get(family, "Qwen3VL")
+        kind = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family]
         size = {"shortest_edge": TILE * TILE, "longest_edge": 16 * TILE * TILE}
         processor = getattr(transformers, f"{kind}Processor")(
             transformers.Qwen2VLImageProcessor(patch_size=PATCH, merge_size=2, size=size),

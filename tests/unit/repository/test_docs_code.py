@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
+from PIL import Image
 from transformers import AutoModelForCausalLM
 
 from grpo_workload.algorithm.samples import Completion
@@ -86,6 +87,16 @@ def _rows(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _import(code, "my_rows", folder, monkeypatch)
     row = Preprocess("my_rows:prepare")(0, {"problem": "1 + 1?", "gold": "2"}, seed=1)
     assert row == {"prompt": "1 + 1?\nAnswer in one line.", "solution": "2"}
+
+
+def _images(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function that the page's YAML and the example name makes a prompt with a smaller image."""
+    _import(code, "my_images", folder, monkeypatch)
+    example = yaml.safe_load((EXAMPLES / "colocate-vision.yaml").read_text())
+    path = example["spec"]["dataset"]["preprocess"]
+    row = Preprocess(path)(0, {"problem": "Which?", "image": Image.new("L", (4000, 3000)), "solution": "2"}, seed=1)
+    assert (row["image"].mode, row["image"].size) == ("RGB", (768, 576))
+    assert (row["prompt"], row["solution"]) == ([{"role": "user", "content": "Which?"}], "2")
 
 
 class _Judge(BaseHTTPRequestHandler):
@@ -164,6 +175,7 @@ CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "convert.md": _verl,
     "lora.md": _adapters,
     "training.md": _loss,
+    "vision.md": _images,
 }
 
 

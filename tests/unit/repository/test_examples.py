@@ -34,6 +34,7 @@ EXPECTED = {
     "one-node-4+1.yaml": (4, [4], [(1, (4,))], [0]),
     "colocate-7b-tp.yaml": (8, [8], [], []),
     "colocate-7b-lora.yaml": (8, [8], [], []),
+    "colocate-vision.yaml": (8, [8], [], []),
     "colocate-72b-zero3-offload.yaml": (32, [8] * 4, [], []),
     "custom-reward/job.yaml": (8, [8], [], []),
 }

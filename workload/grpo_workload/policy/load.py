@@ -141,8 +141,11 @@ def fuse(model: Any) -> None:
     except ImportError:
         logger.warning("model.useLigerKernel: liger-kernel is not in the image, so layers run unfused, which is slower")
         return
-    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        logger.warning("model.useLigerKernel: Liger does not support %s; layers run unfused", model.config.model_type)
+    # Not of models with a vision tower: with those it was never compared.
+    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN.keys() - set(VISION_FAMILIES):
+        logger.warning(
+            "model.useLigerKernel: Liger's kernels are not used for %s; layers run unfused", model.config.model_type
+        )
         return
     # Not Liger's loss, which would replace the model's forward: `logprobs` computes what the loss needs.
     _apply_liger_kernel_to_instance(

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from grpo_workload.spec.schema import FunctionPath, Rule, Section, Text, one_of
 
-VISION_FAMILIES = ("internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+VISION_FAMILIES = ("internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 """Types (`model_type`) of the models that can be trained on prompts with images."""
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from grpo_workload.spec.inputs import VISION_FAMILIES
 from support.families import FAMILIES, MASKED, STATEFUL
 from support.paths import ROOT
 
@@ -17,6 +18,13 @@ def test_each_family_that_is_tested_has_a_row_with_the_pushes_that_were_tried(ta
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n\n")[0].splitlines()]
     assert [name for name, _, _ in rows] == [f"`{family}`" for family in families]
     assert {name.strip("`"): pushes for name, _, pushes in rows} == {family: pushes_of(family) for family in families}
+
+
+def test_each_vision_family_has_a_row_and_pushes_that_were_tried() -> None:
+    _, section = (ROOT / "docs" / "models.md").read_text().split("## Vision-language models\n")
+    named = re.findall(r"^\| `(\w+)` \|", section.split("\n## ")[0], re.MULTILINE)
+    assert tuple(named) == ("model_type", *VISION_FAMILIES)
+    assert all(pushes_of(family) == "CPU" for family in VISION_FAMILIES)
 
 
 def pushes_of(family: str) -> str:
