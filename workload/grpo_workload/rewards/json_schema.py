@@ -73,12 +73,11 @@ class JsonSchemaReward:
 @lru_cache(maxsize=1024)
 def _validator(text: str) -> Any:
     schema = json.loads(text)
-    if not isinstance(schema, Mapping | bool):
-        raise ValueError("it is neither an object nor true or false")
-    kind = validator_for(schema, default=Draft202012Validator)
+    latest = Draft202012Validator
+    kind = validator_for(schema, default=latest) if isinstance(schema, Mapping) else latest
     kind.check_schema(schema)
     return kind(schema, registry=Registry())  # an empty one: nothing is fetched from where a schema refers to
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise json.JSONDecodeError("no JSON", name, 0)

@@ -194,7 +194,10 @@ def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(t
             {"jsonSchema": {"column": "schema"}},
             r"rewards\[mine\]\.jsonSchema\.column: the dataset has no column schema; it has level",
         ),
-        ({"jsonSchema": {"column": "level"}}, r"jsonSchema\.column: row 0: this is no JSON Schema: it is neither"),
+        (
+            {"jsonSchema": {"column": "level"}},
+            r"jsonSchema\.column: row 0: this is no JSON Schema: 1 is not of type 'object', 'boolean'",
+        ),
         (
             {"format": {"pattern": "(a"}},
             r"rewards\[mine\]\.format\.pattern: '\(a' is no regular expression of Python: ",
