@@ -78,7 +78,7 @@ def _drive(jobs: Jobs) -> None:
 
 
 def _download(jobs: Jobs) -> None:
-    """Take a job through a download; this one's Job ends as if its pod had."""
+    """Take a job through a download, whose pod ends as if it had worked, and one through the look at its template."""
     jobs.apply(make_job("fetched", cache={"claimName": "runs", "prefetch": True}))
     jobs.wait_for("fetched", "Scheduled", "False", "Downloading")
     role = "training.grpo.dev/role=download"
@@ -91,6 +91,9 @@ def _download(jobs: Jobs) -> None:
     jobs.wait_for("fetched", "Running", "True")
     wait_until(lambda: not jobs.list("job", "training.grpo.dev/job=fetched"), "the Job is deleted", 30)
     jobs("delete", "grpo", "fetched")
+    jobs.apply(make_job("claims", trainer={"groups": [{"name": "a", "gpus": 1, "resourceClaimTemplateName": "no"}]}))
+    jobs.wait_for("claims", "Accepted", "False", "ClaimNotFound")
+    jobs("delete", "grpo", "claims")
 
 
 CLASSES = """

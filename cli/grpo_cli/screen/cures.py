@@ -44,7 +44,7 @@ CURES = {
     "OperatorForbidden": "give the operator's ServiceAccount the roles of its chart: the job then starts",
     "ChildRefused": "change what the policy or webhook in the message objects to, or except the job from it",
     "NameTaken": "delete the object with this name, or rename the job",
-    "ClaimNotFound": "create the PersistentVolumeClaim: the job then starts",
+    "ClaimNotFound": "create the PersistentVolumeClaim or ResourceClaimTemplate: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
     "Queued": "wait, or ask who manages the queue: kubectl get workloads,localqueues shows what is before it",

@@ -123,6 +123,12 @@ class PodGroup(Section):
     )
     replicas: int = Field(1, ge=1, le=4096, description="Number of pods in the group.")
     gpus: int = Field(ge=1, le=64, description="Number of GPUs of each pod.")
+    resource_claim_template_name: ObjectName | None = Field(
+        None,
+        description="ResourceClaimTemplate that asks for the GPUs of each pod, `gpus` of them: dynamic resource "
+        "allocation, in place of device.resourceName. For clusters whose GPUs a DRA driver publishes, and to choose "
+        "GPUs by their attributes.",
+    )
     pod_template: PodTemplate = Field(
         default_factory=PodTemplate,
         description="Pod settings of this group, merged over spec.podTemplate like a strategic merge patch.",

@@ -30,7 +30,7 @@ async def find_obstacle(
         return Reason.INVALID_SPEC, fault
     ours = owned(children, job.uid)
     try:
-        if wrong := await _find_wrong_claim(cluster, job, topology):
+        if wrong := await _find_wrong_claim(cluster, job, topology) or await _find_missing_template(cluster, job):
             return wrong
         for child in wanted:
             is_ours = (child["kind"], child["metadata"]["name"]) in ours
@@ -57,6 +57,15 @@ async def _find_wrong_claim(cluster: Cluster, job: Job, topology: Topology) -> t
         modes = claim["spec"].get("accessModes", [])
         if wrong := wrong_mode(modes, pods=len(topology.pods), read_only=read_only):
             return Reason.CLAIM_NOT_SHARED, f"spec.{field}.claimName: PersistentVolumeClaim {name} {wrong}"
+    return None
+
+
+async def _find_missing_template(cluster: Cluster, job: Job) -> tuple[Reason, str] | None:
+    """Return which ResourceClaimTemplate does not exist. The scheduler would leave pods waiting, and not say why."""
+    for name in sorted({group.resource_claim_template_name or "" for group in job.spec.pod_groups} - {""}):
+        if await cluster.get("ResourceClaimTemplate", job.namespace, name) is None:
+            missing = f"namespace {job.namespace} has no ResourceClaimTemplate {name}; create it"
+            return Reason.CLAIM_NOT_FOUND, f"resourceClaimTemplateName: {missing}"
     return None
 
 

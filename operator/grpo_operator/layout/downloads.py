@@ -10,7 +10,10 @@ from grpo_workload.spec.contract import DatasetName, Downloads, ExitCode
 RETRIES = 20
 """Number of times that a download is tried again; the wait doubles from 10 s to 6 minutes, so for about 1.5 hours."""
 
-_OF_GPU_NODES = ("nodeSelector", "affinity", "topologySpreadConstraints", "schedulingGroup", "runtimeClassName")
+_OF_GPU_NODES = (
+    *("nodeSelector", "affinity", "topologySpreadConstraints"),
+    *("resourceClaims", "schedulingGroup", "runtimeClassName"),
+)
 _VOLUMES = ("contract", "data", "state", "shm")
 
 

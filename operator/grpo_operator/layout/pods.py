@@ -19,6 +19,9 @@ Manifest = dict[str, Any]
 SAVE_SECONDS = 300
 """Default grace period: saving a 7B model with its optimizer takes a minute or two on network storage."""
 
+CLAIM = "gpus"
+"""Name of the resource claim in pods: that of the group's ResourceClaimTemplate."""
+
 _UID = 65532
 
 
@@ -48,6 +51,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "containers": [_container(job, group, user)],
         "volumes": [*_volumes(job, attempt), *user.volumes],
     }
+    claim = group.spec.resource_claim_template_name
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
@@ -63,6 +67,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "hostNetwork": user.host_network,
         # The default would ask the node's resolver, which does not know the names of pods.
         "dnsPolicy": "ClusterFirstWithHostNet" if user.host_network else None,
+        "resourceClaims": [{"name": CLAIM, "resourceClaimTemplateName": claim}] if claim else None,
         "schedulingGroup": {"podGroupName": names.pod_group_name(job.name, attempt)} if group.in_gang else None,
         "serviceAccountName": user.service_account_name,
         "imagePullSecrets": list(user.image_pull_secrets),
@@ -164,7 +169,9 @@ def _field(name: str, path: str) -> Manifest:
 def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     resources: Manifest = dict(user.resources)
     extended = rdma_resources(job.spec.network)
-    if job.spec.device.resource:
+    if group.spec.resource_claim_template_name:
+        resources["claims"] = [*_inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
+    elif job.spec.device.resource:
         extended[job.spec.device.resource] = str(group.spec.gpus)
     for kind in ("limits", "requests"):
         if merged := _inner(user.resources, kind, dict, "resources") | extended:

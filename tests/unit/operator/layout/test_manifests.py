@@ -256,3 +256,13 @@ def test_an_error_names_the_field(change: dict, fault: str) -> None:
 def test_the_crd_files_are_generated_from_the_models() -> None:
     for path in TARGETS:
         assert path.read_text() == render(), f"{path} is stale; run `make crds`"
+
+
+def test_a_claim_template_replaces_the_extended_resource_in_its_group_alone() -> None:
+    groups = [{"name": "a", "gpus": 2, "resourceClaimTemplateName": "two"}, {"name": "b", "gpus": 1}]
+    made = manifests(*world(trainer={"groups": groups}), attempt=0)
+    a, b = (one["spec"]["template"]["spec"] for one in made if one["kind"] == "StatefulSet")
+    assert a["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "two"}]
+    assert a["containers"][0]["resources"] == {"claims": [{"name": "gpus"}]}
+    assert "resourceClaims" not in b
+    assert b["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
