@@ -13,7 +13,7 @@ from grpo_devcluster import kwok
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import kueue
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.operators import Jobs, bind_claim, finish_download, make_job, outcome
 
 pytestmark = [pytest.mark.api, pytest.mark.long]
 
@@ -241,3 +241,17 @@ def test_topology_key_is_kueues_to_place_one_rack_and_nodes_in_the_order_of_ordi
         placed = [pod["spec"]["nodeName"] for pod in pods]
         assert placed in (["kwok-310", "kwok-312"], ["kwok-311", "kwok-313"]), placed
         assert all(pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] in placed for pod in pods)
+
+
+def test_a_download_begins_once_the_job_is_admitted_and_kueue_leaves_it_alone(jobs: Jobs, queue: str) -> None:
+    bind_claim(jobs, "models")
+    jobs.apply(_queued("large", trainer={"groups": [{"name": "a", "replicas": 1, "gpus": 4}]}))
+    jobs.wait_for("large", "Running", "True")
+    jobs.apply(_queued("fetched", cache={"claimName": "models", "prefetch": True}))
+    _wait(jobs, "fetched", "Queued")
+    assert jobs.list("job") == []
+    jobs.finish_pod("large-a-0", 0, outcome(0))
+    _wait(jobs, "fetched", "Downloading")
+    finish_download(jobs, "fetched")
+    jobs.wait_for("fetched", "Running", "True")
+    _wait_for_usage(jobs, 3)

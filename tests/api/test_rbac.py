@@ -14,7 +14,17 @@ import yaml
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
-from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome, report_balance
+from support.control_plane.operators import (
+    Jobs,
+    Operator,
+    Release,
+    bind_claim,
+    finish_download,
+    install_chart,
+    make_job,
+    outcome,
+    report_balance,
+)
 
 pytestmark = pytest.mark.api
 
@@ -31,19 +41,9 @@ def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[s
     return [json.loads(kubectl("get", *each, "-o", "json")) for each in found]
 
 
-def _bound_claim(jobs: Jobs) -> None:
-    """Create a claim that is bound to a volume: the scheduler places no pod without one."""
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
-    volume |= {"claimRef": {"namespace": jobs.namespace, "name": "runs"}, "persistentVolumeReclaimPolicy": "Retain"}
-    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": jobs.namespace}, "spec": volume})
-    claim = common | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": jobs.namespace}
-    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}, "spec": claim})
-
-
 def _drive(jobs: Jobs) -> None:
     """Take one job through everything that needs a right: claim, restarts, another shape, completion, deletion."""
-    _bound_claim(jobs)
+    bind_claim(jobs, "runs")
     policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
     training = {"maxStaleness": 1}
     jobs.apply(
@@ -81,13 +81,8 @@ def _download(jobs: Jobs) -> None:
     """Take a job through a download, whose pod ends as if it had worked, and one through the look at its template."""
     jobs.apply(make_job("fetched", cache={"claimName": "runs", "prefetch": True}))
     jobs.wait_for("fetched", "Scheduled", "False", "Downloading")
-    role = "training.grpo.dev/role=download"
-    wait_until(lambda: [p for p in jobs.list("pod", role) if p["spec"].get("nodeName")] != [], "a pod downloads", 30)
     assert jobs.list("statefulset", "training.grpo.dev/job=fetched") == []
-    (pod,) = jobs.list("pod", role)
-    ended = {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}
-    patch = json.dumps({"status": ended})
-    jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
+    finish_download(jobs, "fetched")
     jobs.wait_for("fetched", "Running", "True")
     wait_until(lambda: not jobs.list("job", "training.grpo.dev/job=fetched"), "the Job is deleted", 30)
     jobs("delete", "grpo", "fetched")

@@ -19,7 +19,7 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import wait_for_crd
 
 KUEUE = Peer("kueue", "sigs.k8s.io/kueue", "v0.19.2", "./cmd/kueue", "config/components/crd/bases", "")
-WEBHOOKS = ("clusterqueues", "resourceflavors", "workloads", "pods", "statefulsets")
+WEBHOOKS = ("clusterqueues", "resourceflavors", "workloads", "pods", "statefulsets", "jobs")
 
 
 def source() -> Any:

@@ -262,6 +262,30 @@ def report_balance(jobs: Jobs, name: str, *, engines: int) -> None:
     jobs("patch", "grpo", name, "--subresource=status", "--type=merge", "-p", patch)
 
 
+def bind_claim(jobs: Jobs, name: str) -> None:
+    """Create a claim that is bound to a volume: the scheduler places no pod without one."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = common | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
+    volume |= {"claimRef": {"namespace": jobs.namespace, "name": name}, "persistentVolumeReclaimPolicy": "Retain"}
+    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": jobs.namespace}, "spec": volume})
+    claim = common | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": jobs.namespace}
+    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": claim})
+
+
+def finish_download(jobs: Jobs, job: str) -> None:
+    """Wait for the pod of a job that downloads, and let it end as if it had worked."""
+    selector = f"training.grpo.dev/job={job},training.grpo.dev/role=download"
+    wait_until(
+        lambda: any(pod["spec"].get("nodeName") for pod in jobs.list("pod", selector)),
+        "a pod downloads",
+        30,
+        interval=0.2,
+    )
+    (pod,) = jobs.list("pod", selector)
+    patch = json.dumps({"status": {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}})
+    jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
+
+
 def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:
     """Return the manifest of a small GRPOJob of 2 + 1 ranks."""
     base: dict[str, Any] = {
