@@ -154,7 +154,9 @@ def test_each_event_is_emitted_once(jobs: Jobs) -> None:
     jobs.wait_for("once", "Complete", "True")
     events = json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]
     reasons = sorted(e["reason"] for e in events if e["regarding"]["kind"] == "GRPOJob")
-    assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running", "Scheduled"]
+    if "Scheduled" in reasons:  # only where its pods took seconds to become ready
+        reasons.remove("Scheduled")
+    assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running"]
 
 
 def test_an_operator_that_starts_before_its_crd_waits_for_it(tmp_path) -> None:

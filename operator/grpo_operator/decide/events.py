@@ -40,6 +40,8 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
     for condition in new.conditions:
         if condition.type in FOR_KSTATUS or before.get(condition.type) == _gist(condition):
             continue
+        if condition.type == Condition.SCHEDULED and holds(new, Condition.RUNNING):
+            continue  # that all pods run says it
         obstacle = condition.reason in OBSTACLES or _refuses(condition)
         if condition.status == "True" or obstacle:
             bad = obstacle or condition.type in bad_kinds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
 from grpo_operator.decide.plan import Plan
 
 
@@ -32,11 +32,12 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
 
 
 _OF_PODS = (Condition.SCHEDULED, Condition.RUNNING)
+_ON_THE_WAY = ("Pending", "Starting")
 
 
 def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
-    """Whether the statuses differ only in how far the pods of an attempt have come on the way to the next phase: which
-    exist, where, how many are ready, and the words that say so.
+    """Whether the statuses differ only in how far the pods of an attempt have come on the way to running, or how many
+    of them run: which exist, where, how many are ready, and the words that say so.
 
     How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment.
     """
@@ -44,10 +45,12 @@ def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
 
 
 def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
-    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions if c.type not in _OF_PODS)
+    derived = (*_OF_PODS, *FOR_KSTATUS)
+    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions if c.type not in derived)
     members = tuple(m for m in status.members if m.outcome or m.disruption or m.replacing)
     groups = tuple(group.model_copy(update={"ready": 0}) for group in status.groups)
     told = {
+        "phase": _ON_THE_WAY if status.phase in _ON_THE_WAY else status.phase,
         "conditions": conditions,
         "members": members,
         "groups": groups,

@@ -104,7 +104,7 @@ class Changer:
         ours = owned(observed.children, job.uid)
         # Pods need what their groups share, so that comes first.
         for stage in (_shared, _groups):
-            await _together(
+            await together(
                 self._apply(one, is_ours=is_checked or (one["kind"], one["metadata"]["name"]) in ours)
                 for one in changes.applies
                 if stage(one)
@@ -114,7 +114,7 @@ class Changer:
 
     async def stop(self, job: Job, groups: Sequence[Child]) -> None:
         """Scale these StatefulSets of the job to 0."""
-        await _together(self._stop(job.namespace, child) for child in groups)
+        await together(self._stop(job.namespace, child) for child in groups)
 
     async def _stop(self, namespace: str, child: Child) -> None:
         with doing(f"stopping StatefulSet {child.name}"):
@@ -137,7 +137,7 @@ def _groups(manifest: Object) -> bool:
     return not _shared(manifest)
 
 
-async def _together(requests: Iterator[Awaitable[None]]) -> None:
+async def together(requests: Iterator[Awaitable[None]]) -> None:
     """Await all requests, then raise the first one's error if any failed."""
     for result in await asyncio.gather(*requests, return_exceptions=True):
         if isinstance(result, BaseException):

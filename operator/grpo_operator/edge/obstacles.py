@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_operator.decide.observe import Child
-from grpo_operator.edge.children import owned
+from grpo_operator.edge.children import owned, together
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.errors import ObstacleError
 from grpo_operator.edge.transport import Object
@@ -32,15 +32,19 @@ async def find_obstacle(
     try:
         if wrong := await _find_wrong_claim(cluster, job, topology) or await _find_missing_template(cluster, job):
             return wrong
-        for child in wanted:
-            is_ours = (child["kind"], child["metadata"]["name"]) in ours
-            if child["kind"] == "StatefulSet":  # which podTemplate shapes; it has the labels of all others
-                await cluster.try_apply(child, is_ours=is_ours)
-            elif not is_ours:
-                await cluster.check_owner(child)
+        await together(
+            _check(cluster, child, is_ours=(child["kind"], child["metadata"]["name"]) in ours) for child in wanted
+        )
     except ObstacleError as error:
         return error.reason, str(error)
     return None
+
+
+async def _check(cluster: Cluster, child: Object, *, is_ours: bool) -> None:
+    if child["kind"] == "StatefulSet":  # which podTemplate shapes; it has the labels of all others
+        await cluster.try_apply(child, is_ours=is_ours)
+    elif not is_ours:
+        await cluster.check_owner(child)
 
 
 async def _find_wrong_claim(cluster: Cluster, job: Job, topology: Topology) -> tuple[Reason, str] | None:

@@ -29,7 +29,7 @@ from grpo_operator.decide.scaling import Scale
 from grpo_operator.decide.second_look import can_wait, changes_course
 from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
-from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop
+from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop, together
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
 from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary, reason_of
@@ -210,10 +210,12 @@ class Reconciler:
 
     async def _tell(self, raw: Object, decided: Plan | None, now: str) -> None:
         """Create the events of a plan whose status was written."""
-        for event in decided.events if decided else ():
-            metadata = raw["metadata"]
+        events, metadata = decided.events if decided else (), raw["metadata"]
+        for event in events:
             log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
-            await self._cluster.emit(raw, kind=event.type, reason=event.reason, message=event.message, now=now)
+        await together(
+            self._cluster.emit(raw, kind=one.type, reason=one.reason, message=one.message, now=now) for one in events
+        )
 
     def _measure(self, key: Key, raw: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
         self._instruments.status_written(key)

@@ -7,6 +7,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Obstacle, plan
+from grpo_operator.decide.second_look import can_wait
 from grpo_workload.spec.contract import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
@@ -16,6 +17,26 @@ def test_the_job_is_running_once_every_pod_is_ready() -> None:
     case = Case()
     assert case.see(pod(A, ready=True), pod(B)).status.phase == "Starting"
     assert case.see(pod(A, ready=True), pod(B, ready=True)).status.phase == "Running"
+
+
+def test_pods_on_the_way_to_running_need_no_write_of_their_own() -> None:
+    case = Case()
+    begun = case.status
+    waiting = case.see().status
+    starting = case.see(pod(A), pod(B)).status
+    assert (begun.phase, waiting.phase, starting.phase) == ("Pending", "Pending", "Starting")
+    assert can_wait(begun, waiting)
+    assert can_wait(begun, starting)
+    run = case.see(pod(A, ready=True), pod(B, ready=True))
+    assert not can_wait(starting, run.status)
+    assert not can_wait(run.status, case.see(pod(A, ready=True), pod(B)).status)
+
+
+def test_that_all_pods_run_is_one_event_if_nothing_was_said_before() -> None:
+    at_once, slowly = Case(), Case()
+    assert [e.reason for e in slowly.see(pod(A), pod(B)).events] == ["Scheduled"]
+    for case in (at_once, slowly):
+        assert [e.reason for e in case.see(pod(A, ready=True), pod(B, ready=True)).events] == ["Running"]
 
 
 def test_the_message_names_the_peers_that_rank_0_waits_for() -> None:
