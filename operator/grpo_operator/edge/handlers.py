@@ -64,9 +64,10 @@ def registry(options: Options) -> kopf.OperatorRegistry:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: it posts no events, discovers no other resources."""
+    """Return kopf's settings: it posts no events, discovers no other resources, looks for no differences."""
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
+    chosen.persistence.diffbase_storage = _NoDiffs()
     chosen.scanning.disabled = True
     chosen.peering.standalone = True
     chosen.watching.server_timeout = 600
@@ -75,6 +76,13 @@ def settings() -> kopf.OperatorSettings:
 
 
 _KINDS = (*names.WATCHED_KINDS, *names.OPTIONAL_KINDS)
+
+
+class _NoDiffs(kopf.AnnotationsDiffBaseStorage):
+    """Copies no job to compare it with its former state: no handler asks what changed."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return {}
 
 
 class _State:

@@ -194,9 +194,12 @@ class Mirror:
         if old is not None and not old.is_same(new):
             self._forget(kind, place)
             old = None
+        changed = old is None or (old.job_uid, old.value) != (new.job_uid, new.value)
+        if old is not None and not changed:
+            new.value = old.value  # the same object, which passes recognise at once
         self._objects[kind][place] = new
         self._of_jobs.setdefault((place[0], new.job), set()).add((kind, place[1]))
-        if old is None or (old.job_uid, old.value) != (new.job_uid, new.value):
+        if changed:
             self._wake_job(place[0], new.job)
 
     def _remove(self, kind: str, raw: Object) -> None:

@@ -36,7 +36,7 @@ from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary
 from grpo_operator.edge.launchers import Launchers, Round
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.obstacles import find_obstacle
-from grpo_operator.edge.sight import Eyes, Sight, children, is_ours, read_job
+from grpo_operator.edge.sight import REMEMBERED, Eyes, Sight, children, is_ours, read_job
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.layout.downloads import download_job
@@ -81,6 +81,7 @@ class Reconciler:
         self._applied = Applied()
         self._changer = Changer(cluster, self._applied, mirror.keep)
         self._written: dict[Key, float] = {}
+        self._in_force: dict[Key, tuple[object, ...]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
@@ -115,6 +116,7 @@ class Reconciler:
         self._deleted_pods.forget(key)
         self._launchers.forget(key)
         self._written.pop(key, None)
+        self._in_force.pop(key, None)
 
     async def _pass(self, key: Key, raw: Object) -> float | None:
         seen = await self._eyes.mirrored(key, raw, self._now())
@@ -131,7 +133,7 @@ class Reconciler:
             self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
         delay, written = await self._publish(key, seen.raw, seen.status, decided)
         try:
-            changes = self._find_changes(seen, decided)
+            changes = self._find_changes(key, seen, decided)
             if changes or decided.queue or decided.download:
                 if not (written or (is_live and seen.status.attempt is not None)):  # else the job was not read live
                     await self._eyes.check_current(key, seen.raw)
@@ -176,9 +178,18 @@ class Reconciler:
         with doing("planning"):
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle)
 
-    def _find_changes(self, seen: Sight, decided: Plan) -> Changes:
-        policies = self._network_policies
-        return find_changes(seen.job, seen.topology, seen.observed, decided, self._applied, policies=policies)
+    def _find_changes(self, key: Key, seen: Sight, decided: Plan) -> Changes:
+        status, policies = decided.status, self._network_policies
+        basis = seen.job, decided.mode, status.attempt, status.avoid_nodes, decided.held, *seen.observed.children
+        if self._in_force.pop(key, None) == basis:  # nearly always the same objects, and so quickly compared
+            changes = Changes(decided)
+        else:
+            changes = find_changes(seen.job, seen.topology, seen.observed, decided, self._applied, policies=policies)
+        if not (changes.stops or changes.applies or changes.removals):
+            self._in_force[key] = basis
+            if len(self._in_force) > REMEMBERED:
+                del self._in_force[next(iter(self._in_force))]
+        return changes
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
         """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""

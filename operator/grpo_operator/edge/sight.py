@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.observe import Observed, ObservedPod, lost_since, nodes_to_check, observe, read_pods
 from grpo_operator.edge.children import doing
@@ -22,6 +23,10 @@ from grpo_workload.spec.lenient import mapping, text
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
+
+
+REMEMBERED = 256
+"""Number of jobs whose spec is not read again while it is the same: a job that starts has pass after pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Eyes:
     def __init__(self, cluster: Cluster, mirror: Mirror, deleted_pods: DeletedPods[Key], *, read_nodes: bool) -> None:
         self._cluster, self._mirror, self._deleted_pods, self._read_nodes = cluster, mirror, deleted_pods, read_nodes
         self._nodes: dict[str, tuple[float, Object | None]] = {}
+        self._understood: dict[Key, tuple[Any, StoredSpec | None, Job | None, Topology | None]] = {}
 
     async def mirrored(self, key: Key, raw: Object, now: str) -> Sight:
         """Return what the mirror shows; `raw` is the job there."""
@@ -79,12 +85,23 @@ class Eyes:
     async def _sight(self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: str, age: float) -> Sight:
         status = read_status(raw.get("status"))
         with doing("reading the spec"):
-            job = read_job(key, raw, status)
-            topology = plan_topology(job)
+            job, topology = self._understand(key, raw, status)
         observed = await self._observe(key, status, pods, now, age)
         if is_between_attempts(status):
             job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
         return Sight(raw, status, job, topology, observed, now)
+
+    def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
+        spec, stored, last, topology = self._understood.pop(key, (None, None, None, None))
+        if stored is None or stored.fault is not None or spec != raw["spec"]:  # at fault: the status stands in
+            stored = read_spec(raw["spec"], status)
+        job = read_job(key, raw, status, stored)
+        if job != last or topology is None:
+            topology = plan_topology(job)
+        self._understood[key] = raw["spec"], stored, job, topology
+        if len(self._understood) > REMEMBERED:
+            del self._understood[next(iter(self._understood))]  # used least recently
+        return job, topology
 
     async def _observe(
         self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
@@ -129,9 +146,9 @@ def is_ours(raw: Object) -> bool:
     return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
 
 
-def read_job(key: Key, raw: Object, status: GRPOJobStatus) -> Job:
-    """Return a job as the operator understands it."""
-    stored = read_spec(raw["spec"], status)
+def read_job(key: Key, raw: Object, status: GRPOJobStatus, stored: StoredSpec | None = None) -> Job:
+    """Return a job as the operator understands it; `stored` is its spec if that was read before."""
+    stored = stored or read_spec(raw["spec"], status)
     labels = mapping(raw["metadata"].get("labels"))
     queue = text(labels.get(names.LABEL_QUEUE))
     return Job(

@@ -30,7 +30,7 @@ def _children() -> dict[str, Object]:
 
 
 def _wakes(kind: str, change: dict[str, Any]) -> bool:
-    """Whether a change, merged into an object, wakes the job."""
+    """Whether a change, merged into an object, wakes the job. If not, the mirror shows the very same value."""
     woken: list[Key] = []
     store, scope = Store(), Scope(kind, None)
     mirror = Mirror([scope], woken.append, lambda *_: None, lambda *_: None, lambda _: None)
@@ -40,7 +40,10 @@ def _wakes(kind: str, change: dict[str, Any]) -> bool:
     mirror.changed(scope, "ADDED", child)
     assert woken == [KEY]
     woken.clear()
+    (before,) = mirror.pods(KEY) or mirror.others(KEY)
     mirror.changed(scope, "MODIFIED", store.put(_merged(child, change)))
+    now = [value for _, value in mirror.pods(KEY) or mirror.others(KEY)]
+    assert bool(woken) != (len(now) == 1 and now[0] is before[1])
     return woken == [KEY]
 
 

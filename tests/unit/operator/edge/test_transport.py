@@ -34,6 +34,10 @@ class ApiServer:
         application.router.add_route("*", "/{path:.*}", self._answer)
         self.http = TestServer(application)
 
+    @property
+    def url(self) -> str:
+        return str(self.http.make_url("")).rstrip("/")
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         return await self.answers[min(self.asked, len(self.answers)) - 1](request)
@@ -48,7 +52,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def transport(server: ApiServer) -> AsyncIterator[Transport]:
-    api = client.ApiClient(client.Configuration(host=str(server.http.make_url("")).rstrip("/")))
+    api = client.ApiClient(client.Configuration(host=server.url))
     made = Transport(api, Instruments())
     yield made
     await made.close()
@@ -207,17 +211,34 @@ async def test_a_watch_that_sends_no_json_or_is_refused_breaks(server: ApiServer
     assert failed.value.status == 410
 
 
-async def test_watches_of_many_namespaces_leave_connections_for_requests(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _configure(server: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `configure` find a kubeconfig for this server."""
     named = {
-        "clusters": [{"name": "c", "cluster": {"server": str(server.http.make_url("")).rstrip("/")}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
         "users": [{"name": "u", "user": {}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    (tmp_path / "config").write_text(yaml.safe_dump(named))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    (folder / "config").write_text(yaml.safe_dump(named))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config"))
+
+
+async def test_requests_go_through_the_proxy_that_the_environment_names(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _configure("http://api.invalid", tmp_path, monkeypatch)
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    server.answers = [says(200, "by proxy")]
+    transport = Transport(await module.configure(), Instruments())
+    assert (await transport.request("get", "Pod", f"{PODS}/one"))["message"] == "by proxy"
+    await transport.close()
+
+
+async def test_watches_of_many_namespaces_leave_connections_for_requests(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _configure(server.url, tmp_path, monkeypatch)
     transport = Transport(await module.configure(watches=150), Instruments())
     server.answers = [streams('{"type": "BOOKMARK"}', ends=False)]
     watches = [transport.stream(PODS, []) for _ in range(150)]

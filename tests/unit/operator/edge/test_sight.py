@@ -1,0 +1,69 @@
+"""A spec is read once, as long as nothing that it is read from changes."""
+
+import copy
+from typing import Any
+
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.edge import sight
+from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.deleted_pods import DeletedPods
+from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.sight import Eyes, Sight
+from grpo_workload.spec.schema import dump
+from support.control_plane.jobs import NOW, spec
+from support.control_plane.memory_api import MemoryApi
+from support.control_plane.memory_store import Store
+
+
+def _raw(**changes: Any) -> dict[str, Any]:
+    return {"metadata": {"generation": 1, "resourceVersion": "1"}, "spec": spec(**changes)}
+
+
+class Looks:
+    """Looks at jobs of which the mirror holds no children."""
+
+    def __init__(self) -> None:
+        cluster = Cluster(MemoryApi(Store()))  # type: ignore[arg-type]
+        mirror = Mirror([], lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
+        self._eyes = Eyes(cluster, mirror, DeletedPods(lambda: 0.0), read_nodes=False)
+
+    async def at(self, raw: dict[str, Any], uid: str = "uid") -> Sight:
+        return await self._eyes.mirrored(Key("ns", "job", uid), copy.deepcopy(raw), NOW)
+
+
+async def test_the_same_spec_is_not_read_again() -> None:
+    looks = Looks()
+    first, again = await looks.at(_raw()), await looks.at(_raw())
+    assert again.job.spec is first.job.spec
+    assert again.topology is first.topology
+
+
+async def test_what_changes_is_read_again() -> None:
+    looks = Looks()
+    await looks.at(_raw())
+    wider = await looks.at(_raw(trainer={"groups": [{"name": "a", "replicas": 3, "gpus": 2}]}))
+    assert wider.topology.world_size == 6
+    assert (await looks.at(_raw())).topology.world_size == 3
+    later = _raw() | {"metadata": {"generation": 2, "resourceVersion": "2"}}
+    assert (await looks.at(later)).job.generation == 2
+    halved = later | {"status": dump(GRPOJobStatus(micro_batch_halvings=1))}
+    assert (await looks.at(halved)).job.micro_batch_halvings == 1
+
+
+async def test_a_spec_at_fault_follows_the_status() -> None:
+    looks = Looks()
+    wrong = _raw(training={"maxSteps": "many"})
+    groups = [{"name": "a", "role": "trainer", "desired": 2, "ready": 0, "incarnation": 0}]
+    assert len((await looks.at(wrong)).topology.pods) == 1  # of a group that stands in
+    assert len((await looks.at(wrong | {"status": {"groups": groups}})).topology.pods) == 2
+
+
+async def test_of_many_jobs_the_ones_looked_at_last_are_remembered() -> None:
+    looks = Looks()
+    first = await looks.at(_raw())
+    for number in range(sight.REMEMBERED - 1):
+        await looks.at(_raw(), uid=f"other-{number}")
+    assert (await looks.at(_raw())).topology is first.topology
+    for number in range(sight.REMEMBERED):
+        await looks.at(_raw(), uid=f"another-{number}")
+    assert (await looks.at(_raw())).topology is not first.topology
