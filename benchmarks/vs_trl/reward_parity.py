@@ -58,13 +58,16 @@ def main() -> None:
 @click.option("--side", type=click.Choice(["ours", "trl"]), required=True)
 @click.option("--topology", type=click.Choice(["Colocate", "Server"]), required=True)
 @click.option("--seed", type=int, required=True)
+@click.option("--staleness", default=0, show_default=True, help="training.maxStaleness; ours alone.")
 @click.option("--steps", default=60, show_default=True)
 @click.option(
     "--gpus", default="0", show_default=True, help="Device numbers: the trainer's and, with Server, the engine's."
 )
 @click.option("--output", type=click.Path(path_type=Path), default=Path("parity.jsonl"), show_default=True)
-def run(side: str, topology: str, seed: int, steps: int, gpus: str, output: Path) -> None:
+def run(side: str, topology: str, seed: int, staleness: int, steps: int, gpus: str, output: Path) -> None:
     """Train once and append a line."""
+    if staleness and side == "trl":
+        raise click.UsageError("--staleness is an option of ours")
     from grpo_demo.pretrained import MODELS, install
 
     output = output.resolve()
@@ -72,14 +75,16 @@ def run(side: str, topology: str, seed: int, steps: int, gpus: str, output: Path
     os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": gpus}
     install(MODELS["smollm2"], hub)
     with tempfile.TemporaryDirectory() as scratch:
-        train = _ours if side == "ours" else _trl
-        curve = train(Path(scratch), topology, seed, steps, gpus)
-    line = {"side": side, "topology": topology, "seed": seed, "accuracy": curve["accuracy"], "reward": curve["reward"]}
+        if side == "ours":
+            curve = _ours(Path(scratch), topology, seed, staleness, steps)
+        else:
+            curve = _trl(Path(scratch), topology, seed, steps, gpus)
+    line: dict[str, Any] = {"side": side, "topology": topology, "seed": seed, "staleness": staleness, **curve}
     line |= {"final_accuracy": round(statistics.mean(curve["accuracy"][-LAST:]), 4), "learning_rate": RATE}
     line["versions"] = versions("torch", "transformers", "deepspeed", "trl", "vllm")
     line["command"] = " ".join(["python -m benchmarks.vs_trl.reward_parity", *sys.argv[1:-2]])
     append(output, line)
-    print(side, topology, seed, line["final_accuracy"], flush=True)
+    print(side, topology, seed, staleness, line["final_accuracy"], flush=True)
 
 
 @main.command()
@@ -92,27 +97,28 @@ def plot(lines: Path, image: Path) -> None:
     from matplotlib.figure import Figure
 
     mpl.use("Agg")
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in map(json.loads, lines.read_text().splitlines()):
-        groups[row["side"], row["topology"]].append(row)
+        ahead = f" maxStaleness {row['staleness']}" if row.get("staleness") else ""
+        groups[f"{row['side']} {row['topology']}{ahead}"].append(row)
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot(
         xlabel="step", ylabel="accuracy", title="SmolLM2-135M-Instruct, one-digit sums: mean and range over seeds"
     )
-    for (side, topology), rows in sorted(groups.items()):
+    for name, rows in sorted(groups.items()):
         curves = np.array([np.convolve(row["accuracy"], np.ones(5) / 5, mode="valid") for row in rows])
         steps = np.arange(5, 5 + curves.shape[1])
-        (drawn,) = axes.plot(steps, curves.mean(axis=0), label=f"{side} {topology}")
+        (drawn,) = axes.plot(steps, curves.mean(axis=0), label=name)
         axes.fill_between(steps, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=drawn.get_color())
         final = [row["final_accuracy"] for row in rows]
-        print(f"{side:5} {topology:9} {statistics.mean(final):.3f} +- {statistics.stdev(final):.3f}  {sorted(final)}")
+        print(f"{name:28} {statistics.mean(final):.3f} +- {statistics.stdev(final):.3f}  {sorted(final)}")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(image)
 
 
-def _ours(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[str, list[float]]:
+def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) -> dict[str, list[float]]:
     generation: dict[str, Any] = {
         "topology": topology,
         "maxModelLen": CONTEXT,
@@ -132,6 +138,7 @@ def _ours(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict
         "rewards": [{"name": "accuracy", "accuracy": {}}, {"name": "stopped", "weight": STOPPED, "stopped": {}}],
         "training": {
             "maxSteps": steps,
+            "maxStaleness": staleness,
             "promptsPerStep": PROMPTS,
             "numGenerations": GENERATIONS,
             "learningRate": RATE,
@@ -147,7 +154,10 @@ def _ours(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict
         rows = run_job(folder, spec, steps)
     except JobError as error:
         sys.exit(str(error))
-    return {"accuracy": [row["rewards/accuracy/mean"] for row in rows], "reward": [row["reward"] for row in rows]}
+    curves = {"accuracy": "rewards/accuracy/mean", "reward": "reward"}
+    if staleness:
+        curves |= {"versions_behind": "staleness/mean", "ess": "trained/sampling/ess"}
+    return {curve: [row[metric] for row in rows] for curve, metric in curves.items()}
 
 
 def _trl(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[str, list[float]]:

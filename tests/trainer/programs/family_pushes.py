@@ -1,6 +1,6 @@
-"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE.
+"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE.
 
-TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu". Fails when log-probabilities of engine and trainer differ beyond
+TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO. Fails when log-probabilities of engine and trainer differ beyond
 the bound.
 """
 
@@ -13,9 +13,10 @@ import sys
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 
-model, trains, device = sys.argv[1], sys.argv[2], Device(sys.argv[3])
+model, trains, device, stage = sys.argv[1], sys.argv[2], Device(sys.argv[3]), int(sys.argv[4])
 environment.prepare(device, os.environ)
 
+import deepspeed
 import torch
 from transformers import AutoTokenizer
 
@@ -33,7 +34,7 @@ config = TrainerConfig.model_validate(
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
         "training": {"perDeviceTrainBatchSize": 1},  # for families with a state, too
-        "parallelism": {"zeroStage": 2},
+        "parallelism": {"zeroStage": stage},
         **({"lora": {"r": 8}} if trains == "adapters" else {}),
         "generation": {
             "maxModelLen": 256,
@@ -48,10 +49,13 @@ generator = ColocateGenerator(config, device)
 check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
 for version in range(3):
     if version > 0:
-        with torch.no_grad():
-            for parameter in policy.module.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(torch.randn_like(parameter) * (0.1 if trains == "adapters" else 0.05))
+        trained = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
+        with (
+            torch.no_grad(),
+            deepspeed.zero.GatheredParameters(trained, modifier_rank=0, enabled=policy.is_partitioned),
+        ):
+            for parameter in trained:
+                parameter.add_(torch.randn_like(parameter) * (0.1 if trains == "adapters" else 0.05))
         try:
             check.run(policy, generator, version)
             raise AssertionError("weights that changed and were not pushed are not noticed")

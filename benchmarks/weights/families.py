@@ -1,0 +1,108 @@
+"""Families of models on one device, colocated: three pushes of changed weights each, and what vLLM then computes.
+
+    python -m benchmarks.weights.families --device cuda --at-once 12 --output families.jsonl
+    python -m benchmarks.weights.families --device cpu --family llama --output families.jsonl
+
+Models are those of tests/support/families.py, with random weights: bfloat16 on a GPU, float32 on a CPU. A line says by
+how much log-probabilities of vLLM and the trainer differ after each push (mean over 256 tokens, in nats), how many
+pushes that were left out on purpose were noticed (of 2), or the error that ended it. Modes: `all`, full weights under
+ZeRO-2; `adapters`, LoRA under ZeRO-2; `zero3`, full weights under ZeRO-3. tests/trainer/programs/family_pushes.py does
+the work, in a process of its own for each line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from benchmarks import ROOT
+from benchmarks.common.runs import about, append
+from grpo_cli.local.processes import free_ports
+from support.families import FAMILIES, MASKED, STATEFUL, make_model
+from support.trainer.tiny_model import make_tiny_tokenizer
+
+PROGRAM = ROOT / "tests" / "trainer" / "programs" / "family_pushes.py"
+MODES = ("all", "adapters", "zero3")
+# Kernels of a GPU want heads of 64 and more.
+SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
+EXPERTS = {"moe_intermediate_size": 256}
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
+ON_A_GPU = {
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "glm4_moe": EXPERTS,
+    "qwen3_next": EXPERTS,
+    "glm4_moe_lite": EXPERTS | LATENT,
+    "deepseek_v3": EXPERTS | LATENT,
+    "deepseek_v32": EXPERTS | LATENT,
+}
+PUSHED = re.compile(r"after the push of version \d, log-probabilities differ by (\S+) at most")
+NOTICED = "noticed: "
+ERROR_CHARS = 600
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--family", "families", multiple=True, help="All that are tested, if not given.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
+@click.option("--at-once", default=1, show_default=True, help="Processes side by side.")
+@click.option("--timeout", default=300, show_default=True, help="Longest time for one line, in seconds.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("families.jsonl"), show_default=True)
+def main(
+    device: str, families: tuple[str, ...], modes: tuple[str, ...], at_once: int, timeout: int, output: Path
+) -> None:
+    """Run the program for each family and mode, and append a line for each."""
+    names = families or (*FAMILIES, *STATEFUL, *MASKED)
+    head = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU"}
+    head |= about("benchmarks.weights.families", device=device)
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(at_once) as threads:
+        tokenizer = make_tiny_tokenizer()
+        for family in names:
+            fields = SIZES | ON_A_GPU.get(family, {}) if device == "cuda" else {}
+            # Longer than the program's sequences: vLLM's windows of cohere2 hold one token more than transformers'.
+            fields |= {"sliding_window": 512} if family == "cohere2" else {}
+            ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+            model = make_model(family, **fields, **ids)
+            model.to(torch.bfloat16 if device == "cuda" else torch.float32).save_pretrained(Path(scratch) / family)
+            tokenizer.save_pretrained(Path(scratch) / family)
+
+        def measure(mode: str, family: str) -> None:
+            result = _push(Path(scratch) / family, mode, device, timeout)
+            line = {"family": family, "mode": mode, **result}
+            print(line, flush=True)
+            append(output, line | head)
+
+        for done in [threads.submit(measure, mode, family) for mode in modes for family in names]:
+            done.result()
+
+
+def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = os.environ | place | {"MASTER_PORT": str(free_ports(1)[0])}
+    command = [sys.executable, str(PROGRAM), str(model), "adapters" if mode == "adapters" else "all", device]
+    command.append("3" if mode == "zero3" else "2")
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {timeout} s"}
+    result: dict[str, Any] = {
+        "differences": [float(difference) for difference in PUSHED.findall(done.stdout)],
+        "noticed": done.stdout.count(NOTICED),
+    }
+    if done.returncode != 0:
+        result["error"] = done.stderr.rstrip().splitlines()[-1][-ERROR_CHARS:] if done.stderr.strip() else "killed"
+    return result
+
+
+if __name__ == "__main__":
+    main()
