@@ -1,7 +1,7 @@
 """Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE.
 
-TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO. Fails when log-probabilities of engine and trainer differ beyond
-the bound.
+TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO. Fails when log-probabilities of engine and
+trainer differ beyond the bound.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
