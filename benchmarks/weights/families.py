@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_atte
 EXPERTS = {"moe_intermediate_size": 256}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
+MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
 ON_A_GPU = {
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
@@ -45,6 +46,8 @@ ON_A_GPU = {
     "glm4_moe_lite": EXPERTS | LATENT,
     "deepseek_v3": EXPERTS | LATENT,
     "deepseek_v32": EXPERTS | LATENT,
+    "granitemoehybrid": MAMBA,
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
 }
 PUSHED = re.compile(r"after the push of version \d, log-probabilities differ by (\S+) at most")
 NOTICED = "noticed: "
