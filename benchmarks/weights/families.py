@@ -75,8 +75,11 @@ def main(
             # Longer than the program's sequences: vLLM's windows of cohere2 hold one token more than transformers'.
             fields |= {"sliding_window": 512} if family == "cohere2" else {}
             ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-            model = make_model(family, **fields, **ids)
-            model.to(torch.bfloat16 if device == "cuda" else torch.float32).save_pretrained(Path(scratch) / family)
+            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            try:
+                make_model(family, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
+            except Exception as error:  # noqa: BLE001  # of this family alone; its lines say that there is no model
+                print(f"no model of {family}: {error}", flush=True)
             tokenizer.save_pretrained(Path(scratch) / family)
 
         def measure(mode: str, family: str) -> None:
