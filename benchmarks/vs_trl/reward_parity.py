@@ -118,7 +118,7 @@ def plot(lines: Path, image: Path) -> None:
     figure.savefig(image)
 
 
-def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) -> dict[str, list[float]]:
+def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) -> dict[str, list[Any]]:
     generation: dict[str, Any] = {
         "topology": topology,
         "maxModelLen": CONTEXT,
@@ -157,7 +157,8 @@ def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) ->
     curves = {"accuracy": "rewards/accuracy/mean", "reward": "reward"}
     if staleness:
         curves |= {"versions_behind": "staleness/mean", "ess": "trained/sampling/ess"}
-    return {curve: [row[metric] for row in rows] for curve, metric in curves.items()}
+    # A step whose groups all have equal rewards trains on nothing, and has no `trained/`.
+    return {curve: [row.get(metric) for row in rows] for curve, metric in curves.items()}
 
 
 def _trl(folder: Path, topology: str, seed: int, steps: int, gpus: str) -> dict[str, list[float]]:

@@ -50,8 +50,9 @@ ON_A_GPU = {
     "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
 }
 PUSHED = re.compile(r"after the push of version \d, log-probabilities differ by (\S+) at most")
-NOTICED = "noticed: "
-ERROR_CHARS = 600
+NOT_PUSHED = re.compile(r"not pushed: log-probabilities differ by (\S+)")
+ERROR = re.compile(r"^(?:\[rank0\]: )?(?:\w+\.)*(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+ERROR_CHARS = 400
 
 
 @click.command()
@@ -78,7 +79,7 @@ def main(
             dtype = torch.bfloat16 if device == "cuda" else torch.float32
             try:
                 make_model(family, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
-            except Exception as error:  # noqa: BLE001  # of this family alone; its lines say that there is no model
+            except Exception as error:  # of this family alone; its lines say that there is no model
                 print(f"no model of {family}: {error}", flush=True)
             tokenizer.save_pretrained(Path(scratch) / family)
 
@@ -102,11 +103,12 @@ def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {timeout} s"}
     result: dict[str, Any] = {
-        "differences": [float(difference) for difference in PUSHED.findall(done.stdout)],
-        "noticed": done.stdout.count(NOTICED),
+        name: [float(difference) for difference in pattern.findall(done.stdout)]
+        for name, pattern in (("pushed", PUSHED), ("not_pushed", NOT_PUSHED))
     }
     if done.returncode != 0:
-        result["error"] = done.stderr.rstrip().splitlines()[-1][-ERROR_CHARS:] if done.stderr.strip() else "killed"
+        errors = ERROR.findall(done.stderr) or [f"exit code {done.returncode}"]
+        result["error"] = errors[-1].replace(str(model.parent), "")[:ERROR_CHARS]
     return result
 
 

@@ -12,6 +12,7 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import attention, logprobs
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.kept_words import find_kept, hide_others
+from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprobs import LogprobHead
 
 pytestmark = pytest.mark.gpu
@@ -136,7 +137,7 @@ def test_truncated_logprobs_are_those_of_the_kept_words(dtype, truncation):
     gradients = torch.autograd.grad(values[:, [0, 2]].sum(), [hidden, weight])
     with torch.no_grad():
         shown = torch.zeros(333, 20_001, device="cuda")
-        hide_others(shown, find_kept(hidden, weight, None, targets, truncation), 0)
+        hide_others(shown, find_kept(hidden, weight, None, targets, truncation, LogitChange()), 0)
     kept = shown == 0
     if truncation.top_k:
         assert set(kept.sum(dim=1).tolist()) <= {20, 21}, "the first 20 and, if it is not among them, the target"

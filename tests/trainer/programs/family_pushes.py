@@ -1,7 +1,7 @@
 """Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE.
 
 TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO. Fails when log-probabilities of engine and
-trainer differ beyond the bound.
+trainer differ beyond a job's bound, or by more than a third of what they differ by before a push of changed weights.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -25,7 +25,6 @@ from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
-from grpo_workload.weights.differ import WeightsDifferError
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 config = TrainerConfig.model_validate(
@@ -56,12 +55,11 @@ for version in range(3):
         ):
             for parameter in trained:
                 parameter.add_(torch.randn_like(parameter) * (0.1 if trains == "adapters" else 0.05))
-        try:
-            check.run(policy, generator, version)
-            raise AssertionError("weights that changed and were not pushed are not noticed")
-        except WeightsDifferError as error:
-            logging.info("noticed: %s", error)
+        (stale,) = check.differences(policy, generator).values()
+        logging.info("not pushed: log-probabilities differ by %.2g", stale)
         generator.sleep()  # not before the first push, which may not change what the engine has loaded
     generator.sync_weights(policy.weights(), version)
     check.run(policy, generator, version)
+    (fresh,) = check.differences(policy, generator).values()
+    assert version == 0 or fresh < stale / 3, "what was pushed is not what the engine computes with"
 generator.close()

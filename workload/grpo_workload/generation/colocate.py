@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.integrations import deepspeed
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 
@@ -276,7 +277,12 @@ def _load(worker: Any, weights: Weights, *, device: Device, is_initial: bool) ->
 
 
 def _build(arguments: dict[str, Any]) -> Any:
+    # vLLM builds families that it has no model for by transformers, which under ZeRO-3 would divide their weights too.
+    policys = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
     try:
         return LLM(**arguments)
     except (TypeError, ValueError) as error:  # unknown arguments; values that vLLM's own configuration refuses
         raise ConfigError(f"generation: vLLM refuses these settings: {error}") from error
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = policys

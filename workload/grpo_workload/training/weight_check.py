@@ -53,18 +53,19 @@ class WeightCheck:
         Raises:
             WeightsDifferError: on every rank; names the engine that differs most, by how much, and the bound.
         """
-        own = policy.logprobs(_batch(self._token_ids))[0].tolist()
-        differences = {
-            name: _mean_difference(own, theirs) for name, theirs in generator.logprobs(self._token_ids).items()
-        }
-        found = [(difference, name) for one in gather(differences) for name, difference in one.items()]
-        if not found:
+        if not (found := self.differences(policy, generator)):
             return
-        difference, name = max(found)
+        name, difference = max(found.items(), key=lambda one: one[1])
         if difference > self._bound:
             raise WeightsDifferError(self._describe(name, difference, version))
         logger.info("after the push of version %d, log-probabilities differ by %.2g at most", version, difference)
         self._last = version, difference
+
+    def differences(self, policy: Policy, generator: Generator) -> dict[str, float]:
+        """Return by how much each engine's log-probabilities differ from the policy's, in nats (mean); collective."""
+        own = policy.logprobs(_batch(self._token_ids))[0].tolist()
+        theirs = {name: _mean_difference(own, values) for name, values in generator.logprobs(self._token_ids).items()}
+        return {name: difference for one in gather(theirs) for name, difference in one.items()}
 
     def _describe(self, name: str, difference: float, version: int) -> str:
         if self._last is None:
