@@ -46,6 +46,7 @@ ON_A_GPU = {
     "glm4_moe_lite": EXPERTS | LATENT,
     "deepseek_v3": EXPERTS | LATENT,
     "deepseek_v32": EXPERTS | LATENT,
+    "lfm2": {"block_dim": 512, "conv_dim": 512},
     "granitemoehybrid": MAMBA,
     "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
 }
@@ -108,7 +109,10 @@ def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
     }
     if done.returncode != 0:
         errors = ERROR.findall(done.stderr) or [f"exit code {done.returncode}"]
-        result["error"] = errors[-1].replace(str(model.parent), "")[:ERROR_CHARS]
+        named = [
+            error for error in errors if error.startswith("ConfigError")
+        ]  # others are its cause, or follow from it
+        result["error"] = (named or errors)[0].replace(str(model.parent), "")[:ERROR_CHARS]
     return result
 
 

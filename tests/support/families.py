@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"use_qk_norm": True},  # as published models; vLLM reads the norms only then
     "starcoder2": {"residual_dropout": 0.1},
     "apertus": {},
-    "minimax_m2": _FEW,
+    "minimax_m2": _FEW | {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
 }
 """What each family's configuration has besides `SIZES`: families whose sequences can be packed into micro-batches."""
 
@@ -78,7 +78,7 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
 STATEFUL: dict[str, dict[str, Any]] = {
     "qwen3_next": _LINEAR | _SHARED,
     "qwen3_5_text": _LINEAR,
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2": {"block_dim": 128, "conv_dim": 128, "layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": _MAMBA | _FEW | {"layer_types": ["mamba", "attention"], "logits_scaling": 4.0},
     "falcon_h1": _MAMBA | {"mamba_d_ssm": 256},
     "nemotron_h": {},

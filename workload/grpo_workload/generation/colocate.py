@@ -8,36 +8,26 @@ seed. Weights go from the module to the engine within the process. The engine jo
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers.integrations import deepspeed
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 
 from grpo_workload.algorithm.samples import Completion, Prompt, PromptImages
 from grpo_workload.generation.ahead import AheadSampler
-from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.own_engine import build_engine, load_weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
-from grpo_workload.generation.vllm_api import (
-    EVALUATION,
-    check_read,
-    engine_prompt,
-    repack_for_cpu,
-    sampling_parameters,
-)
+from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 
 # Arguments of vLLM that the trainer relies on: users cannot set them.
@@ -76,7 +66,7 @@ class ColocateGenerator:
         self._rank, self._tensor_parallel = int(os.environ["RANK"]), generation.tensor_parallel
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
-        self._device = device
+        self._device, self._field = device, config.model.field
         self._version = 0
         self._sampling = sampling_parameters(training) | {"logprobs": 0}  # only the sampled token's
         self._can_sleep = device == Device.CUDA and level > 0
@@ -97,9 +87,7 @@ class ColocateGenerator:
             # With so many requests, vLLM would prefill some prompts in parts. After a part it rewinds the request's
             # random generator, which fails on CPUs.
             arguments["enable_chunked_prefill"] = False
-        # At each push this logger warns about layers that get no weight: tied ones, and those without weights.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_Once())
-        self._llm = _build(arguments | dict(generation.engine_args))
+        self._llm = build_engine(self._field, arguments | dict(generation.engine_args))
         self._ahead: AheadSampler | None = None
         if training.max_staleness:
             self._ahead = AheadSampler(self._llm, self._sampling, self._gather, self._rank % self._tensor_parallel)
@@ -164,7 +152,7 @@ class ColocateGenerator:
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
         self._wake(self._cycle.begin_push())
-        self._llm.collective_rpc(partial(_load, weights=weights, device=self._device, is_initial=version == 0))
+        load_weights(self._llm, self._field, weights, device=self._device, is_initial=version == 0)
         self._wake(self._cycle.end_push())
         self._version = version
         if not self._llm.reset_prefix_cache():
@@ -250,39 +238,3 @@ class ColocateGenerator:
 
 def _for_engines(prompt: Prompt) -> PromptImages | None:
     return prompt.images and replace(prompt.images, inputs={})
-
-
-class _Once(logging.Filter):
-    """Logs each message once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message is new."""
-        is_new = (message := record.getMessage()) not in self._seen
-        self._seen.add(message)
-        return is_new
-
-
-def _load(worker: Any, weights: Weights, *, device: Device, is_initial: bool) -> None:
-    """Replace all weights of a worker's model."""
-    model, config = worker.get_model(), worker.vllm_config.model_config
-    with audited(model, is_initial=is_initial, is_quantized=config.quantization is not None):
-        # Without an iterator vLLM would load the original checkpoint again.
-        worker.reload_weights(weights_iterator=iter(weights), is_checkpoint_format=True)
-        if device == Device.CPU:
-            repack_for_cpu(model)
-
-
-def _build(arguments: dict[str, Any]) -> Any:
-    # vLLM builds families that it has no model for by transformers, which under ZeRO-3 would divide their weights too.
-    policys = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        return LLM(**arguments)
-    except (TypeError, ValueError) as error:  # unknown arguments; values that vLLM's own configuration refuses
-        raise ConfigError(f"generation: vLLM refuses these settings: {error}") from error
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = policys
