@@ -34,5 +34,6 @@ trap - EXIT
 say "chart"
 "$(python -m grpo_devcluster bin-dir)/helm" lint --strict charts/grpo-operator
 say "tests"
-# One call, so that its closing line counts all tests. Two workers, as much of the time is waiting for processes to start.
-exec python -m pytest -n 2 -m "not gpu and not long" --durations=15 "$@"
+# One call, so that its closing line counts all tests. More workers than tests that fill a core, as much of the time is
+# waiting for processes to start; on two cores, two workers.
+exec python -m pytest -n $(($(nproc) < 4 ? 2 : 3)) -m "not gpu and not long" --durations=15 "$@"
