@@ -100,7 +100,7 @@ OWN = rows(
         "lora.push: adapters sends engines only the adapters (docs/lora.md)"),
     differs("vllm_limit_mm_per_prompt", "generation.engineArgs.limit_mm_per_prompt", v.mapping, "an argument of vLLM"),
     left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: use tensorParallel", 1),
-    differs("freeze_vit", "model.freezeVisionTower", v.boolean, "of Qwen's models, with the aligner"),
+    differs("freeze_vit", "model.freezeVisionTower", v.boolean, "with the aligner"),
     left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),
     differs("sequence_parallel_size", "@sequence_parallel", v.integer, trl.SEQUENCES),
     left("padding_free packing use_logits_to_keep", "always packed, with logits of completions only", True, False),

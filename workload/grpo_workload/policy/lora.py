@@ -8,7 +8,7 @@ to run the initial model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Adapters:
     """The adapters of one model, and the trained copies of whole modules (modulesToSave)."""
 
     def __init__(
-        self, model: Any, config: LoraConfig, *, revision: str | None = None, seed: int, excluded: str | None = None
+        self, model: Any, config: LoraConfig, *, revision: str | None = None, seed: int, excluded: Sequence[str] = ()
     ) -> None:
         """Put adapters into `model`, which is changed in place, and freeze everything else; collective under ZeRO-3.
 
@@ -41,7 +41,7 @@ class Adapters:
             config: the job's section `lora`.
             revision: revision of the model, recorded for those who load the adapters later.
             seed: for the adapters' initial values.
-            excluded: name of a module in which there are none.
+            excluded: names of modules in which there are none.
 
         Raises:
             ConfigError: a module does not exist, or cannot have an adapter; the message names the field.
@@ -54,7 +54,7 @@ class Adapters:
             lora_dropout=config.dropout,
             target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
             modules_to_save=list(config.modules_to_save) or None,
-            exclude_modules=rf".*\b{re.escape(excluded)}\..*" if excluded else None,
+            exclude_modules=rf"(?:{'|'.join(map(re.escape, excluded))})\..*" if excluded else None,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             task_type=peft.TaskType.CAUSAL_LM,
             revision=revision,

@@ -22,6 +22,7 @@ from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.policy import vision
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.adapter_weights import merged
 from grpo_workload.policy.batch_loss import batch_loss
@@ -35,7 +36,6 @@ from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
-from grpo_workload.policy.vision import tower_name
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
@@ -84,10 +84,12 @@ class Policy:
         self.adapters: Adapters | None = None
         layers = None
         if config.lora is not None:
-            excluded = tower_name(model) if config.model.freeze_vision_tower else None
+            excluded = list(vision.tower(model)) if config.model.freeze_vision_tower else []
             self.adapters = Adapters(
                 model, config.lora, revision=config.model.revision, seed=config.training.seed, excluded=excluded
             )
+            if config.pushes_adapters:
+                vision.check_adapters(model)
             layers = output_layers(model)
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
         self.head = LogprobHead(model, layers, trains_entropy=trains_entropy)

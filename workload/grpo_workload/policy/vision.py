@@ -21,16 +21,10 @@ def has_vision(model_config: Any) -> bool:
     return model_config.model_type in VISION_FAMILIES
 
 
-def tower(model: Any) -> nn.Module:
-    """The part of a vision-language model that turns images into features, with Qwen's merger."""
-    found: nn.Module = model.model.vision_tower if hasattr(model.model, "vision_tower") else model.model.visual
-    return found
-
-
-def tower_name(model: Any) -> str:
-    """Its name among the model's modules."""
-    part = tower(model)
-    return next(str(name) for name, module in model.named_modules() if module is part)
+def tower(model: Any) -> dict[str, nn.Module]:
+    """Return what turns images into features, by name: the encoder first, and what merges or projects its patches."""
+    names = ("visual", "vision_tower", "multi_modal_projector")  # Qwen's merger is in its encoder
+    return {f"model.{name}": getattr(model.model, name) for name in names if hasattr(model.model, name)}
 
 
 def freeze(model: Any) -> None:
@@ -40,7 +34,21 @@ def freeze(model: Any) -> None:
             f"model.freezeVisionTower: {model.config.model_type} has no vision tower that is known; models of the "
             f"types {', '.join(VISION_FAMILIES)} have one"
         )
-    tower(model).requires_grad_(False)
+    for part in tower(model).values():
+        part.requires_grad_(False)
+
+
+def check_adapters(model: Any) -> None:
+    """Refuse adapters that engines cannot apply when they get nothing else (`lora.push: adapters`).
+
+    ConfigError if the vision tower has any.
+    """
+    names = [one for one, parameter in model.named_parameters() if parameter.requires_grad]
+    if has_vision(model.config) and any(one.startswith(f"{part}.") for one in names for part in tower(model)):
+        raise ConfigError(
+            "lora.push: adapters does not work for a vision tower, for which vLLM has none; "
+            "model.freezeVisionTower: true, targetModules of the text alone, or push merged would work"
+        )
 
 
 def adapt(model: Any) -> None:
@@ -78,7 +86,11 @@ def adapt(model: Any) -> None:
     model.register_forward_pre_hook(prepare, with_kwargs=True)
     model.register_forward_hook(end, always_call=True)
     model.get_input_embeddings().register_forward_pre_hook(look_up)
-    tower(model).register_forward_pre_hook(without_bounds, with_kwargs=True)
+    _encoder(model).register_forward_pre_hook(without_bounds, with_kwargs=True)
+
+
+def _encoder(model: Any) -> nn.Module:
+    return next(iter(tower(model).values()))
 
 
 def _positions(model: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -115,7 +127,7 @@ def _with_blank(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _blank(model: Any) -> tuple[dict[str, Tensor], int]:
     """Return the model's arguments for its smallest image, and the number of its tokens."""
-    vision, part = model.config.vision_config, tower(model)
+    vision, part = model.config.vision_config, _encoder(model)
     if not hasattr(part, "patch_embed"):  # InternVL: one tile
         return {"pixel_values": torch.zeros(1, vision.num_channels, *vision.image_size)}, model.config.image_seq_length
     patch: Any = part.patch_embed

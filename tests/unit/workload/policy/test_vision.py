@@ -131,28 +131,34 @@ def test_a_micro_batch_without_images_gives_the_tower_gradients_of_0(family: str
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in with_images.named_parameters():
         assert (gradients[name] is None) == (parameter.grad is None), name
-    own = {f"{vision.tower_name(model)}.{name}" for name, _ in vision.tower(model).named_parameters()}
+    own = {f"{part}.{name}" for part, module in vision.tower(model).items() for name, _ in module.named_parameters()}
     assert not any(gradients[name].any() for name in own if gradients[name] is not None)
 
 
 def test_a_frozen_tower_is_not_trained_and_other_models_have_none() -> None:
     model = make_vision_model("internvl")
     vision.freeze(model)
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen
-    assert all(name.startswith("model.vision_tower.") for name in frozen)
+    trained = {name.split(".")[1] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {"language_model", "weight"}
     with pytest.raises(ConfigError, match=r"model\.freezeVisionTower: llama has no vision tower"):
         vision.freeze(make_model("llama"))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("is_frozen", [True, False])
-def test_a_frozen_tower_gets_no_adapters(is_frozen: bool) -> None:
-    model = make_vision_model("qwen2_5_vl")
-    name = vision.tower_name(model)
-    Adapters(model, LoraConfig(), seed=0, excluded=name if is_frozen else None)
-    adapted = {one.partition(".lora_")[0] for one, _ in model.named_parameters() if ".lora_" in one}
+def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family: str, is_frozen: bool) -> None:
+    model = make_vision_model(family)
+    names = list(vision.tower(model))
+    Adapters(model, LoraConfig(), seed=0, excluded=names if is_frozen else [])
+    adapted = {one for one, _ in model.named_parameters() if ".lora_" in one}
     assert any(one.startswith("model.language_model.") for one in adapted)
-    assert any(one.startswith(f"{name}.") for one in adapted) is not is_frozen
+    for part in names:
+        assert any(one.startswith(f"{part}.") for one in adapted) is not is_frozen
+    if is_frozen:
+        vision.check_adapters(model)
+    else:
+        with pytest.raises(ConfigError, match=r"lora\.push: adapters does not work for a vision tower"):
+            vision.check_adapters(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
