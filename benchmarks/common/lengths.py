@@ -57,12 +57,14 @@ def prompt(step: int, position: int) -> str:
 
 def write_prompts(file: Path, steps: int) -> None:
     """Write a dataset of which each step takes prompts of all positions, although the trainer shuffles it."""
+    from grpo_workload.algorithm.samples import Prompt
     from grpo_workload.data.prompt_source import PromptSource
     from grpo_workload.spec.training import TrainingConfig
 
     texts = [""] * steps * NUM_PROMPTS
     seed = TrainingConfig.model_fields["seed"].default
-    source = PromptSource(texts, lambda *_: None, seed=seed)
+    rows = [{"prompt": text} for text in texts]
+    source = PromptSource(rows, lambda index, row: Prompt(index=index, text="", token_ids=()), seed=seed)
     for step in range(steps):
         for position in range(NUM_PROMPTS):
             texts[source.draw(step, position, NUM_PROMPTS).index] = prompt(step, position)

@@ -123,6 +123,7 @@ class Meter:
         if finished == 1:
             self._write_profile()
         if finished == 2:
+            assert self._profile is not None
             with self._profile.open("a") as file:
                 file.write(f"\n{memory_peak.table(self._recorded)}\n")
         if finished == (0 if self._profile is None else 2):

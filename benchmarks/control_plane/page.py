@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks import ROOT
 from benchmarks.control_plane import plots
@@ -74,8 +75,11 @@ def about(lines: Lines) -> str:
     def all_of(value: Callable[[Raw], object]) -> str:
         return " and ".join(sorted({str(value(line)) for line in lines.every}))
 
+    def version_of(name: str, line: Raw) -> object:
+        return line["versions"][name]
+
     names = {"kubernetes control plane": "Kubernetes", "jobset": "JobSet", "lws": "LWS", "kopf": "kopf"}
-    versions = [f"{shown} {all_of(lambda line, n=name: line['versions'][n])}" for name, shown in names.items()]
+    versions = [f"{shown} {all_of(partial(version_of, name))}" for name, shown in names.items()]
     programs = ", ".join([f"{all_of(lambda line: line['cpus'])} processors", *versions])
     commit = all_of(lambda line: line["commit"])
     repetitions = max(line["repetition"] for line in lines.every) + 1

@@ -106,11 +106,11 @@ def main(kills: int, replicas: int) -> None:
             wait_until(lambda: jobs.get("grpo", "bench")["status"]["phase"] == "Running", "running", 60)
             start = time.monotonic()
             jobs.finish_pod("bench-b-0", 70, outcome(70, "RankFailed", "killed"))
-            wait_until(
-                lambda start=start, number=number: round_of(tape, start, number, replicas) is not None,
-                f"round {number}",
-                60,
-            )  # type: ignore[misc]
+
+            def is_over(start: float = start, number: int = number) -> bool:
+                return round_of(tape, start, number, replicas) is not None
+
+            wait_until(is_over, f"round {number}", 60)
             rounds.append(round_of(tape, start, number, replicas))
     moments = {name: [one[name] for one in rounds if one] for name in ("intent", "gone", "scaled", "made", "own")}
     summary = {

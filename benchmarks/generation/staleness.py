@@ -130,9 +130,11 @@ def main(
         for row in rows:
             line: dict[str, Any] = {"row": row.name, "size": size, "device": device}
             begun = time.monotonic()
-            line |= measured(
-                row.name, scratch, lambda folder, row=row: measure(row, folder, model, steps, device, timeout)
-            )
+
+            def measured_row(folder: Path, row: Row = row) -> Any:
+                return measure(row, folder, model, steps, device, timeout)
+
+            line |= measured(row.name, scratch, measured_row)
             failed += "error" in line
             line |= {"seconds": round(time.monotonic() - begun, 1), "host": host(device)}
             line |= about("benchmarks.generation.staleness", row=row.name, steps=steps, size=size, device=device)

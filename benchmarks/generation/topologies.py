@@ -128,9 +128,11 @@ def main(
         for shape in shapes:
             line: dict[str, Any] = {"shape": shape.name, "gpus": gpus, "size": size, "device": device}
             job = spec(shape, device, model, steps)
-            line |= measured(
-                shape.name, scratch, lambda folder, job=job: summarise(run_job(folder, job, steps, seconds=timeout))
-            )
+
+            def measure(folder: Path, job: Any = job) -> Any:
+                return summarise(run_job(folder, job, steps, seconds=timeout))
+
+            line |= measured(shape.name, scratch, measure)
             failed += "error" in line
             line |= about(
                 "benchmarks.generation.topologies", gpus=gpus, size=size, device=device, shape=shape.name, steps=steps

@@ -182,7 +182,7 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         append(output, json.loads(json.dumps(line, default=str)))
         os._exit(0)  # its own end waits for what is in flight
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if device == "cuda":
                 torch.cuda.synchronize()

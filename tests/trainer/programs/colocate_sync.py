@@ -96,7 +96,7 @@ def text_of(tokenizer, prompt, completion):
 
 def complaints(policy, generator, check):
     """Return what is said of an engine with other weights, of weights that change, and of missing ones."""
-    said = []
+    said: list[str | None] = []
     generator.sync_weights(policy.weights(), 3)  # it was asleep
     with torch.no_grad():
         for parameter in policy.module.parameters():
@@ -166,7 +166,8 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
                 advantage = reward - sum(rewards) / len(rewards)
                 yield Sample(prompt=prompt, completion=completion, reward=reward, advantage=advantage)
 
-    logged, spreads = [], []
+    logged = []
+    spreads: list[float] = []
     for step in range(2):
         metrics = train_on(policy, gather(list(generate())), config.training)
         logged.append(metrics["trained/sampling/sampling_logp_difference/max"])

@@ -36,7 +36,7 @@ from grpo_workload.training.checks import prompt_limit
 from grpo_workload.training.rollout import roll_out
 
 GENERATIONS = 4
-calls = []
+calls: list[int] = []
 
 
 def scores(prompts, completions):
@@ -110,8 +110,16 @@ class Attempts:
 
 
 def loader(source, folder):
-    steps = {"share": range(3), "prompts_per_step": 3, "steps": range(1)}
-    return PromptLoader(source, **steps, num_workers=0, prefetch_steps=1, timeout_seconds=60, folder=folder)
+    return PromptLoader(
+        source,
+        share=range(3),
+        prompts_per_step=3,
+        steps=range(1),
+        num_workers=0,
+        prefetch_steps=1,
+        timeout_seconds=60,
+        folder=folder,
+    )
 
 
 def main(model, data):
@@ -133,7 +141,7 @@ def main(model, data):
     result["reused"] = [dataclasses.asdict(sample.completion) for sample in known.samples]
     attempts.begin(scores, forget=(1,))
 
-    attempts.run.policy._backward = is_full
+    vars(attempts.run.policy)["_backward"] = is_full
     for name, count in (("many do not fit", 4), ("one does not fit", 1)):
         batches = [micro_batch(known.samples[:count])]
         errors[name] = error_of(attempts.run.policy.step, batches, 1, LossScale(num_sequences=count, num_tokens=9))

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
+from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.work import prepare
 
@@ -63,8 +65,8 @@ def take_generation(policy, config):
     for batch, step in enumerate((1, 3)):
         owned = by_rank(list(samples(step)))
         facts = [[fact(sample) for sample in own] for own in owned]
-        rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=None, facts=facts)
-    run = SimpleNamespace(config=SimpleNamespace(training=training), rank=rank, policy=policy)
+        rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=tabulate({}, []), facts=facts)
+    run: Any = SimpleNamespace(config=SimpleNamespace(training=training), rank=rank, policy=policy)
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     turn = [works[batch_of(step, training)] for step in range(4)]
     return [policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale) for work in turn]

@@ -41,7 +41,8 @@ model = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(LAYERS)))
 engine = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=CONFIG)[0]
 exporter = Export(full(engine.module), is_partitioned=True)
 parameters = dict(engine.module.named_parameters())
-before, steps = {}, []
+before: dict[str, torch.Tensor] = {}
+steps = []
 for _ in range(3):
     engine.backward(engine(torch.randn(4, SIZE, device=engine.device, dtype=torch.bfloat16)).float().pow(2).mean())
     engine.step()

@@ -79,11 +79,14 @@ def main(model, data, names):
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = list(take_steps(policy, config, [8, 9]))
         resumed = make_policy(config)
-        checkpoints.find(None, world_size=2, zero_stage=int(name[0])).load(resumed)
+        source = checkpoints.find(None, world_size=2, zero_stage=int(name[0]))
+        assert source is not None
+        source.load(resumed)
         results[name] = {"steps": steps, "straight": straight, "resumed": list(take_steps(resumed, config, [8, 9]))}
         resumed.deepspeed_engine.optimizer.loss_scaler.cur_scale = 1.0
         results[name]["broken"] = list(take_steps(resumed, config, [10, 11], broken=True))
     report(results)
 
 
-main(*sys.argv[1:3], sys.argv[3:])
+_, model, data, *names = sys.argv
+main(model, data, names)

@@ -89,6 +89,7 @@ def main(model, folder, beta, plans):
         source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
         torch.manual_seed(7)
         resumed = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+        assert source is not None
         source.load(resumed)
         result["resumed"] = take_step(resumed, 3, config.training), parameters(resumed)
         AcceleratorState._reset_state(reset_partial_state=True)

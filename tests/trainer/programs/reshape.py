@@ -12,6 +12,7 @@ and the metrics of the steps.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
@@ -58,7 +59,7 @@ def take(policy, step, config):
 def main(model, data, out, attempt, plans):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join(Device.CPU, 300)
-    results = {}
+    results: dict[str, Any] = {}
     for plan in plans:
         run, dtype, stage = plan.split(":")
         offload = "generating" if run.startswith("away") else "none"
@@ -129,4 +130,5 @@ def main(model, data, out, attempt, plans):
         torch.save(results, out)
 
 
-main(*sys.argv[1:5], sys.argv[5:])
+_, model, data, out, attempt, *plans = sys.argv
+main(model, data, out, attempt, plans)

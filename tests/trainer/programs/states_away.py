@@ -130,7 +130,9 @@ def run(model, data, plan, tokenizer):
     result["away"].append(take_steps(policy, config, (3,)))
 
     resumed = make_policy(config)
-    checkpoints.find(None, world_size=2, zero_stage=stage).load(resumed)
+    source = checkpoints.find(None, world_size=2, zero_stage=stage)
+    assert source is not None
+    source.load(resumed)
     result["loaded"] = states(resumed)
     result["resumed"] = take_steps(resumed, config, (3,))
     result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))
@@ -146,4 +148,5 @@ def main(model, data, out, plans):
         torch.save(results, out)
 
 
-main(*sys.argv[1:4], sys.argv[4:])
+_, model, data, out, *plans = sys.argv
+main(model, data, out, plans)
