@@ -68,6 +68,7 @@ class MicroBatch:
     # TRL's `old_per_token_logps`, of the policy that the generation began with; None: the policy that trains on it.
     old_logprobs_BC: Tensor | None = None
     # The model's arguments for the images of each sequence, none of them for one of text alone; empty without images.
+    # Sequences of one prompt have the same object.
     images_B: tuple[Mapping[str, Tensor], ...] = ()
     is_image_1N: Tensor | None = None  # bool: True at the tokens in whose place features of these images are
 
@@ -109,19 +110,18 @@ class MicroBatch:
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        images_B = tuple(
-            {name: tensor.to(device, non_blocking=True) for name, tensor in images.items()} for images in self.images_B
-        )
-        return MicroBatch(**values | moved | {"images_B": images_B})
+        images = {
+            id(one): {name: tensor.to(device, non_blocking=True) for name, tensor in one.items()}
+            for one in {id(one): one for one in self.images_B}.values()
+        }
+        return MicroBatch(**values | moved | {"images_B": tuple(images[id(one)] for one in self.images_B)})
 
     def model_inputs(self) -> dict[str, object]:
         """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""
         bounds = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
         longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
-        images: dict[str, object] = {}
-        if shown := [one for one in self.images_B if one]:
-            images = {name: torch.cat([one[name] for one in shown]) for name in shown[0]}
-            images["is_image_1N"] = self.is_image_1N  # `policy.vision` takes it out again
+        # `policy.vision` turns them into arguments of the model.
+        images = {"images_B": self.images_B, "is_image_1N": self.is_image_1N} if any(self.images_B) else {}
         return {
             "input_ids": self.input_ids_1N,
             "position_ids": self.position_ids_1N,
@@ -171,8 +171,9 @@ def _images(sequences: Sequence[Sequence[int]], samples: Sequence[Sample]) -> di
         for ids, sample, images in zip(sequences, samples, shown, strict=True)
         for place, token in enumerate(ids)
     ]
-    inputs = ({} if images is None else images.inputs for images in shown)
-    images_B = tuple({name: torch.from_numpy(array) for name, array in one.items()} for one in inputs)
+    inputs = {id(images.inputs): images.inputs for images in shown if images is not None}
+    tensors = {key: {name: torch.from_numpy(array) for name, array in one.items()} for key, one in inputs.items()}
+    images_B = tuple({} if images is None else tensors[id(images.inputs)] for images in shown)
     return {"images_B": images_B, "is_image_1N": torch.tensor([is_image])}
 
 
