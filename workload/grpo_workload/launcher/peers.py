@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -67,6 +68,8 @@ class Peers:
     missing: dict[str, str] = field(default_factory=dict)  # pods not reached yet, each with the cause
     uids: dict[str, str] = field(default_factory=dict)  # UID of each pod when it first answered
     ended_cleanly: set[str] = field(default_factory=set)
+    # How peers ended, and when (seconds since 1970): one may be gone when a rank of this pod has ended, too.
+    ended: dict[str, tuple[LostPeer, float]] = field(default_factory=dict)
 
     async def ask(self, member: Member) -> Identity:
         """Return the identity of a member. Raises UnreachableError unless it answers as that pod of this attempt."""
@@ -175,6 +178,8 @@ class Peers:
                 continue
             answered = time.monotonic()
             if loss := self._loss(member, identity):
+                if identity.ended:
+                    self.ended[member.pod] = loss, time.time() - identity.ended.seconds_ago
                 return loss
             if identity.ended:
                 self.ended_cleanly.add(member.pod)
@@ -199,7 +204,10 @@ class Peers:
         silent: list[LostPeer] = []
         for member, answer in zip(suspects, answers, strict=True):
             if isinstance(answer, UnreachableError):
-                silent.append(LostPeer(Reason.PEER_LOST, f"pod {member.pod} is gone: {answer}"))
+                gone = LostPeer(Reason.PEER_LOST, f"pod {member.pod} is gone: {answer}")
+                cause, at = self.ended.get(member.pod, (gone, -math.inf))
+                if at < failed_at:
+                    silent.append(cause)
             elif isinstance(answer, BaseException):
                 raise answer
             elif (loss := self._loss(member, answer)) and (

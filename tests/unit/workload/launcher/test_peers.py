@@ -1,17 +1,22 @@
 """The rendezvous waits for pods whose nodes become free one after another, and gives up once none answers for too long.
 
-The launchers' status servers are real; only the clock is the test's.
+A pod that failed first is blamed also when it no longer answers. The launchers' status servers are real; only the
+clock of the rendezvous is the test's.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
-from grpo_workload.spec.contract import Contract
+from grpo_workload.pod.run_once import make_outcome
+from grpo_workload.spec.contract import Contract, ExitCode
 from grpo_workload.spec.reasons import Reason
 from support.trainer.launchers import free_ports
 from support.trainer.places import CONTRACT
@@ -79,3 +84,20 @@ async def test_a_pod_that_never_answers_is_named(tmp_path: Path) -> None:
     assert lost is not None
     assert lost.reason == Reason.PEERS_MISSING
     assert lost.message.startswith("1 of 3 pods not reached (pod job-a-2: TCP: 127.0.0.1:")
+
+
+@pytest.mark.parametrize("failed_after", [-60, 60])
+async def test_a_pod_that_was_seen_to_fail_is_the_cause_if_it_failed_first_also_when_it_is_gone(
+    tmp_path: Path, failed_after: int
+) -> None:
+    first, second, _ = places(tmp_path)
+    two = first.contract.model_copy(update={"members": first.contract.members[:2]})
+    first, second = (replace(place, contract=two) for place in (first, second))
+    async with peers_of(first, Timing(watch=0.01)) as peers:
+        peers.uids[second.pod] = second.pod_uid
+        async with serving(status := Status(second)):
+            status.end(make_outcome(second, ExitCode.RANK_FAILED, Reason.RANK_FAILED, "killed"))
+            seen = await asyncio.wait_for(peers.watch(), 20)
+        found = await peers.earlier_failure(status.ended_at + failed_after)
+    assert seen.message.startswith("pod job-a-1 ended with RankFailed")
+    assert found == (seen if failed_after > 0 else None)
