@@ -153,12 +153,12 @@ class RewardConfig(Section):
             "factory",
         ),
         Rule(
-            "!has(self.env) || has(self.function) || has(self.factory)",
+            "!has(self.env) || has(self.__function__) || has(self.factory)",
             "env needs function or factory: built-in rewards read no variables",
             lambda r: not r.env or r.code is not None,
         ),
         Rule(
-            "!has(self.params) || has(self.function) || has(self.factory)",
+            "!has(self.params) || has(self.__function__) || has(self.factory)",
             "params needs function or factory",
             lambda r: not r.params or r.code is not None,
         ),

@@ -76,11 +76,23 @@ class Section(BaseModel):
         return json
 
 
+_RESERVED = (
+    *("as", "break", "const", "continue", "else", "for", "function", "if", "import"),
+    *("let", "loop", "package", "namespace", "return", "var", "void", "while"),
+)
+"""Words of CEL. A field of this name is written __name__ in rules; before 1.32, Kubernetes accepts nothing else."""
+
+
+def in_cel(name: str) -> str:
+    """Return a field's name as a rule writes it."""
+    return f"__{name}__" if name in _RESERVED else name
+
+
 def one_of(*names: str) -> Rule:
     """Return the rule that exactly one of the optional fields `names` is set."""
     in_json = [to_camel(name) for name in names]
     return Rule(
-        f"[{', '.join(f'has(self.{name})' for name in in_json)}].filter(x, x).size() == 1",
+        f"[{', '.join(f'has(self.{in_cel(name)})' for name in in_json)}].filter(x, x).size() == 1",
         f"exactly one of {', '.join(in_json)} must be set",
         lambda section: sum(getattr(section, name) is not None for name in names) == 1,
     )

@@ -1,5 +1,6 @@
 """Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -88,3 +89,11 @@ def test_a_rule_asks_whether_a_field_is_there_before_it_reads_it(schema: dict[st
 )
 def test_rows_show_type_bounds_default_and_where_a_section_is_described(row: str) -> None:
     assert row in FIELDS_PAGE.read_text().splitlines()
+
+
+def test_rules_write_words_of_cel_as_every_kubernetes_reads_them() -> None:
+    """`self.function` compiles from Kubernetes 1.32 on; 1.30 and 1.31 refuse the whole CRD for it."""
+    text = " ".join(json.dumps(crd()).split())
+    words = "as|break|const|continue|else|for|function|if|import|let|loop|package|namespace|return|var|void|while"
+    assert re.findall(rf"[sS]elf[.\w]*\.(?:{words})\b", text) == []
+    assert "has(self.__function__)" in text
