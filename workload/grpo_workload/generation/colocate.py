@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 
-from grpo_workload.algorithm.samples import Completion, Prompt, PromptImages
+from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.own_engine import build_engine, load_weights
@@ -117,7 +116,9 @@ class ColocateGenerator:
         listener: Listener,
         **cache: str,
     ) -> list[list[Completion]]:
-        shares = self._gather([(prompt.token_ids, prompt.seed, _for_engines(prompt)) for prompt in prompts])
+        shares = self._gather(
+            [(prompt.token_ids, prompt.seed, prompt.images and prompt.images.for_engines()) for prompt in prompts]
+        )
         if not (together := [request for share in shares for request in share]):
             return []
         # vLLM numbers its outputs itself, so they are known by their tokens, where these belong to one request alone.
@@ -234,7 +235,3 @@ class ColocateGenerator:
             finish_reason=answer.finish_reason,
             weight_version=self._version,
         )
-
-
-def _for_engines(prompt: Prompt) -> PromptImages | None:
-    return prompt.images and replace(prompt.images, inputs={})

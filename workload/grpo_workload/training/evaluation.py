@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from grpo_workload.algorithm.advantage import mean
 from grpo_workload.algorithm.micro_batch import shard
-from grpo_workload.algorithm.samples import Completion
+from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.ranks.clock import Clock
@@ -66,13 +67,20 @@ def load_evaluation(
         limit = prompt_limit(config, section.dataset)
         source = load_prompts(section.dataset, tokenizer, seed=SEED, limit=limit, images=ImagePrompts.of(config))
         count = min(len(source), section.max_prompts or len(source))
-        own = [source.prepare(source.draw(0, position, count)) for position in shard(count, world_size, rank)]
+        own = [
+            _untrained(source.prepare(source.draw(0, position, count))) for position in shard(count, world_size, rank)
+        ]
         scorers = build_rewards(config.evaluation_rewards, source, running=rewards)
     except ConfigError as error:
         raise ConfigError(f"evaluation: {error}") from error
     if rank == 0:
         logger.info("evaluation: %d of %d problems of its dataset", count, len(source))
     return Evaluation(config=section, prompts=own, rewards=scorers, past={**past})
+
+
+def _untrained(prompt: Prompt) -> Prompt:
+    """Drop what only training needs: these prompts stay in memory as long as the job runs."""
+    return prompt if prompt.images is None else replace(prompt, images=prompt.images.for_engines())
 
 
 def is_due(config: TrainerConfig, past: Mapping[int, object], step: int, before: int) -> bool:

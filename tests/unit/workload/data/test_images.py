@@ -5,6 +5,7 @@ import copy
 import pickle
 from io import BytesIO
 
+import datasets
 import pytest
 import transformers
 from PIL import Image
@@ -17,6 +18,7 @@ from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.evaluation import load_evaluation
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_tiny_vision
 
@@ -169,10 +171,21 @@ def test_a_prompt_with_images_is_not_truncated(folders):
         source.batch(0, 1)
 
 
+def test_problems_of_an_evaluation_keep_no_arguments_of_the_model(folders, tmp_path):
+    """They stay in memory as long as the job runs."""
+    rows = {"prompt": [ASKED], "image": [RED]}
+    datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).save_to_disk(tmp_path / "rows")
+    evaluation = {"dataset": {"path": str(tmp_path / "rows")}, "everySteps": 1}
+    model, rewards = {"path": str(folders["qwen2_5_vl"])}, [{"name": "ended", "stopped": {}}]
+    config = TrainerConfig.model_validate(CONFIG | {"model": model, "rewards": rewards, "evaluation": evaluation})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["qwen2_5_vl"])
+    made = load_evaluation(config, tokenizer, [], {}, rank=0, world_size=1)
+    (prompt,) = made.prompts
+    assert (len(prompt.images.images), dict(prompt.images.inputs)) == (1, {})
+
+
 def test_pictures_of_arrow(folders, tmp_path):
     """As `datasets` stores them: messages with None for keys that others have, and decoded images."""
-    import datasets
-
     rows = {"prompt": [ASKED], "image": [{"bytes": png(RED), "path": None}], "name": [base64.b64encode(b"x").decode()]}
     features = datasets.Features(
         {
