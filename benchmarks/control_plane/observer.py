@@ -119,15 +119,19 @@ class Statuses:
         self.first: dict[tuple[str, int], float] = {}
         self._last: dict[str, int] = {}
         self.error: Exception | None = None
-        self._says, self._stream = says, api.watch(namespace, kind)
+        self._says, self._open = says, lambda: api.watch(namespace, kind)
+        self._stream, self._closed = self._open(), False
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
         try:
-            for one in self._stream:
-                if (number := self._says(one)) is not None:
-                    self.first.setdefault((one["metadata"]["name"], number), time.time())
-                    self._last[one["metadata"]["name"]] = number
+            while not self._closed:
+                for one in self._stream:
+                    if (number := self._says(one)) is not None:
+                        self.first.setdefault((one["metadata"]["name"], number), time.time())
+                        self._last[one["metadata"]["name"]] = number
+                if not self._closed:  # the API server ends the watch of a reader that it finds slow
+                    self._stream = self._open()
         except (urllib3.exceptions.HTTPError, KeyError, ValueError) as error:
             self.error = error
 
@@ -139,6 +143,7 @@ class Statuses:
 
     def close(self) -> None:
         """End the watch."""
+        self._closed = True
         self._stream.close()
 
 

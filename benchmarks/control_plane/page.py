@@ -150,7 +150,7 @@ def restart(lines: Lines) -> str:
     if not lines.sides("restart"):
         return NOT_MEASURED
     ours, by_hand = lines.of("restart", "grpojob"), lines.of("restart", "bare")
-    rows = []
+    rows, whole = [], []
     for name, found, one, all_of in (
         ("GRPOJob: a rank fails", ours, "one", "together"),
         ("of this the operator's part", ours, "operator one", "operator together"),
@@ -158,6 +158,9 @@ def restart(lines: Lines) -> str:
     ):
         times = [share(found, one, 0.5), share(found, all_of, 0.5), share(found, all_of, 1.0)]
         rows.append([name, *(f"{time:.2f} s" for time in times), f"{times[2] / times[0]:.1f}x"])
+        if one == "one":
+            whole.append(times)
+    rows.append(["GRPOJob beside bare", *(f"{mine / bare:.2f}x" for mine, bare in zip(*whole, strict=True)), ""])
     return table(["seconds of a restart", "one job", "50 at once, median", "50 at once, last", "last / one"], rows)
 
 
