@@ -84,7 +84,9 @@ def about(lines: Lines) -> str:
     commit = all_of(lambda line: line["commit"])
     repetitions = max(line["repetition"] for line in lines.every) + 1
     commands = "\n".join(f"    {command}" for command in sorted({line["command"] for line in lines.every}))
-    return f"{programs}; commit {commit}; {repetitions} repetitions.\n\n{commands}"
+    loads = [line["load average"] for line in lines.every]  # of five minutes, when a run began: by other programs
+    load = f"load average before runs {min(loads)} to {max(loads)}"
+    return f"{programs}; commit {commit}; at most {repetitions} repetitions; {load}.\n\n{commands}"
 
 
 def comparison(scenario: str) -> Callable[[Lines], str]:
