@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,14 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.file_download import DryRunFileInfo
 
-from grpo_workload.spec.contract import DatasetName, Downloads, ExitCode, Progress
+from grpo_workload.spec.contract import (
+    ENV_TERMINATION_LOG,
+    TERMINATION_LOG,
+    DatasetName,
+    Downloads,
+    ExitCode,
+    Progress,
+)
 from grpo_workload.spec.errors import ConfigError
 
 OTHER_WEIGHTS = (
@@ -26,6 +34,9 @@ OTHER_WEIGHTS = (
     *("original/*", "onnx/*", "openvino/*", "consolidated*.safetensors"),
 )
 """Files of a model with safetensors that neither transformers nor vLLM reads then."""
+
+MAX_MESSAGE = 1024
+"""Characters of a termination message, of whose bytes Kubernetes keeps 4096."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +47,20 @@ def main(wanted: str) -> int:
     try:
         asyncio.run(_serve_and_download(Downloads.model_validate_json(wanted)))
     except ConfigError as error:
-        logger.error("%s", error)
-        return ExitCode.CONFIG_ERROR
-    except Exception:
+        return _end(str(error), ExitCode.CONFIG_ERROR)
+    except OSError as error:  # the hub cannot be reached or is overloaded, the disk is full
+        return _end(f"{type(error).__name__}: {error}", 1)
+    except Exception as error:
         logger.exception("the download failed")
-        return 1
+        return _end(f"{type(error).__name__}: {error}", 1)
     return 0
+
+
+def _end(why: str, exit_code: int) -> int:
+    """Leave the reason in the log and, by itself, where the operator reads it."""
+    logger.error("%s", why)
+    Path(os.environ.get(ENV_TERMINATION_LOG, TERMINATION_LOG)).write_text(why[:MAX_MESSAGE])
+    return exit_code
 
 
 async def _serve_and_download(wanted: Downloads) -> None:

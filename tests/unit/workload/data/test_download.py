@@ -102,6 +102,7 @@ def _start(hub: Hub, cache: Path, port: int, **wanted: str) -> subprocess.Popen[
         "HF_HOME": str(cache),
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
+        "GRPO_TERMINATION_LOG": str(cache / "termination-log"),
     }
     command = [sys.executable, "-m", "grpo_workload.download_pod", json.dumps({"statusPort": port, **wanted})]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -143,3 +144,12 @@ def test_a_model_that_the_hub_does_not_have_names_the_field(hub: Hub, tmp_path: 
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 64, said
     assert "model.name: cannot load no/model" in said
+    assert (tmp_path / "termination-log").read_text().startswith("model.name: cannot load no/model")
+
+
+def test_a_hub_that_does_not_answer_is_tried_again_and_told_in_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.server_close()
+    process = _start(hub, tmp_path, free_ports(1)[0], model="some/model")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert (tmp_path / "termination-log").read_text() == "ConnectError: [Errno 111] Connection refused"
