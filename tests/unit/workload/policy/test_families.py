@@ -85,7 +85,9 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
     for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-5, rtol=1e-4, msg=lambda text, n=name: n + text)
+            # Rounding is as large as the largest values make it, and differs between processors: 1.3e-5 was seen.
+            atol = 5e-5 * theirs.grad.abs().max().item()
+            torch.testing.assert_close(ours.grad, theirs.grad, atol=atol, rtol=0, msg=lambda text, n=name: n + text)
 
 
 @pytest.mark.parametrize("family", ALL)
