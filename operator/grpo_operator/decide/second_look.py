@@ -9,6 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
 from grpo_operator.decide.plan import Plan
+from grpo_workload.spec.reasons import Reason
 
 
 def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:
@@ -39,9 +40,16 @@ def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
     """Whether the statuses differ only in how far the pods of an attempt have come on the way to running, or how many
     of them run: which exist, where, how many are ready, and the words that say so.
 
-    How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment.
+    How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment. That the scheduler
+    finds no node cannot either: a user should read it at once, and the time that others hold GPUs in vain begins.
     """
-    return _without_details(old) == _without_details(new)
+    return _without_details(old) == _without_details(new) and _holds_in_vain(old) == _holds_in_vain(new)
+
+
+def _holds_in_vain(status: GRPOJobStatus) -> tuple[bool, bool]:
+    """Return whether the scheduler finds no node for a pod, and whether others have one then."""
+    no_node = any(c.type == Condition.SCHEDULED and c.reason == Reason.UNSCHEDULABLE for c in status.conditions)
+    return no_node, no_node and status.placement is not None
 
 
 def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:

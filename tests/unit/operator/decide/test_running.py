@@ -32,6 +32,20 @@ def test_pods_on_the_way_to_running_need_no_write_of_their_own() -> None:
     assert not can_wait(run.status, case.see(pod(A, ready=True), pod(B)).status)
 
 
+def test_that_the_scheduler_finds_no_node_is_written_at_once() -> None:
+    case = Case()
+    unseen = replace(pod(B), node=None, ready=False)
+    empty = case.see().status
+    waiting = case.see(replace(pod(A), node=None), unseen).status
+    assert can_wait(empty, waiting)
+    refused = case.see(replace(pod(A), node=None), replace(unseen, unschedulable="0/2 nodes are available")).status
+    held = case.see(pod(A), replace(unseen, unschedulable="0/2 nodes are available")).status
+    assert not can_wait(waiting, refused)
+    assert not can_wait(refused, held)
+    assert can_wait(held, case.see(pod(A), replace(unseen, unschedulable="0/3 nodes are available")).status)
+    assert not can_wait(held, case.see(pod(A), pod(B)).status)
+
+
 def test_that_all_pods_run_is_one_event_if_nothing_was_said_before() -> None:
     at_once, slowly = Case(), Case()
     assert [e.reason for e in slowly.see(pod(A), pod(B)).events] == ["Scheduled"]
