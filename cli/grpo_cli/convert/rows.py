@@ -30,6 +30,7 @@ _FACTS_OF_FIELD = {
     "rewards": "rewards reward_weights reward_file reward_function overlong_buffer overlong_length overlong_cache "
     "overlong_weight",
     "model.dtype": "dtype bf16 fp16 mixed_precision",
+    "model.freezeVisionTower": "lora_excludes_vision",
     "device.type": "use_cpu",
     "training.promptsPerStep": "per_device accumulation verl_mini_batch",
     "training.maxResampleTimes": "dynamic_sample resample_times",

@@ -85,6 +85,8 @@ def _lora(draft: Draft) -> None:
         draft.set("lora.r", rank)
     if rank or facts.get("use_lora"):
         draft.fields.setdefault("lora.targetModules", ["all-linear"])
+        if facts.get("lora_excludes_vision"):
+            draft.set("model.freezeVisionTower", True, "with lora, the tower gets no adapters")
     else:
         draft.drop("lora")
         draft.findings = [_without_lora(each) for each in draft.findings if not _is_default_of_lora(each)]
@@ -145,7 +147,7 @@ def _topology(draft: Draft) -> None:
     draft.drop("generation.colocate")
     if facts.get("offload_generating"):
         note = "engines have their own GPUs, so that optimizer states can stay on the trainer's; cpu offloads them"
-        draft.left("offload_optimizer", True, note, "parallelism.offloadOptimizer")
+        draft.find(Kind.NOT_NEEDED, "offload_optimizer", True, note, "parallelism.offloadOptimizer")
 
 
 def _steps(draft: Draft, given: Given, per_push: int) -> None:

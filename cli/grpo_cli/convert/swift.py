@@ -8,7 +8,6 @@ from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same, 
 
 _TURNS = "completions have one turn: tools and environments are not supported"
 _REWARD = "write the reward as a function (docs/rewards.md)"
-_SMALLER = "make images smaller in dataset.preprocess (docs/vision.md)"
 _LENGTHS = "not cut: maxModelLen holds prompt and completion"
 _INSIDE = "internal to ms-swift"
 _TEMPLATE = "the tokenizer's chat template is used"
@@ -42,6 +41,7 @@ OWN = rows(
     not_needed("val_dataset_shuffle", "evaluation.maxPrompts draws rows at random, the same each time"),
     left("cached_val_dataset", "rows are tokenized during training: name the dataset itself", "[]"),
     left("cached_dataset", "rows are tokenized during training: name the dataset itself", "[]"),
+    same("max_pixels", "dataset.maxPixels", v.positive),
     same("dataset_shuffle", "dataset.shuffle", v.boolean),
     not_needed("train_dataloader_shuffle", "rows are shuffled once: dataset.shuffle"),
     not_needed("dataset_num_proc load_from_cache_file download_mode strict columns remove_unused_columns lazy_tokenize",
@@ -128,7 +128,9 @@ ENVIRONMENT = rows(
     not_needed("CUDA_VISIBLE_DEVICES NODE_RANK node_rank master_addr master_port MASTER_ADDR MASTER_PORT RANK "
         "WORLD_SIZE", "the operator assigns ranks and devices"),
     not_needed("PYTHONPATH", "the image sets it; for your own functions see docs/rewards.md"),
-    left("MAX_PIXELS VIDEO_MAX_PIXELS FPS_MAX_FRAMES", _SMALLER),
+    differs("MAX_PIXELS", "dataset.maxPixels", v.positive,
+        "images are made smaller in their proportions; the model's processor rounds sides to its patches"),
+    left("VIDEO_MAX_PIXELS FPS_MAX_FRAMES", "no videos: make images of their frames"),
 )
 # fmt: on
 

@@ -181,6 +181,11 @@ def target_modules(value: Any) -> list[str]:
     return [name.replace("all_linear", "all-linear") for name in texts(value)]
 
 
+vision_tower = one_of(
+    {True: "visual .*visual.* vision_tower .*vision_tower.*"}, "name the modules in lora.targetModules, not {value}"
+)
+
+
 def share(value: Any) -> float:
     """Return a share of a GPU's memory, at most 0.9."""
     if (given := number(value)) > 0.9:

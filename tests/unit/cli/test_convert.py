@@ -380,7 +380,34 @@ def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
     )
     server = converted("swift-server.sh", "--vllm_mode server", "--vllm_mode server --offload_optimizer true")
     assert "offloadOptimizer" not in server.spec["parallelism"]
-    assert any(finding.note.startswith("engines have their own GPUs") for finding in server.left)
+    (found,) = (finding for finding in server.findings if finding.note.startswith("engines have their own GPUs"))
+    assert found.kind is Kind.NOT_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("rank", "modules", "frozen", "left"),
+    [(8, ".*visual.*", True, []), (0, ".*visual.*", None, []), (8, "lm_head", None, ["name the modules in"])],
+)
+def test_adapters_that_exclude_the_vision_tower_freeze_it(
+    rank: int, modules: str, frozen: bool | None, left: list[str]
+) -> None:
+    options = f"actor_rollout_ref.model.exclude_modules='{modules}' actor_rollout_ref.model.lora_rank={rank}"
+    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@") + options
+    conversion = _text("verl.sh", text)
+    assert conversion.spec["model"].get("freezeVisionTower") == frozen
+    assert [one.note[:19] for one in conversion.left if one.name.endswith("exclude_modules")] == left
+
+
+def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
+    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
+    for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):
+        conversion = _text("verl.sh", f"{text} --config-path=config --config-name={name}")
+        assert [one.name for one in conversion.left if one.name.startswith("config-")] == left
+
+
+def test_images_are_as_small_as_in_swift() -> None:
+    text = "MAX_PIXELS=602112 " + (INPUTS / "swift-colocate.sh").read_text()
+    assert _text("swift-colocate.sh", text).spec["dataset"]["maxPixels"] == 602112
 
 
 def test_trackers_that_jobs_do_not_have_are_told_and_the_others_kept() -> None:

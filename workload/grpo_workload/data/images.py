@@ -5,6 +5,7 @@ Columns and messages are those of TRL (`prepare_multimodal_messages`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -62,6 +63,15 @@ def open_image(value: Any) -> Image.Image:
         f"an image is a {type(value).__name__}; PIL images, paths, bytes of image files, and dicts of these bytes or a "
         "path would work"
     )
+
+
+def shrunk(image: Image.Image, max_pixels: int | None) -> Image.Image:
+    """Return the image with at most `max_pixels` pixels, in its proportions."""
+    if max_pixels is None or image.width * image.height <= max_pixels:
+        return image
+    scale = math.sqrt(max_pixels / (image.width * image.height))
+    width, height = (min(max(1, int(side * scale)), max_pixels) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def with_placeholders(messages: Sequence[Message], images: Sequence[Any]) -> tuple[list[Message], list[Any]]:
@@ -122,19 +132,22 @@ class ImagePrompts:
         """The chat template for prompts with images. Raises as calls do."""
         return self.model.chat_template or getattr(self._processor(), "chat_template", None)
 
-    def __call__(self, text: str, images: Sequence[Any]) -> tuple[tuple[int, ...], PromptImages]:
+    def __call__(
+        self, text: str, images: Sequence[Any], max_pixels: int | None = None
+    ) -> tuple[tuple[int, ...], PromptImages]:
         """Return the tokens of a prompt as the model reads them, and its images.
 
         Args:
             text: what the chat template gives, with a placeholder for each image.
             images: as `open_image` takes them.
+            max_pixels: images of more are made smaller.
 
         Raises:
             ImageError: an image cannot be used.
             ConfigError: the model, or the job, cannot have images.
             OSError: an image cannot be read.
         """
-        processor, opened = self._processor(), tuple(open_image(image) for image in images)
+        processor, opened = self._processor(), tuple(shrunk(open_image(image), max_pixels) for image in images)
         if (places := text.count(processor.image_token)) != len(opened):
             raise ImageError(
                 f"its prompt has {len(opened)} images, and {places} times {processor.image_token}, which stands for "

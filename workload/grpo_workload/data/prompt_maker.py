@@ -177,7 +177,7 @@ class PromptMaker:
         except (TemplateError, ValueError) as error:
             raise PromptError(f"dataset: the chat template refuses row {index}: {error}") from error
         try:
-            token_ids, shown = self.images(text, images)
+            token_ids, shown = self.images(text, images, self.config.max_pixels)
         except OSError as error:
             raise PreprocessError(f"dataset: reading an image of row {index} {what_was_raised(error)}") from error
         return Prompt(index=index, text=messages, token_ids=token_ids, columns=columns, images=shown)

@@ -119,6 +119,14 @@ class DatasetConfig(Section):
         description="module:function that gets a row as a dict and returns the row to use, with `prompt`. Called "
         "shortly before the row's step.",
     )
+    max_pixels: int | None = Field(
+        None,
+        ge=1024,
+        le=1_000_000_000,
+        description="Images of more pixels (width x height) are made smaller, in their proportions, before the model's "
+        "processor and engines get them; rewards get them as they are. Set it where images take too many tokens. "
+        "Default: no image is.",
+    )
     overlong_prompts: Literal["error", "skip", "truncate"] = Field(
         "error",
         description="What happens to a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or the "

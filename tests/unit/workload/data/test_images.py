@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 from trl.data_utils import prepare_multimodal_messages
 
-from grpo_workload.data.images import ImageError, ImagePrompts, open_image, row_images, with_placeholders
+from grpo_workload.data.images import ImageError, ImagePrompts, open_image, row_images, shrunk, with_placeholders
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import PreprocessError, PromptError, PromptMaker
 from grpo_workload.data.prompt_source import PromptSource
@@ -121,6 +121,26 @@ def test_a_prompt_has_the_tokens_of_the_processor(folders, family):
     without = maker(4, {"prompt": ASKED, "image": None})
     assert without.images is None
     assert not {IMAGE, START, END} & set(without.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("size", "smaller"), [((400, 100), (200, 50)), ((100, 100), (100, 100)), ((3, 90_000), (1, 10_000))]
+)
+def test_images_of_too_many_pixels_are_made_smaller_for_model_and_engines(folders, size, smaller):
+    given = Image.new("RGB", size, "red")
+    assert shrunk(given, 10_000).size == smaller
+    assert shrunk(given, None) is given
+
+
+def test_a_prompt_has_smaller_images_than_its_row(folders):
+    given = RED.resize((112, 224))
+    prompts = [
+        make_maker(folders["qwen2_5_vl"], **limit)(0, {"prompt": ASKED, "image": given})
+        for limit in ({}, {"maxPixels": 56 * 112})
+    ]
+    assert [prompt.token_ids.count(IMAGE) for prompt in prompts] == [32, 8]
+    assert [prompt.images.images[0].size for prompt in prompts] == [(112, 224), (56, 112)]
+    assert all(prompt.columns["image"] is given for prompt in prompts)
 
 
 def test_parts_go_to_rewards_and_logs_without_their_images(folders):
