@@ -16,6 +16,7 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -54,11 +55,14 @@ class Adapters:
             lora_dropout=config.dropout,
             target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
             modules_to_save=list(config.modules_to_save) or None,
-            exclude_modules=rf"(?:{'|'.join(map(re.escape, excluded))})\..*" if excluded else None,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             task_type=peft.TaskType.CAUSAL_LM,
             revision=revision,
         )
+        left_out = [rf"{re.escape(name)}\..*" for name in excluded]
+        if names == [ALL_LINEAR]:
+            left_out += [rf".*\.{re.escape(name)}" for name in _refused(model, settings)]
+        settings.exclude_modules = "|".join(left_out) or None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
@@ -159,6 +163,17 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                 raise ConfigError(
                     f"lora.targetModules: {name} is not a linear layer; {names} would work, or {name} in modulesToSave"
                 )
+
+
+def _refused(model: Any, settings: peft.LoraConfig) -> list[str]:
+    """Names of linear layers that peft refuses in this family: fused kernels of Mamba read their weights alone."""
+    refused = []
+    for name in sorted({_last(path) for path, module in model.named_modules() if isinstance(module, _KINDS)}):
+        try:
+            _check_lora_target_modules_mamba(settings, model, name)
+        except ValueError:
+            refused.append(name)
+    return refused
 
 
 def output_layers(model: Any) -> list[nn.Module]:

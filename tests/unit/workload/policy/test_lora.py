@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -14,9 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from grpo_workload.policy import adapter_weights
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export
+from support.families import make_model
 
 IDS_BT = torch.arange(12).view(2, 6)
 
@@ -83,6 +86,21 @@ def test_merged_weights_compute_the_same_as_the_trained_model(make: Any, fields:
         torch.testing.assert_close(model(IDS_BT).logits, initial(IDS_BT).logits, atol=0, rtol=0)
     assert model.training
     assert {id(parameter) for parameter in adapters.trained()} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
+def test_all_linear_leaves_out_the_layers_that_fused_kernels_of_mamba_bypass(family: str) -> None:
+    adapters = Adapters(model := make_model(family), config(), seed=1)
+    adapted = {path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, LoraLayer)}
+    assert adapted >= {"in_proj", "q_proj", "o_proj", "down_proj"}
+    assert "out_proj" not in adapted
+    assert "conv1d" not in adapted
+    train(model)
+    plain = make_model(family)
+    plain.load_state_dict(dict(Export(adapters.pushed(), is_partitioned=False)), strict=False)
+    torch.testing.assert_close(model.eval()(IDS_BT).logits, plain.eval()(IDS_BT).logits, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match=r"lora: peft refuses these settings: .*'out_proj' is incompatible"):
+        Adapters(make_model(family), config(targetModules=["out_proj"]), seed=1)
 
 
 def test_initial_values_depend_only_on_the_seed() -> None:
