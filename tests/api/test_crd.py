@@ -38,6 +38,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             "epsilonHigh is the largest ratio itself, at least 1",
         ),
         ({"training": {"lossType": "sapo", "delta": 4}}, "bound the ratio in their own way: delta must not be set"),
+        (
+            {"training": {"lossType": "gmpo", "importanceSamplingLevel": "sequence"}},
+            "importanceSamplingLevel token would work",
+        ),
         ({"training": {"epsilonHigh": 3, "delta": 4}}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
         (
             {"training": {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}},

@@ -23,6 +23,9 @@ def settle_loss(draft: Draft) -> None:
             _gspo(draft)
         case "cispo":
             _cispo(draft)
+        case "gmpo":
+            draft.set(_TYPE, "gmpo", "geo_mean averages so, whatever loss_agg_mode says")
+            _drop_delta(draft, "gmpo")
     high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _EPSILON)
     if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
         draft.drop("training.delta")

@@ -508,6 +508,11 @@ def test_the_schedule_is_taken_over(file: str, options: str, expected: dict[str,
         ),
         (
             "verl.sh",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio=0.4",
+            {"lossType": "gmpo", "epsilon": 0.4, "delta": None},
+        ),
+        (
+            "verl.sh",
             "actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_low=10",
             {"lossType": "cispo", "epsilonHigh": 1.2, "epsilon": None, "delta": None},
         ),

@@ -170,9 +170,13 @@ def clipped_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
     low, high = 1 - training.epsilon, 1 + (training.epsilon_high or training.epsilon)
     bounded_BT = ratio_BT if training.delta is None else ratio_BT.clamp(max=training.delta)
     loss_BT = -torch.min(bounded_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
-    is_low_BT = (ratio_BT < low) & (advantages_B1 < 0)
-    is_high_BT = (ratio_BT > high) & (advantages_B1 > 0)
-    return loss_BT, {
+    return loss_BT, _clip_ratios(ratio_BT < low, ratio_BT > high, advantages_B1)
+
+
+def _clip_ratios(is_low_BT: Tensor, is_high_BT: Tensor, advantages_B1: Tensor) -> dict[str, Tensor]:
+    """Metrics of tokens outside of the bounds, which are clipped where the advantage would move them further out."""
+    is_low_BT, is_high_BT = is_low_BT & (advantages_B1 < 0), is_high_BT & (advantages_B1 > 0)
+    return {
         "clip_ratio/low_mean": is_low_BT.float(),
         "clip_ratio/high_mean": is_high_BT.float(),
         "clip_ratio/region_mean": (is_low_BT | is_high_BT).float(),
@@ -204,7 +208,22 @@ def sapo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
     return -(torch.sigmoid(temperature_B1 * (ratio_BT - 1)) * 4 / temperature_B1) * advantages_B1, {}
 
 
-_TOKEN_LOSSES: dict[str, TokenLoss] = {"cispo": cispo_loss, "sapo": sapo_loss}
+def gmpo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
+    """Geometric-Mean Policy Optimization (arXiv:2507.20673): - A times the geometric mean of the tokens' clipped ratios.
+
+    Log-ratios are clipped at -epsilon and epsilonHigh, as PPO clips ratios. All tokens of a completion have its loss.
+    """
+    log_ratio_BT, advantages_B1 = tokens.logprobs_BT - tokens.old_logprobs_BT, tokens.advantages_B1
+    low, high = -training.epsilon, training.epsilon_high or training.epsilon
+    sign_B1 = advantages_B1.sign()
+    clipped_BT = sign_B1 * torch.min(sign_B1 * log_ratio_BT, sign_B1 * log_ratio_BT.clamp(low, high))
+    lengths_B1 = tokens.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    mean_B1 = (clipped_BT * tokens.mask_BT).sum(dim=1, keepdim=True) / lengths_B1
+    loss_B1 = -advantages_B1 * mean_B1.exp()
+    return loss_B1.expand_as(log_ratio_BT), _clip_ratios(log_ratio_BT < low, log_ratio_BT > high, advantages_B1)
+
+
+_TOKEN_LOSSES: dict[str, TokenLoss] = {"cispo": cispo_loss, "sapo": sapo_loss, "gmpo": gmpo_loss}
 
 
 def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, training: TrainingConfig) -> Tensor:
@@ -214,7 +233,7 @@ def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, trainin
             return token_loss_BT.sum() / max(scale.mean_tokens or scale.num_tokens, 1)
         case "bnpo":  # the step's tokens
             return token_loss_BT.sum() / max(scale.num_tokens, 1)
-        case "grpo" | "sapo":  # arXiv:2402.03300: the sequence's own tokens, then the step's sequences
+        case "grpo" | "sapo" | "gmpo":  # arXiv:2402.03300: the sequence's own tokens, then the step's sequences
             return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
         case "dr_grpo":  # arXiv:2503.20783: as many tokens as the step's sequences might have
             return token_loss_BT.sum() / (scale.num_sequences * training.max_completion_length)

@@ -21,9 +21,14 @@ class LossConfig(Section):
             lambda loss: loss.loss_type != "cispo" or (loss.epsilon_high or 0) >= 1,
         ),
         Rule(
-            "!has(self.delta) || !(self.lossType in ['cispo', 'sapo'])",
-            "lossType cispo and sapo bound the ratio in their own way: delta must not be set",
-            lambda loss: loss.delta is None or loss.loss_type not in ("cispo", "sapo"),
+            "!has(self.delta) || !(self.lossType in ['cispo', 'sapo', 'gmpo'])",
+            "lossType cispo, sapo and gmpo bound the ratio in their own way: delta must not be set",
+            lambda loss: loss.delta is None or loss.loss_type not in ("cispo", "sapo", "gmpo"),
+        ),
+        Rule(
+            "self.lossType != 'gmpo' || self.importanceSamplingLevel == 'token'",
+            "lossType gmpo makes one ratio of those of a completion's tokens: importanceSamplingLevel token would work",
+            lambda loss: loss.loss_type != "gmpo" or loss.importance_sampling_level == "token",
         ),
         Rule(
             "!has(self.delta) || self.delta > 1.0 + (has(self.epsilonHigh) ? self.epsilonHigh : self.epsilon)",
@@ -47,12 +52,13 @@ class LossConfig(Section):
         description="A function of your own (module:function) in place of the token losses of lossType, which still "
         "says what their sum is divided by: from log-probabilities and advantages it computes each token's.",
     )
-    loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"] = Field(
+    loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "gmpo"] = Field(
         "dapo",
         description="Token losses, and what their sum is divided by. PPO's clipped loss, divided by the tokens of all "
         "steps of the generation (dapo) or of the step (bnpo), first by each completion's own tokens (grpo), or by "
         "maxCompletionLength (dr_grpo). cispo: tokens that are clipped keep a gradient, divided as dapo. sapo: a soft "
-        "gate in place of the clip, divided as grpo.",
+        "gate in place of the clip, divided as grpo. gmpo: the geometric mean of a completion's clipped ratios, divided "
+        "as grpo, on which single tokens have little effect.",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token",
@@ -63,7 +69,8 @@ class LossConfig(Section):
         0.2,
         gt=0,
         lt=1,
-        description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set.",
+        description="The probability ratio is clipped at 1 - epsilon, and at 1 + epsilon when epsilonHigh is not set; "
+        "with gmpo, its logarithm at -epsilon and epsilon, for example 0.4.",
     )
     epsilon_high: float | None = Field(
         None,

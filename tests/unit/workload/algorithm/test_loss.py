@@ -17,6 +17,7 @@ VARIANTS = [
     {"loss_type": "bnpo", "delta": 1.5},
     {"loss_type": "cispo", "epsilon_high": 1.2},
     {"loss_type": "sapo"},
+    {"loss_type": "gmpo"},
     {"loss_type": "grpo", "importance_sampling_level": "sequence"},
 ]
 
@@ -136,6 +137,21 @@ def test_sapo_fades_as_the_ratio_leaves_1():
     assert metrics == {"num_tokens": 3}
 
 
+@pytest.mark.parametrize(
+    ("advantage", "clipped", "metric"),
+    [(2.0, [0.1, -1.0, 0.5], "clip_ratio/high_mean"), (-2.0, [0.1, -0.4, 1.5], "clip_ratio/low_mean")],
+)
+def test_gmpo_trains_on_the_geometric_mean_of_clipped_ratios(advantage, clipped, metric):
+    log_ratios = [0.1, -1.0, 1.5]
+    gradient, metrics = gradients(
+        [math.exp(one) for one in log_ratios], advantage, loss_type="gmpo", epsilon=0.4, epsilon_high=0.5
+    )
+    mean = math.exp(sum(clipped) / 3)
+    kept = [one == bounded for one, bounded in zip(log_ratios, clipped, strict=True)]
+    assert gradient.tolist() == pytest.approx([-advantage * mean * one for one in kept])
+    assert metrics[metric] == metrics["clip_ratio/region_mean"] == 1
+
+
 def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     steady, _ = gradients([0.5, 2.0, 1.1], 1.0, loss_type="grpo", importance_sampling_level="sequence")
     assert steady.tolist() == pytest.approx([-(1.1 ** (1 / 3))] * 3)
@@ -149,6 +165,7 @@ def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     [
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilonHigh is the largest ratio itself"),
         ({"loss_type": "sapo", "delta": 2.0}, "delta must not be set"),
+        ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "importanceSamplingLevel token would work"),
         ({"delta": 1.2}, "delta must be more than 1 \\+ epsilonHigh"),
     ],
 )
