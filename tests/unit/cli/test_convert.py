@@ -398,6 +398,12 @@ def test_adapters_that_exclude_the_vision_tower_freeze_it(
     assert [one.note[:19] for one in conversion.left if one.name.endswith("exclude_modules")] == left
 
 
+def test_a_longer_context_of_verl_is_vllms() -> None:
+    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
+    conversion = _text("verl.sh", f"{text} +actor_rollout_ref.model.override_config.max_position_embeddings=32768")
+    assert conversion.spec["generation"]["engineArgs"]["hf_overrides"] == {"max_position_embeddings": 32768}
+
+
 def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
     text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
     for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):

@@ -209,7 +209,7 @@ def sapo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
 
 
 def gmpo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
-    """Geometric-Mean Policy Optimization (arXiv:2507.20673): - A times the geometric mean of the tokens' clipped ratios.
+    """Geometric-Mean Policy Optimization (arXiv:2507.20673): - A times the geometric mean of tokens' clipped ratios.
 
     Log-ratios are clipped at -epsilon and epsilonHigh, as PPO clips ratios. All tokens of a completion have its loss.
     """

@@ -57,8 +57,8 @@ class LossConfig(Section):
         description="Token losses, and what their sum is divided by. PPO's clipped loss, divided by the tokens of all "
         "steps of the generation (dapo) or of the step (bnpo), first by each completion's own tokens (grpo), or by "
         "maxCompletionLength (dr_grpo). cispo: tokens that are clipped keep a gradient, divided as dapo. sapo: a soft "
-        "gate in place of the clip, divided as grpo. gmpo: the geometric mean of a completion's clipped ratios, divided "
-        "as grpo, on which single tokens have little effect.",
+        "gate in place of the clip, divided as grpo. gmpo: the geometric mean of a completion's clipped ratios, "
+        "divided as grpo, on which single tokens have little effect.",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token",
