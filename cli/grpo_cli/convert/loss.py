@@ -7,6 +7,7 @@ from grpo_cli.convert.rows import Kind
 from grpo_workload.spec.loss import LossConfig
 
 _EPSILON: float = LossConfig.model_fields["epsilon"].default
+_SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}
 _TYPE, _LOW, _HIGH = "training.lossType", "training.epsilon", "training.epsilonHigh"
 
 
@@ -15,6 +16,7 @@ def settle_loss(draft: Draft) -> None:
     facts = draft.facts
     if "use_kl_loss" in facts:
         draft.set("training.beta", facts.get("kl_coef", 0.001) if facts["use_kl_loss"] else 0.0)
+    _kl_in_reward(draft)
     for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
         if fact in facts:
             draft.fields.setdefault(path, facts[fact])
@@ -33,12 +35,28 @@ def settle_loss(draft: Draft) -> None:
         draft.left("delta", delta, note, "training.delta")
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
-    if draft.fields.get("training.advantageEstimator") == "rloo":
-        draft.fields.setdefault("training.scaleRewards", "none")
+    if scale := _SCALES.get(draft.fields.get("training.advantageEstimator", "grpo")):
+        draft.fields.setdefault("training.scaleRewards", scale)
     if facts.get("correct_importance") is False:
         draft.set("training.importanceSamplingCorrection", "none")
     if "verl_batch" in facts:
         _correction(draft)
+
+
+def _kl_in_reward(draft: Draft) -> None:
+    """A divergence in rewards has the weight `beta`, so that it cannot also be in the loss with another."""
+    facts = draft.facts
+    is_default = "swift_dataset" in facts and draft.fields.get("training.advantageEstimator", "grpo") != "grpo"
+    if not facts.get("kl_in_reward", is_default):
+        return
+    if "verl_batch" in facts:
+        if facts.get("use_kl_loss"):
+            note = "the divergence is in the loss (use_kl_loss), or in rewards with klInReward, not in both"
+            draft.left("use_kl_in_reward", True, note, "training.klInReward")
+            return
+        draft.set("training.beta", facts.get("kl_in_reward_coef", 0.001), "kl_ctrl.kl_coef")
+    if draft.fields.get("training.beta"):
+        draft.set("training.klInReward", True)
 
 
 def _correction(draft: Draft) -> None:

@@ -43,6 +43,7 @@ _FACTS_OF_FIELD = {
     "training.importanceSamplingLevel": "verl_loss",
     "training.maxGradNorm": "clipping",
     "training.beta": "use_kl_loss kl_coef",
+    "training.klInReward": "kl_in_reward kl_in_reward_coef",
     "training.scaleRewards": "norm_by_std",
     "training.importanceSamplingCorrection": "correct_importance rollout_is rollout_is_threshold bypass",
     "evaluation.dataset": "eval_dataset",

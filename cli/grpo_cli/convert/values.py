@@ -166,6 +166,9 @@ sampling_level = one_of(
 estimator = one_of(
     {word: word for word in ("grpo", "rloo")}, "advantages are relative to the group: use grpo or rloo, not {value}"
 )
+swift_estimator = one_of(
+    {word: word for word in ("grpo", "rloo", "reinforce_plus_plus")}, "use grpo, rloo or reinforce_plus_plus"
+)
 truncation = one_of(
     {"error": "error", "truncate": "left"},
     "a prompt that is too long is an error; dataset.overlongPrompts: truncate keeps its end",

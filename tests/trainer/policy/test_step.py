@@ -20,6 +20,8 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program,
         for number, (ours, expected) in enumerate(zip(cut["generation"], whole["generation"], strict=True)):
             # A ratio at the bound may be clipped by one and not by the other.
             assert ours == pytest.approx(expected, rel=5e-3, abs=2e-4), f"ZeRO-{stage}, step {number} of a generation"
+        for ours, expected in zip(cut["kls"], whole["kls"], strict=True):
+            assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4), f"ZeRO-{stage}"
         assert cut["weights"].keys() == whole["weights"].keys()
         for name, weight in whole["weights"].items():
             # 3% of the 1e-3 by which AdamW moves any weight: where the gradient is nearly 0, rounding decides the move.
@@ -32,6 +34,9 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program,
     if beta:
         assert whole["metrics"][0]["kl"] == pytest.approx(0, abs=1e-6)
         assert whole["metrics"][1]["kl"] > 1e-4
+        before, after = whole["kls"]
+        assert before == pytest.approx([0] * len(before), abs=1e-5)
+        assert min(map(abs, after)) > 1e-4, "each completion has become more or less likely"
 
 
 def test_optimizers_for_half_precision_count_exactly_the_steps_taken(run_program, tiny_model, tmp_path):

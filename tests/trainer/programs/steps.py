@@ -1,6 +1,7 @@
 """Two optimizer steps on fixed samples under each ZeRO stage: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
-With a BETA over 0, the other terms of the loss have a weight, too: of the entropy, over tokens of high entropy.
+With a BETA over 0, the other terms of the loss have a weight, too: of the entropy, over tokens of high entropy. Then
+rank 0 also saves the KL divergences of completions before and after the two steps.
 
 A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
 the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
@@ -20,12 +21,14 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, take_generation, take_step
+from fixed_samples import PAD, by_rank, samples, take_generation, take_step
 
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
+from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.kl_penalty import divergences
 
 
 def main(model, out, micro_batch_size, beta, stages):
@@ -58,13 +61,16 @@ def main(model, out, micro_batch_size, beta, stages):
         if int(os.environ["WORLD_SIZE"]) > 1:  # a step does not depend on whether the policy was tried before
             try_policy(policy, config)
             assert policy.deepspeed_engine.micro_steps == 0
+        kls = [of_all(policy, config.training)] if beta else []
         metrics = [take_step(policy, step, config.training) for step in range(2)]
+        kls += [of_all(policy, config.training)] if beta else []
         steps = {float(state["step"]) for state in adam(policy.deepspeed_engine).state.values() if "step" in state}
         # Weights that rounding moved would change which tokens the quantile keeps: a random model hesitates equally.
         every_token = config.training.model_copy(update={"top_entropy_quantile": 1.0})
         policy._config = config.model_copy(update={"training": every_token})
         results[name] = {
             "metrics": metrics,
+            "kls": kls,
             "weights": {name: weight.clone() for name, weight in policy.weights()},
             "steps": steps,
             "skipped": take_step(policy, 2, config.training, broken=True)["skipped"],
@@ -74,6 +80,13 @@ def main(model, out, micro_batch_size, beta, stages):
         AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":
         torch.save(results, out)
+
+
+def of_all(policy, training):
+    """Return the KL divergences of the samples of step 0, over all ranks."""
+    own = by_rank(list(samples(0)))[int(os.environ["RANK"])]
+    mine = divergences(policy, [(sample.prompt, sample.completion) for sample in own], training)
+    return [kl for part in gather(mine) for kl in part]
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])

@@ -14,6 +14,7 @@ from typing import Literal
 from grpo_workload.spec.training import TrainingConfig
 
 ScaleRewards = Literal["group", "batch", "none"]
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
 
 _EPS = 1e-4  # TRL's value
 
@@ -52,7 +53,7 @@ def group_advantages(
     rewards: Sequence[float],
     num_generations: int,
     scale_rewards: ScaleRewards,
-    estimator: Literal["grpo", "rloo"] = "grpo",
+    estimator: Estimator = "grpo",
 ) -> list[float]:
     """Compute the advantages from the rewards of the whole step, over all ranks, in the same order.
 
@@ -63,12 +64,19 @@ def group_advantages(
 
     With the estimator rloo (arXiv:2402.14740) the mean is that of the others of the group. This is the same times
     n / (n - 1): r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1).
+
+    With reinforce_plus_plus (REINFORCE++ with the group's mean as its baseline, arXiv:2501.03262) and `batch`, the std
+    is that of the differences: how easy prompts are does not count.
     """
     groups = as_groups(rewards, num_generations)
+    averages = [mean(group) for group in groups]
     stds = reward_stds(rewards, num_generations, scale_rewards)
+    if estimator == "reinforce_plus_plus" and scale_rewards == "batch":
+        of_all = std([one - average for group, average in zip(groups, averages, strict=True) for one in group])
+        stds = [of_all] * len(groups)
     return [
-        _advantage((reward - average) * factor, None if scale_rewards == "none" else std)
-        for group, std, average in zip(groups, stds, map(mean, groups), strict=True)
+        _advantage((reward - average) * factor, None if scale_rewards == "none" else deviation)
+        for group, deviation, average in zip(groups, stds, averages, strict=True)
         for factor in [_leave_one_out(group) if estimator == "rloo" else 1.0]
         for reward in group
     ]

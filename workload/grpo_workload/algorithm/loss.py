@@ -60,7 +60,7 @@ def grpo_loss(
     own_loss: TokenLoss | None = None,
     adds_kl: bool = True,
 ) -> LossOutput:
-    """Token losses of `lossType`, or the user's own, plus `beta` times the KL divergence from the reference model.
+    """Token losses of `lossType`, or the user's own, plus `kl_coef` times the KL divergence from the reference model.
 
     Before backward, multiply the loss by the world size where gradients are averaged over ranks, as DeepSpeed does.
 
@@ -73,7 +73,7 @@ def grpo_loss(
         training: the job's settings.
         whole_logprobs_BT: those of the whole distribution, with a graph, if sampling was truncated and `logprobs_BT`
             are of what it kept. The KL divergence is between whole distributions, as TRL's is.
-        ref_logprobs_BT: TRL's `ref_per_token_logps`; given exactly when `beta` > 0.
+        ref_logprobs_BT: TRL's `ref_per_token_logps`; given exactly when `kl_coef` > 0.
         entropy_BT: for the metric, `entropyCoef` (then with a graph), `topEntropyQuantile` and `own_loss`.
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the token losses, not the KL
             divergence.
@@ -83,9 +83,9 @@ def grpo_loss(
 
     Returns:
         The loss, and sums for num_tokens, the metrics of the token losses, trained/entropy if `entropy_BT` is given, kl
-        if `beta` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
+        if `kl_coef` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
     """
-    assert (training.beta > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with beta > 0"
+    assert (training.kl_coef > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with a KL term"
     masked_BT = mask_BT == 0
     of_sequences = training.importance_sampling_level == "sequence"
 
@@ -128,7 +128,7 @@ def grpo_loss(
         # arXiv:2512.02556).
         kl_BT = k3_BT * ratio_BT
         per_token["kl"] = kl_BT.detach()
-        token_loss_BT = token_loss_BT + training.beta * kl_BT if adds_kl else token_loss_BT
+        token_loss_BT = token_loss_BT + training.kl_coef * kl_BT if adds_kl else token_loss_BT
 
     metrics = {name: (values_BT * mask_BT).sum() for name, values_BT in per_token.items()}
     for name, values_BT in its_metrics.items():

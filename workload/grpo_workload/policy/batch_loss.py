@@ -31,7 +31,7 @@ def batch_loss(
         batch: on the same device.
         training: the job's settings.
         scale: denominators of the whole step.
-        ref_logprobs_BT: of the reference model; given exactly when `beta` > 0.
+        ref_logprobs_BT: of the reference model; given exactly when `kl_coef` > 0.
         own_loss: given exactly when `training.loss` is set.
     """
     old_logprobs_BT = model.logprobs_BT.detach() if batch.old_logprobs_BC is None else batch.old_logprobs_BC

@@ -87,7 +87,7 @@ class OwnLoss:
             raise ConfigError(
                 f"{self._where} does not say what arguments it takes: name a function of Python"
             ) from error
-        missing = [] if training.beta > 0 else ["ref_log_probs"]
+        missing = [] if training.kl_coef > 0 else ["ref_log_probs"]
         named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         needed = [one.name for one in parameters if one.default is one.empty and one.kind != one.VAR_KEYWORD]
         for name in needed:
@@ -124,7 +124,7 @@ class OwnLoss:
             ratio_BT=(logprobs_BT - old_BT).exp(),
             advantages_B1=torch.tensor([[1.0], [-0.5], [0]]),
             mask_BT=mask_BT,
-            ref_logprobs_BT=old_BT * 1.1 if training.beta > 0 else None,
+            ref_logprobs_BT=old_BT * 1.1 if training.kl_coef > 0 else None,
             entropy_BT=mask_BT * 1.5,
         )
         try:

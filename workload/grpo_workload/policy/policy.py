@@ -171,7 +171,8 @@ class Policy:
         training = self._config.training
         # Before the policy's forward pass, since the reference may be the same modules: after it, the modules' hooks
         # expect the backward pass.
-        ref_logprobs_BT = self._reference.logprobs(batch, training.temperature) if self._reference else None
+        reference = self._reference if training.kl_coef > 0 else None
+        ref_logprobs_BT = reference.logprobs(batch, training.temperature) if reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
             model = self.head.per_token(self.deepspeed_engine, batch, training.temperature, Truncation.of(training))
         output, differences = batch_loss(
@@ -235,6 +236,18 @@ class Policy:
         """Log-probabilities of the completion tokens [B, T], see `LogprobHead.per_token`; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
         return self.head.per_token(self.deepspeed_engine, batch.to(self.device), temperature, truncation).logprobs_BT
+
+    @torch.no_grad()
+    def divergence(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """KL divergence of each completion from the reference model [B], in nats; needs `beta` > 0.
+
+        The sum of log pi - log pi_ref over its tokens (http://joschu.net/blog/kl-approx.html, k1), of the whole
+        distributions. Collective under ZeRO-3.
+        """
+        assert self._reference is not None
+        moved = batch.to(self.device)
+        ref_logprobs_BT = self._reference.logprobs(moved, temperature)
+        return ((self.logprobs(moved, temperature) - ref_logprobs_BT) * moved.mask_BC).sum(dim=1)
 
     @property
     def num_steps(self) -> int:

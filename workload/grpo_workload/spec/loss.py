@@ -37,8 +37,15 @@ class LossConfig(Section):
         ),
         Rule(
             "self.advantageEstimator == 'grpo' || self.multiObjectiveAggregation == 'sum_then_normalize'",
-            "advantageEstimator rloo needs multiObjectiveAggregation sum_then_normalize",
+            "advantageEstimator rloo and reinforce_plus_plus need multiObjectiveAggregation sum_then_normalize",
             lambda loss: loss.advantage_estimator == "grpo" or loss.multi_objective_aggregation == "sum_then_normalize",
+        ),
+        Rule(
+            "!self.klInReward || (self.beta > 0.0 && self.multiObjectiveAggregation == 'sum_then_normalize')",
+            "klInReward needs beta over 0, its weight, and multiObjectiveAggregation sum_then_normalize",
+            lambda loss: (
+                not loss.kl_in_reward or (loss.beta > 0 and loss.multi_objective_aggregation == "sum_then_normalize")
+            ),
         ),
         Rule(
             "!self.syncRefModel || self.beta > 0.0",
@@ -97,6 +104,12 @@ class LossConfig(Section):
         le=100,
         description="Weight of the KL divergence (k3 estimator) from the initial model; 0 loads no reference model.",
     )
+    kl_in_reward: bool = Field(
+        False,
+        description="Subtract beta times a completion's KL divergence from its reward, as in REINFORCE++ and TRL's "
+        "RLOO, in place of the loss's KL term. A step takes one more forward pass. Metric kl is then its mean over "
+        "tokens (k1).",
+    )
     sync_ref_model: bool = Field(
         False,
         description="Let the reference model of beta follow the policy (TR-DPO): set it if kl grows over a long run "
@@ -142,10 +155,12 @@ class LossConfig(Section):
         description="Completions with a negative advantage are left out of the loss if the policy has made them less "
         "likely since they were sampled, by more than this many nats a token on average. Default: none is.",
     )
-    advantage_estimator: Literal["grpo", "rloo"] = Field(
+    advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = Field(
         "grpo",
         description="Whose mean reward is subtracted from a completion's: that of its prompt group (grpo), or of the "
-        "others in the group (rloo), which leaves no bias in small groups; set scaleRewards none with rloo.",
+        "others in the group (rloo), which leaves no bias in small groups; set scaleRewards none with rloo. "
+        "reinforce_plus_plus: as grpo, but scaleRewards batch, which is to be set with it, divides by the deviation of "
+        "these differences.",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         "sum_then_normalize",
@@ -162,6 +177,11 @@ class LossConfig(Section):
     )
 
     @property
+    def kl_coef(self) -> float:
+        """Weight of the KL divergence in the loss."""
+        return 0.0 if self.kl_in_reward else self.beta
+
+    @property
     def trains_advantage_0(self) -> bool:
         """Whether completions of advantage 0 may have a gradient."""
-        return self.beta > 0 or self.loss is not None or self.entropy_coef > 0 or self.top_entropy_quantile < 1
+        return self.kl_coef > 0 or self.loss is not None or self.entropy_coef > 0 or self.top_entropy_quantile < 1

@@ -9,8 +9,9 @@ long completions are as likely as they were sampled, and ranks need not agree on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
@@ -21,11 +22,13 @@ from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import take_timeouts, weights_of
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.storage.group_record import Group
+from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.run import Run
 from grpo_workload.training.sampling import Sampled, begin, sample
 
-Part = tuple[RewardTable, list[tuple[int, int, bool]], list[tuple[bool, int]]]
-"""What all ranks need of one rank's part of a batch: rewards, and the first and last fields of completions' `Fact`s."""
+Part = tuple[RewardTable, list[tuple[int, int, bool]], list[tuple[bool, int]], list[float]]
+"""What all ranks need of one rank's part of a batch: rewards, the first and last fields of completions' `Fact`s, and
+with `klInReward` their KL divergences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,14 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
 
     run.report.phase("Gathering")
     run.pulse.meet()
-    rollouts = _gather(run, sampled)
+    kls: Iterator[float] = iter(())
+    if training.kl_in_reward:
+        clock.lap("gather")
+        groups = [group for batch in sampled.batches for group in batch.groups]
+        own = [(prompt, completion) for prompt, group in groups for completion in group.completions]
+        kls = iter(divergences(run.policy, own, training))
+        clock.lap("train")
+    rollouts = _gather(run, sampled, kls)
     clock.lap("gather")
     return Generation(
         steps=steps,
@@ -88,14 +98,20 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
     )
 
 
-def _gather(run: Run, sampled: Sampled) -> list[Rollout]:
-    """Gather rewards, which advantages need, and lengths, which metrics need, of each batch; collective."""
+def _gather(run: Run, sampled: Sampled, kls: Iterator[float]) -> list[Rollout]:
+    """Gather rewards, which advantages need, and lengths, which metrics need, of each batch; collective.
+
+    `kls` are the KL divergences of this rank's completions, or empty.
+    """
     training = run.config.training
-    by_rank = gather([_part(run, batch.step, [group for _, group in batch.groups]) for batch in sampled.batches])
+    by_rank = gather([_part(run, batch.step, [group for _, group in batch.groups], kls) for batch in sampled.batches])
     parts: list[list[Part]] = [list(ranks) for ranks in zip(*by_rank, strict=True)]
-    tables = [RewardTable.concat([rank_table for rank_table, _, _ in ranks]) for ranks in parts]
+    tables = [RewardTable.concat([rank_table for rank_table, *_ in ranks]) for ranks in parts]
     # Of all batches together, as TRL: `scaleRewards: batch` divides by the deviation of what is sampled at once.
     totals = [total for table in tables for total in table.totals]
+    if training.kl_in_reward:
+        of_all = [kl for ranks in parts for *_, rank_kls in ranks for kl in rank_kls]
+        totals = [total - training.beta * kl for total, kl in zip(totals, of_all, strict=True)]
     values = [[one for table in tables for one in table.values[place]] for place in range(len(run.rewards))]
     advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], training))
     rollouts = []
@@ -105,7 +121,7 @@ def _gather(run: Run, sampled: Sampled) -> list[Rollout]:
                 Fact(*lengths, reward, next(advantages), *marks)
                 for lengths, reward, marks in zip(rank_lengths, rank_table.totals, rank_marks, strict=True)
             ]
-            for rank_table, rank_lengths, rank_marks in ranks
+            for rank_table, rank_lengths, rank_marks, _ in ranks
         ]
         flat = [
             (prompt, completion, group.extra_of(number))
@@ -122,14 +138,21 @@ def _gather(run: Run, sampled: Sampled) -> list[Rollout]:
                 samples=samples,
                 table=table,
                 facts=facts,
-                metrics=batch.metrics,
+                metrics=batch.metrics | _mean_kl(ranks),
             )
         )
     return rollouts
 
 
-def _part(run: Run, step: int, groups: Sequence[Group]) -> Part:
-    """Return the part of this rank, from its groups."""
+def _mean_kl(ranks: Sequence[Part]) -> dict[str, float]:
+    """The metric kl of a batch: the mean over tokens; none without `klInReward`."""
+    pairs = [(kl, tokens) for _, lengths, _, kls in ranks for (_, tokens, _), kl in zip(lengths, kls, strict=False)]
+    known = [(kl, tokens) for kl, tokens in pairs if math.isfinite(kl)]
+    return {"kl": sum(kl for kl, _ in known) / sum(tokens for _, tokens in known)} if known else {}
+
+
+def _part(run: Run, step: int, groups: Sequence[Group], kls: Iterator[float]) -> Part:
+    """Return the part of this rank, from its groups; takes as many of `kls` as they have completions."""
     flat = [(group, completion) for group in groups for completion in group.completions]
     values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
     lengths = [
@@ -137,4 +160,4 @@ def _part(run: Run, step: int, groups: Sequence[Group]) -> Part:
         for group, completion in flat
     ]
     marks = [(all(map(math.isfinite, completion.logprobs)), step - completion.weight_version) for _, completion in flat]
-    return tabulate(weights_of(run.rewards), values), lengths, marks
+    return tabulate(weights_of(run.rewards), values), lengths, marks, list(islice(kls, len(flat)))

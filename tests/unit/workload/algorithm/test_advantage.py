@@ -43,6 +43,16 @@ def test_rloo_subtracts_the_mean_of_the_others():
     assert advantages[4:] == [0] * 8, "one alone, or equal ones, teach nothing"
 
 
+def test_reinforce_plus_plus_divides_by_the_std_of_the_differences():
+    rewards = [1.0, 0.0, 9.0, 7.0, NAN, 4.0]
+    differences = [0.5, -0.5, 1.0, -1.0, 0.0]  # of the one alone in its group, too
+    deviation = statistics.stdev(differences) + 1e-4
+    expected = [0.5 / deviation, -0.5 / deviation, 1 / deviation, -1 / deviation, 0, 0]
+    assert group_advantages(rewards, 2, "batch", "reinforce_plus_plus") == pytest.approx(expected)
+    for scale in ("group", "none"):
+        assert group_advantages(rewards, 2, scale, "reinforce_plus_plus") == group_advantages(rewards, 2, scale)
+
+
 def test_each_reward_is_normalised_before_they_are_summed():
     training = TrainingConfig(num_generations=2, multi_objective_aggregation="normalize_then_sum")
     # The second function has a thousand times the range, and scores the first group only.

@@ -152,6 +152,14 @@ def test_gmpo_trains_on_the_geometric_mean_of_clipped_ratios(advantage, clipped,
     assert metrics[metric] == metrics["clip_ratio/region_mean"] == 1
 
 
+def test_a_kl_divergence_in_the_reward_is_not_in_the_loss():
+    plain, _ = gradients([0.9, 1.1], 1.0)
+    penalised, metrics = gradients([0.9, 1.1], 1.0, beta=0.5, kl_in_reward=True)
+    assert torch.equal(plain, penalised)
+    assert "kl" not in metrics
+    assert not TrainingConfig(beta=0.5, kl_in_reward=True).trains_advantage_0
+
+
 def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     steady, _ = gradients([0.5, 2.0, 1.1], 1.0, loss_type="grpo", importance_sampling_level="sequence")
     assert steady.tolist() == pytest.approx([-(1.1 ** (1 / 3))] * 3)
@@ -165,6 +173,7 @@ def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     [
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilonHigh is the largest ratio itself"),
         ({"loss_type": "sapo", "delta": 2.0}, "delta must not be set"),
+        ({"kl_in_reward": True}, "klInReward needs beta over 0"),
         ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "importanceSamplingLevel token would work"),
         ({"delta": 1.2}, "delta must be more than 1 \\+ epsilonHigh"),
     ],

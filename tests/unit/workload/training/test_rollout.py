@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of, batches_from
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scoring import Reward
@@ -147,6 +150,24 @@ def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path: Path) ->
     deviation = statistics.stdev([1, 0, 1, 0, 9, 1, 9, 1]) + 1e-4
     advantages = [[fact.advantage for fact in rollout.facts[0]] for rollout in rollouts.values()]
     assert advantages == [pytest.approx([half / deviation, -half / deviation] * 2) for half in (0.5, 4.0)]
+
+
+def test_kl_divergences_are_subtracted_from_rewards(tmp_path: Path) -> None:
+    """Those of a generation's batches are computed together, and are as TRL's RLOO subtracts them."""
+    divergences = iter([1.0, 3.0, 0.0, 4.0, math.nan, 2.0, 5.0, 5.0])
+
+    class Policy:
+        def divergence(self, batch: MicroBatch, temperature: float) -> torch.Tensor:
+            assert temperature == 1.0
+            return torch.tensor([next(divergences) for _ in range(batch.num_sequences)])
+
+    settings = {"steps_per_generation": 2, "kl_in_reward": True, "beta": 0.5, "scale_rewards": "none"}
+    run = make_run(tmp_path, Sampled(), parts={"policy": Policy()}, **settings)
+    rollouts = roll_out(run, 0, Clock()).rollouts
+    facts = [rollout.facts[0] for rollout in rollouts.values()]
+    assert [[fact.advantage for fact in own] for own in facts] == [[0.5, -0.5, 1, -1], [0, 0, 0, 0]]
+    assert {fact.reward for own in facts for fact in own} == {1.0}, "metrics are of rewards without it"
+    assert [rollout.metrics["kl"] for rollout in rollouts.values()] == [2, 4]
 
 
 def test_later_steps_do_not_begin_early_where_steps_share_a_generation() -> None:

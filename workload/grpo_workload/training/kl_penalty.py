@@ -1,0 +1,34 @@
+"""The KL divergence from the reference model as a part of completions' rewards (`klInReward`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from grpo_workload.algorithm.micro_batch import filler, micro_batch, pack
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy.memory_error import explained_memory
+from grpo_workload.policy.policy import Policy
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.spec.training import TrainingConfig
+
+
+def divergences(
+    policy: Policy, completions: Sequence[tuple[Prompt, Completion]], training: TrainingConfig
+) -> list[float]:
+    """Return `Policy.divergence` of each of this rank's completions, in nats; NaN where it is not finite.
+
+    Collective: under ZeRO-3 all ranks run the models equally often, those with fewer completions on fillers.
+    """
+    samples = [Sample(prompt=prompt, completion=one, reward=0.0, advantage=0.0) for prompt, one in completions]
+    lengths = [len(prompt.token_ids) + len(one.token_ids) for prompt, one in completions]
+    max_sequences = training.per_device_train_batch_size or max(1, len(samples))
+    bins = pack(lengths, max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences)
+    found = [math.nan] * len(samples)
+    for places in [*bins, *[[]] * (max(gather(len(bins))) - len(bins))]:
+        batch = micro_batch([samples[place] for place in places]) if places else filler()
+        with explained_memory(batch):
+            values = policy.divergence(batch, training.temperature).tolist()
+        for place, value in zip(places, values, strict=False):
+            found[place] = value if math.isfinite(value) else math.nan
+    return found
