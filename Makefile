@@ -7,10 +7,10 @@ MANIFEST ?= examples/quickstart.yaml
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long soak bench-scale setup lint types format crds binaries images up down status lock sbom clean
+.PHONY: help demo test test-long test-oldest soak bench-scale setup lint types format crds binaries images up down status lock sbom clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## Train SmolLM2 on a Kubernetes of two nodes on this machine (MANIFEST=... for another job)
 	@$(RUN) scripts/demo.sh $(MANIFEST)
@@ -19,7 +19,10 @@ test: ## Lint, types, contracts, CRD drift, chart, and the tests that need no GP
 	@$(RUN) scripts/test.sh
 
 test-long: ## More faults on the devcluster; stores the result in benchmarks/results/test_long.txt
-	@$(RUN) scripts/test_long.sh
+	@$(RUN) scripts/record_tests.sh test_long -m "long and not gpu"
+
+test-oldest: ## API tests on the oldest Kubernetes allowed; stores the result in benchmarks/results/test_oldest.txt
+	@$(RUN) scripts/record_tests.sh test_oldest --oldest -m "api and not long" tests/api
 
 soak: setup ## Random work under random faults for MINUTES (60); stores the result in benchmarks/results/soak.json
 	$(RUN) python -m benchmarks.control_plane.soak --minutes $(MINUTES) --output benchmarks/results/soak.json

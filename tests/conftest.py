@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from grpo_devcluster import binaries
+
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("same"), derandomize=False, max_examples=2000)
 settings.load_profile("same")
@@ -25,8 +27,23 @@ REAL_PROCESSES = {"api", "e2e", "trainer"}  # folders of tests that a busy machi
 ORDER = ["e2e", "api", "trainer", "gpu", "unit"]  # what cannot be shared out first, so that workers end together
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of real processes a second try, and put what takes longest first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--oldest`: run tests/api on the oldest Kubernetes that the chart allows (`make test-oldest`)."""
+    parser.addoption("--oldest", action="store_true", help="use the oldest Kubernetes that the chart allows")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the Kubernetes of tests/api."""
+    version = binaries.OLDEST_KUBERNETES if config.getoption("oldest") else binaries.KUBERNETES
+    return f"Kubernetes {version}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs another Kubernetes, give tests of real processes a second try, and put long ones first."""
+    other = "newer" if config.getoption("oldest") else "oldest"
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
     def folder(item: pytest.Item) -> str:
         return item.path.relative_to(Path(__file__).parent).parts[0]

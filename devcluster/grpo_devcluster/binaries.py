@@ -1,5 +1,7 @@
 """Kubernetes and the programs around it, built from one Go module of pinned versions into the cache.
 
+The oldest control plane that the chart allows has a module of its own.
+
 Imports only the standard library, so that `make` can start compiling before Python packages are installed:
 `python3 -m grpo_devcluster.binaries cluster`.
 """
@@ -20,10 +22,11 @@ from grpo_devcluster.locks import locked
 from grpo_devcluster.progress import say, step
 
 KUBERNETES = "v1.36.3"
+OLDEST_KUBERNETES = "v1.30.14"
 CONTAINERD = "v2.3.7"
 KWOK_STAGES = "stages.yaml"
 
-Scope = Literal["cluster", "controlplane", "all"]
+Scope = Literal["cluster", "controlplane", "all", "oldest"]
 
 _K8S = "k8s.io/kubernetes/cmd"
 _CONTAINERD = "github.com/containerd/containerd/v2"
@@ -50,9 +53,10 @@ PROGRAMS: dict[Scope, dict[str, str]] = {
     "cluster": _CONTROL_PLANE | _NODES,
     "controlplane": _CONTROL_PLANE | _FAKE_NODES | _TESTS,
     "all": _CONTROL_PLANE | _NODES | _FAKE_NODES | _TESTS,
+    "oldest": {name: _CONTROL_PLANE[name] for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")},
 }
 """Packages by program, most needed first: for real nodes (cluster), for tests on fake ones (controlplane), for both
-(all)."""
+(all), and what an oldest control plane has instead of the newest (oldest)."""
 
 # KWOK's own deletes again on the event of its deletion, by name: on a busy machine that hits the next pod of this name.
 _POD_DELETE = """
@@ -69,18 +73,23 @@ spec:
 """
 
 _VERSION = "k8s.io/component-base/version"
-_SYMBOLS = {
-    f"{_VERSION}.gitVersion": KUBERNETES,
-    f"{_VERSION}.gitMajor": "1",
-    f"{_VERSION}.gitMinor": "36",
-    f"{_VERSION}.gitTreeState": "clean",
-    f"{_CONTAINERD}/version.Version": CONTAINERD,
-}
-_FLAGS = (
-    "-trimpath",
-    "-gcflags=all=-dwarf=false",  # which -s and -w would drop, and takes an eighth of the time to make
-    f"-ldflags=-s -w {' '.join(f'-X {symbol}={value}' for symbol, value in _SYMBOLS.items())}",
-)
+
+
+def _flags(kubernetes: str) -> tuple[str, ...]:
+    symbols = {
+        f"{_VERSION}.gitVersion": kubernetes,
+        f"{_VERSION}.gitMajor": "1",
+        f"{_VERSION}.gitMinor": kubernetes.split(".")[1],
+        f"{_VERSION}.gitTreeState": "clean",
+        f"{_CONTAINERD}/version.Version": CONTAINERD,
+    }
+    return (
+        "-trimpath",
+        "-gcflags=all=-dwarf=false",  # which -s and -w would drop, and takes an eighth of the time to make
+        f"-ldflags=-s -w {' '.join(f'-X {symbol}={value}' for symbol, value in symbols.items())}",
+    )
+
+
 _ENVIRONMENT = {
     "CGO_ENABLED": "0",
     "GOFLAGS": "-buildvcs=false -mod=readonly",
@@ -93,29 +102,35 @@ _ENVIRONMENT = {
 
 def cache_key(tools: Path = paths.TOOLS) -> str:
     """Return a hash of everything that decides what the binaries are: module files, sources, build settings."""
-    digest = hashlib.sha256(repr((PROGRAMS["all"], _FLAGS)).encode())
+    digest = hashlib.sha256(repr((PROGRAMS["all"], _flags(KUBERNETES))).encode())
     for file in sorted(p for p in tools.rglob("*") if p.name in {"go.mod", "go.sum"} or p.suffix == ".go"):
         digest.update(str(file.relative_to(tools)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def bin_dir() -> Path:
-    """Return the folder of the binaries that belong to this checkout."""
+def bin_dir(scope: Scope = "all") -> Path:
+    """Return the folder of the binaries that belong to this checkout; those of the oldest Kubernetes have their own."""
+    if scope == "oldest":
+        return paths.cache_dir() / "bin" / f"{OLDEST_KUBERNETES}-{cache_key(paths.OLDEST)}"
     return paths.cache_dir() / "bin" / cache_key()
 
 
-def binary(name: str) -> Path:
-    """Return the path of a built program. Raises FileNotFoundError, which names the command that builds it."""
-    path = bin_dir() / name
+def binary(name: str, *, oldest: bool = False) -> Path:
+    """Return the path of a built program, with `oldest` that of the oldest Kubernetes if it has one of this name.
+
+    Raises FileNotFoundError, which names the command that builds it.
+    """
+    scope: Scope = "oldest" if oldest and name in PROGRAMS["oldest"] else "all"
+    path = bin_dir(scope) / name
     if not path.exists():
-        raise FileNotFoundError(f"{name} is not built yet: run `python -m grpo_devcluster build`")
+        raise FileNotFoundError(f"{name} is not built yet: run `python -m grpo_devcluster build --only {scope}`")
     return path
 
 
 def build(scope: Scope = "all") -> Path:
     """Build the missing programs, or wait for another process that builds them; returns the folder."""
-    target = bin_dir()
+    target = bin_dir(scope)
     with locked(target, lambda: _progress(target, scope)):
         missing = {name: package for name, package in PROGRAMS[scope].items() if not (target / name).exists()}
         if missing:
@@ -145,9 +160,10 @@ def _go_build(missing: dict[str, str], target: Path, scope: Scope) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     made = {name: "server" if name == "etcd" else Path(package).name for name, package in missing.items()}
-    command = ["build", *_FLAGS, "-o", f"{unfinished}/", *missing.values()]
+    version, tools = (OLDEST_KUBERNETES, paths.OLDEST) if scope == "oldest" else (KUBERNETES, paths.TOOLS)
+    command = ["build", *_flags(version), "-o", f"{unfinished}/", *missing.values()]
     shown = ""
-    with subprocess.Popen(go(*command), cwd=paths.TOOLS, env=environment() | {"GOTMPDIR": str(scratch)}) as compiler:
+    with subprocess.Popen(go(*command), cwd=tools, env=environment() | {"GOTMPDIR": str(scratch)}) as compiler:
         try:
             while compiler.poll() is None:
                 time.sleep(0.5)

@@ -27,7 +27,8 @@ class ControlPlane:
     """A control plane below `state`; several can run side by side.
 
     As a context manager it starts on entry; on exit it ends and removes its state, except logs. A detached one survives
-    the process that started it, and a later instance with the same `state` finds it running.
+    the process that started it, and a later instance with the same `state` finds it running. With `oldest` it is of the
+    oldest Kubernetes that the chart allows.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ControlPlane:
         port: int = 0,
         nodes: Sequence[str] = (),
         detached: bool = False,
+        oldest: bool = False,
     ) -> None:
         self.state = state
         self.kubeconfig = state / "kubeconfig"
@@ -55,6 +57,7 @@ class ControlPlane:
         self._port = port
         self._nodes = nodes
         self._detached = detached
+        self._oldest = oldest
 
     def __enter__(self) -> Self:
         try:
@@ -88,7 +91,7 @@ class ControlPlane:
             "kube-scheduler": flags.scheduler(self.state / "scheduler.yaml", self._features),
         }
         found = [
-            Daemon(name, [str(binaries.binary(name)), *args], self.state, detached=self._detached)
+            Daemon(name, [str(binaries.binary(name, oldest=self._oldest)), *args], self.state, detached=self._detached)
             for name, args in arguments.items()
         ]
         if self._kwok_nodes:

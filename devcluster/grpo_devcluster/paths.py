@@ -5,6 +5,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / "devcluster" / "tools"
+OLDEST = REPO / "devcluster" / "oldest"
 MANIFESTS = REPO / "devcluster" / "manifests"
 
 

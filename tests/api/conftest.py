@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -21,11 +22,17 @@ GANG_API = {"scheduling.k8s.io/v1alpha2": True}
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real API server, controller manager and scheduler, with 8 fake nodes of 8 GPUs each, and gang scheduling."""
+def control_plane(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
+    """A real API server, controller manager and scheduler, with 8 fake nodes of 8 GPUs each.
+
+    Gang scheduling is on, unless they are of the oldest Kubernetes (--oldest), which has none.
+    """
+    oldest = pytestconfig.getoption("oldest")
     binaries.build("controlplane")
-    state = tmp_path_factory.mktemp("control-plane")
-    with ControlPlane(state, kwok_nodes=8, feature_gates=GANG_GATES, runtime_config=GANG_API) as plane:
+    if oldest:
+        binaries.build("oldest")
+    gang: dict[str, Any] = {} if oldest else {"feature_gates": GANG_GATES, "runtime_config": GANG_API}
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), kwok_nodes=8, oldest=oldest, **gang) as plane:
         yield plane
 
 

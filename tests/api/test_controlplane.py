@@ -41,8 +41,9 @@ def apply_ready(kubectl: Kubectl, namespace: str, name: str, replicas: int = 3) 
     )
 
 
-def test_reports_the_pinned_version(kubectl: Kubectl) -> None:
-    assert json.loads(kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"] == "v1.36.3"
+def test_reports_the_pinned_version(kubectl: Kubectl, pytestconfig: pytest.Config) -> None:
+    pinned = "v1.30.14" if pytestconfig.getoption("oldest") else "v1.36.3"
+    assert json.loads(kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"] == pinned
 
 
 def test_fake_nodes_have_gpus(kubectl: Kubectl) -> None:

@@ -101,6 +101,7 @@ def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs)
     jobs.wait_for("stored", "Accepted", "True")
 
 
+@pytest.mark.newer  # 1.34 is the first to validate the pod template of a StatefulSet
 def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed(jobs: Jobs) -> None:
     deep = json.dumps(make_job("deep", podTemplate={"affinity": {"nodeAffinity": "DEEP"}}))
     deep = deep.replace('"DEEP"', '{"a":' * 3000 + "1" + "}" * 3000)

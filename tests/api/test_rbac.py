@@ -218,6 +218,7 @@ def _begin(jobs: Jobs) -> None:
     assert jobs.list("networkpolicy", "training.grpo.dev/job=kept")
 
 
+@pytest.mark.newer  # rights to PodGroups are used, too
 def test_cluster_wide_every_right_is_used_and_none_is_missing(
     control_plane: ControlPlane, release: Release, operator: Operator, jobs: Jobs, kubectl: Any
 ) -> None:
@@ -265,6 +266,7 @@ def test_children_are_refused_without_the_right_to_finalizers(kubectl: Any, rele
     jobs(*create, f"--as={release.user}", stdin=yaml.safe_dump(child))
 
 
+@pytest.mark.newer  # rights to PodGroups are used, too
 def test_two_namespaced_releases_side_by_side(
     control_plane: ControlPlane, operator: Operator, kubectl: Any, jobs: Jobs, other_namespace: str
 ) -> None:

@@ -71,12 +71,16 @@ def _suspended() -> dict[str, Any]:
     return make_job("asked", suspend=True)
 
 
+def _pod_uids(jobs: Jobs) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in jobs.list("pod", "training.grpo.dev/job=stays")}
+
+
 def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jobs(
     operator: Operator, jobs: Jobs, helm: Helm, kubectl: Any, older: Path
 ) -> None:
     jobs.apply(make_job("stays"))
     jobs.wait_for("stays", "Running", "True")
-    uid = jobs.get("grpo", "stays")["metadata"]["uid"]
+    uid, pods = jobs.get("grpo", "stays")["metadata"]["uid"], _pod_uids(jobs)
     where = ("--namespace", jobs.namespace, "--set", f"watchNamespaces={{{jobs.namespace}}}")
     with operator.down():
         with pytest.raises(
@@ -91,7 +95,7 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         assert kubectl("get", CRD, "-o", "name")
         stays = jobs.get("grpo", "stays")
         assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
-        assert len(jobs.list("pod", "training.grpo.dev/job=stays")) == 2
+        assert _pod_uids(jobs) == pods
     labels = (
         "app.kubernetes.io/managed-by=Helm",
         "meta.helm.sh/release-name=again",

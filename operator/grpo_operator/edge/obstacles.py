@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from grpo_operator.api import names
 from grpo_operator.decide.observe import Child
 from grpo_operator.edge.children import owned, together
 from grpo_operator.edge.cluster import Cluster
@@ -12,6 +13,11 @@ from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
+
+_NO_CLAIMS = (
+    f"resourceClaimTemplateName: the API server does not serve {names.api_version('ResourceClaimTemplate')}, which "
+    "Kubernetes has from 1.34 on; leave it out to ask for the extended resource of device.resourceName"
+)
 
 
 async def find_obstacle(
@@ -68,6 +74,8 @@ async def _find_missing_template(cluster: Cluster, job: Job) -> tuple[Reason, st
     """Return which ResourceClaimTemplate does not exist. The scheduler would leave pods waiting, and not say why."""
     for name in sorted({group.resource_claim_template_name or "" for group in job.spec.pod_groups} - {""}):
         if await cluster.get("ResourceClaimTemplate", job.namespace, name) is None:
+            if not await cluster.serves("ResourceClaimTemplate"):
+                return Reason.INVALID_SPEC, _NO_CLAIMS
             missing = f"namespace {job.namespace} has no ResourceClaimTemplate {name}; create it"
             return Reason.CLAIM_NOT_FOUND, f"resourceClaimTemplateName: {missing}"
     return None

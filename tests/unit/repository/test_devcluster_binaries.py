@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grpo_devcluster import binaries, paths
 from grpo_devcluster.progress import wait_until
@@ -32,6 +33,13 @@ def test_no_two_programs_are_built_under_one_name() -> None:
 
 def test_a_cluster_of_real_nodes_needs_nothing_of_the_tests() -> None:
     assert set(binaries.PROGRAMS["all"]) - set(binaries.PROGRAMS["cluster"]) == {"kwok", "verdicts"}
+
+
+def test_the_oldest_kubernetes_is_the_oldest_that_the_chart_allows() -> None:
+    allowed = yaml.safe_load((paths.REPO / "charts/grpo-operator/Chart.yaml").read_text())["kubeVersion"]
+    minor = binaries.OLDEST_KUBERNETES.rpartition(".")[0]
+    assert allowed == f">={minor.removeprefix('v')}.0-0"
+    assert f"k8s.io/kubernetes {binaries.OLDEST_KUBERNETES} " in (paths.OLDEST / "go.mod").read_text()
 
 
 def test_the_build_needs_only_the_standard_library() -> None:

@@ -1,0 +1,83 @@
+"""Another release of the operator takes running jobs over: it touches no pod, and pods that begin later are its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_devcluster.controlplane import ControlPlane
+from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
+
+pytestmark = pytest.mark.api
+
+THEIRS = Path(__file__).parent / "programs" / "operator_of_another_release.py"
+JOB = make_job(
+    "stays",
+    generation={
+        "topology": "Server",
+        "server": {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 3}},
+    },
+    failurePolicy={"onGenerationFailure": "RestartGeneration", "backoffSeconds": 0},
+)
+
+
+@pytest.fixture
+def theirs(control_plane: ControlPlane, release: Release, operator: Operator) -> Iterator[Operator]:
+    """The running operator of another release, in place of ours."""
+    log = control_plane.state / "logs" / "operator-of-another-release.log"
+    other = Operator(release.kubeconfig, log, release.arguments, [str(THEIRS)])
+    with operator.down():
+        other.start()
+        yield other
+        other.kill()
+
+
+def _pods(jobs: Jobs) -> dict[str, dict[str, Any]]:
+    return {pod["metadata"]["name"]: pod for pod in jobs.list("pod", "training.grpo.dev/job=stays")}
+
+
+def _uids(jobs: Jobs) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in _pods(jobs).items()}
+
+
+def _release_of(pod: dict[str, Any]) -> str:
+    names = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
+    return "theirs" if "OF_ANOTHER_RELEASE" in names else "ours"
+
+
+def _controller_has_seen_ours(jobs: Jobs) -> bool:
+    """Whether the StatefulSet controller has seen another template in each StatefulSet, and pods of the older one."""
+    found = [one["status"] | one["metadata"] for one in jobs.list("statefulset", "training.grpo.dev/job=stays")]
+    return all(
+        one["observedGeneration"] == one["generation"] and one["updateRevision"] != one["currentRevision"]
+        for one in found
+    )
+
+
+def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Operator, operator: Operator) -> None:
+    jobs.apply(JOB)
+    jobs.wait_for("stays", "Running", "True")
+    wait_until(lambda: jobs.get("grpo", "stays")["status"]["elastic"]["replicas"] == 2, "2 engines", 60, interval=0.2)
+    before, status = _uids(jobs), jobs.get("grpo", "stays")["status"]
+    contract = jobs.get("configmap", "stays-0")["data"]
+    assert {_release_of(pod) for pod in _pods(jobs).values()} == {"theirs"}
+
+    theirs.kill()
+    operator.start()
+    wait_until(lambda: _controller_has_seen_ours(jobs), "the StatefulSets have our template", 60, interval=0.2)
+    assert _uids(jobs) == before
+    assert jobs.get("grpo", "stays")["status"] == status
+    assert jobs.get("configmap", "stays-0")["data"] == contract
+
+    jobs("scale", "grpo/stays", "--replicas=3")
+    wait_until(lambda: "stays-gen-2" in _pods(jobs), "a third engine", 60, interval=0.2)
+    new = _pods(jobs)["stays-gen-2"]
+    assert (_release_of(new), new["metadata"]["labels"]["training.grpo.dev/attempt"]) == ("ours", "0")
+    assert {name: uid for name, uid in _uids(jobs).items() if name in before} == before
+
+    jobs.finish_pod("stays-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
+    wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
+    jobs.wait_for("stays", "Running", "True")
+    assert {_release_of(pod) for pod in _pods(jobs).values()} == {"ours"}
