@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_workload.generation.servers.channels import NcclChannel
 from grpo_workload.generation.servers.http_client import EngineError
-from grpo_workload.generation.servers.weight_sender import NcclChannel
 from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.wire import describe
 from support.trainer.engines import Engines, weights_of
@@ -101,7 +101,7 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
 ) -> None:
     with serving(model, tmp_path, 1) as (generator, _):
         generator.sync_weights(weights_of(model), 1)
-        sender, link, (client,) = generator._sender, generator._link, generator._link.clients
+        sender, link, (client,) = generator._pusher.sender, generator._link, generator._link.clients
         assert sender is not None
         link.run(client.pause())
         link.run(client.start_update())
@@ -115,7 +115,7 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
                 update.result(NAMED_SECONDS)
             print(f"the engine left the broadcast after {time.perf_counter() - start:.1f} s")
         change(model)
-        sender.join(2)
+        sender.join([client], limit=NAMED_SECONDS)
         generator.sync_weights(weights_of(model), 2)
         assert difference(model, generator) < BF16_ERROR
 
@@ -125,14 +125,14 @@ def test_a_restarted_engine_returns_to_the_transfer_group(model: Any, tmp_path: 
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         _, two = pods.contract.engines
-        before = dict(generator._roster.current)
+        before = dict(generator._pusher.roster.current)
         start = time.perf_counter()
         pods.kill(two)
         pods.replace(two)
         change(model)
         generator.sync_weights(weights_of(model), 2)
         print(f"the transfer group was complete again {time.perf_counter() - start:.1f} s after the kill")
-        assert generator._roster.current[two.name] != before[two.name]
+        assert generator._pusher.roster.current[two.name] != before[two.name]
         for _ in range(2):  # engines take turns, so both answer
             assert difference(model, generator) < BF16_ERROR
 
@@ -144,7 +144,7 @@ def test_a_healthy_engine_survives_a_broadcast_during_which_another_dies(
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         one, two = pods.contract.engines
-        before = dict(generator._roster.current)
+        before = dict(generator._pusher.roster.current)
         started = stop_when_sent_to(pods, two, monkeypatch)
         change(model)
         with ThreadPoolExecutor(1) as pool:
@@ -161,7 +161,9 @@ def test_a_healthy_engine_survives_a_broadcast_during_which_another_dies(
             f"the healthy engine left the broadcast after {noticed:.1f} s; "
             f"all weights had arrived after {time.perf_counter() - start:.1f} s"
         )
-        assert generator._roster.current[one.name] == before[one.name], "the healthy engine should not have restarted"
-        assert generator._roster.current[two.name] != before[two.name]
+        assert generator._pusher.roster.current[one.name] == before[one.name], (
+            "the healthy engine should not have restarted"
+        )
+        assert generator._pusher.roster.current[two.name] != before[two.name]
         for _ in range(2):
             assert difference(model, generator) < BF16_ERROR

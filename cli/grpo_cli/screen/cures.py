@@ -10,6 +10,7 @@ CURES = {
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
     "ZeroGradient": "read trained/sampling/* in metrics.jsonl, and maskTruncatedCompletions",
+    "EngineLeftOut": "read the log of the pod that the message names, and check its network; delete it to try at once",
     "WeightsDiffer": "the message names layers or a difference: try push merged, another topology, or another release "
     "of vLLM in spec.image; this job is not retried",
     "EngineDied": "read the log lines; often generation.kvCacheMemory or gpuMemoryUtilization is too high",

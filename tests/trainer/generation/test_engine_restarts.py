@@ -73,12 +73,12 @@ def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> 
     """Assert that each engine samples with the model's weights and reports their version."""
     link = generator._link
     for client in link.clients:
-        if client.engine.name not in generator._roster.current:
+        if client.engine.name not in generator._pusher.roster.current:
             assert client.engine.elastic
             continue
         for prompt in prompts()[:3]:
             sampling = sampling_parameters(generator._sampler._training) | {"seed": prompt.seed}
-            process = generator._roster.current[client.engine.name]
+            process = generator._pusher.roster.current[client.engine.name]
             work = client.complete(prompt.token_ids, model=process, num_samples=2, sampling=sampling, version=version)
             assert all(is_of(model, prompt, completion) for completion in link.run(work)), client.engine.name
         assert link.run(client.weight_version()) == str(version)
@@ -121,7 +121,7 @@ def test_after_a_loss_in_a_push_all_engines_get_all_weights(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     one, two, _ = pods.contract.engines
-    first = dict(generator._roster.current)
+    first = dict(generator._pusher.roster.current)
     change(model)
     # Pieces so small that they cut layers: the other engine has received parts of some when the push fails.
     monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**12)
@@ -135,8 +135,8 @@ def test_after_a_loss_in_a_push_all_engines_get_all_weights(
     generator.sync_weights(weights_of(model), 1)
 
     assert "pushing all weights again" in caplog.text
-    assert generator._roster.current[one.name] == first[one.name]
-    assert generator._roster.current[two.name] != first[two.name]
+    assert generator._pusher.roster.current[one.name] == first[one.name]
+    assert generator._pusher.roster.current[two.name] != first[two.name]
     check_every_engine(generator, model, 1)
 
 
@@ -202,7 +202,7 @@ def test_an_elastic_engine_joins_with_a_push_and_leaves_without_one(
     eventually(lambda: third.name in generator._link.observe().processes, "the elastic engine is there")
     change(model)
     generator.sync_weights(weights_of(model), 3)
-    assert third.name in generator._roster.current
+    assert third.name in generator._pusher.roster.current
     check_every_engine(generator, model, 3)
 
     on_call(monkeypatch, EngineClient, "complete", 2, lambda: pods.kill(third), of=third)
@@ -212,5 +212,5 @@ def test_an_elastic_engine_joins_with_a_push_and_leaves_without_one(
 
     change(model)
     generator.sync_weights(weights_of(model), 4)  # waits for nobody
-    assert generator._roster.current.keys() == {engine.name for engine in needed}
+    assert generator._pusher.roster.current.keys() == {engine.name for engine in needed}
     check_every_engine(generator, model, 4)

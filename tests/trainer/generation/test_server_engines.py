@@ -79,7 +79,7 @@ def assert_refused(generator: ServerGenerator, model: Any, weights: list[Weight]
     before = generator._version
     with pytest.raises(EngineDiffersError, match=message):
         generator.sync_weights(Export(weights, is_partitioned=False), version)
-    generator._with_engines(generator._join)  # abandons the update
+    generator._pusher.with_engines(generator._pusher.join)  # abandons the update
     generator.sync_weights(weights_of(model), before)
     assert largest_difference(model, generator) < 1e-4
 
@@ -192,7 +192,7 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
         groups, fresh = ahead.generate(prompts(), 4), ahead.generate(later, 2)
     finally:
         ahead.close()
-        generator._with_engines(generator._join)  # the other one's group took its place
+        generator._pusher.with_engines(generator._pusher.join)  # the other one's group took its place
         generator.sync_weights(weights_of(model), 6)
 
     assert (tried.weight_version, tried.weight_updates) == (5, 0)

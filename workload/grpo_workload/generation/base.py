@@ -114,6 +114,10 @@ class Generator(Protocol):
         """Return the servers that hold the current weights; none if ranks sample themselves."""
         ...
 
+    def left_out(self) -> Sequence[str]:
+        """Return why engines that are healthy get neither weights nor prompts, for people."""
+        ...
+
     def blame(self, error: Exception) -> Exception:
         """Return the cause of an error of the loop: the failure of an engine, or else the error itself."""
         ...

@@ -178,6 +178,10 @@ class ColocateGenerator:
         """See `Generator.engines`."""
         return ()
 
+    def left_out(self) -> tuple[()]:
+        """See `Generator.left_out`."""
+        return ()
+
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: the engine is part of the rank."""
         return error

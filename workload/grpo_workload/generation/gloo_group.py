@@ -10,27 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 LEFT = "this process has left the transfer group"
-TIMEOUT_SECONDS = 300  # the same as vLLM's for NCCL's rendezvous
-
-
-def open_store(host: str, port: int, *, listens: bool = False, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
-    """Open the store where members meet. The one that `listens` serves it in all rounds: it never needs a new port."""
-    timeout = timedelta(seconds=timeout_seconds)
-    store_class: Any = dist.TCPStore  # type: ignore[attr-defined]
-    return store_class(host, port, is_master=listens, timeout=timeout, wait_for_workers=False)
 
 
 class GlooGroup:
     """A process group apart from torch's default one."""
 
-    def __init__(
-        self, store: Any, *, rank: int, world_size: int, round_number: int, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> None:
+    def __init__(self, store: Any, *, rank: int, world_size: int, meeting: str, timeout_seconds: float) -> None:
         """Join as `rank` of `world_size`; block until all have joined. RuntimeError after the timeout.
 
-        Members with another `round_number` never meet these.
+        Members with another `meeting` never meet these.
         """
-        prefixed = dist.PrefixStore(f"weights/{round_number}", store)  # type: ignore[attr-defined]
+        prefixed = dist.PrefixStore(f"weights/{meeting}", store)  # type: ignore[attr-defined]
         self._group: Any = dist.ProcessGroupGloo(prefixed, rank, world_size, timedelta(seconds=timeout_seconds))
 
     def broadcast(self, bytes_N: Tensor) -> None:

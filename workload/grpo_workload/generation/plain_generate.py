@@ -121,6 +121,10 @@ class TransformersGenerator:
         """See `Generator.engines`."""
         return ()
 
+    def left_out(self) -> tuple[()]:
+        """See `Generator.left_out`."""
+        return ()
+
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`: there is no engine."""
         return error

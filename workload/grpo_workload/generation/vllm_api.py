@@ -58,30 +58,6 @@ def installed() -> Version:
     raise ConfigError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
-def init_info(
-    backend: Backend, *, host: str, port: int, rank_offset: int, world_size: int, round_number: int
-) -> dict[str, Any]:
-    """Return what an engine needs to join a transfer group.
-
-    Args:
-        backend: the group's; only gloo takes `round_number`.
-        host: address of the sender, where the group meets.
-        port: port of the sender for this group.
-        rank_offset: rank of the engine's first worker in the group.
-        world_size: number of ranks in the group, the sender included.
-        round_number: number of the group, counted from 1.
-    """
-    info: dict[str, Any] = {
-        "master_address": host,
-        "master_port": port,
-        "rank_offset": rank_offset,
-        "world_size": world_size,
-    }
-    if backend == "gloo":
-        info["round_number"] = round_number
-    return info
-
-
 def reports_weight_version(vllm: Version) -> bool:
     """Return whether GET /weight_info returns the version of the last finished update."""
     return vllm >= _REPORTS_WEIGHT_VERSION

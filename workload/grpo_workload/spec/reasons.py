@@ -32,6 +32,7 @@ class Reason(StrEnum):
     NO_REWARD_DIFFERENCE = "NoRewardDifference"
     COMPLETIONS_CUT = "CompletionsCut"
     ZERO_GRADIENT = "ZeroGradient"
+    ENGINE_LEFT_OUT = "EngineLeftOut"
 
     # Given by the operator, for a pod that left no outcome or was taken away.
     OUTCOME_MISSING = "OutcomeMissing"

@@ -84,6 +84,13 @@ def find_warnings(steps: Sequence[Metrics]) -> tuple[RunWarning, ...]:
     return tuple(warning for warning in found if warning is not None)
 
 
+def left_out_warnings(reasons: Sequence[str]) -> tuple[RunWarning, ...]:
+    """Return the warning about engines that are left out of pushes, given why each one is; none if there are none."""
+    if not reasons:
+        return ()
+    return (RunWarning(reason=Reason.ENGINE_LEFT_OUT, message="; ".join(reasons)),)
+
+
 def _not_finite(steps: Sequence[Metrics]) -> RunWarning | None:
     parts = []
     if lost := sum(map(is_lost, steps)):

@@ -37,7 +37,7 @@ from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
 from grpo_workload.training.evaluation import evaluate, is_due, is_due_at_start
-from grpo_workload.training.health import Health
+from grpo_workload.training.health import Health, left_out_warnings
 from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.step_summary import describe_rank, summarise_step
@@ -108,7 +108,7 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         metrics = summarise_step(run, step, work.rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
-        warnings = health.add(metrics)
+        warnings = health.add(metrics) + left_out_warnings(run.generator.left_out())
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
             metrics["engines/count"] = float(len(engines))

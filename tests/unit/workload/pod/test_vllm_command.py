@@ -155,10 +155,3 @@ def test_arguments_become_flags() -> None:
         "x",
     ]
     assert as_flags(arguments) == flags  # type: ignore[arg-type]
-
-
-def test_only_our_backend_gets_the_round() -> None:
-    common = {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 2}
-    place = {"host": "h", "port": 1, "rank_offset": 1, "world_size": 2, "round_number": 3}
-    assert vllm_api.init_info("nccl", **place) == common  # vLLM's own backend refuses what it does not know
-    assert vllm_api.init_info("gloo", **place) == common | {"round_number": 3}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.policy.finite import NotFiniteError
-from grpo_workload.training.health import WINDOW, Health, find_warnings, is_lost
+from grpo_workload.training.health import WINDOW, Health, find_warnings, is_lost, left_out_warnings
 
 GOOD = {
     "loss": 0.1,
@@ -108,3 +108,9 @@ def test_the_error_names_the_setting_and_the_last_step():
     assert isinstance(error, NotFiniteError)
     assert "2 steps in a row" in str(error)
     assert "loss nan, grad_norm nan); training.maxSkippedSteps is 1" in str(error)
+
+
+def test_engines_that_are_left_out_are_one_warning_with_all_reasons():
+    assert left_out_warnings([]) == ()
+    (warning,) = left_out_warnings(["engine a hangs", "engine b is cut off"])
+    assert (str(warning.reason), warning.message) == ("EngineLeftOut", "engine a hangs; engine b is cut off")

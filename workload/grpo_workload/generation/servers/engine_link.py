@@ -29,6 +29,8 @@ class EngineLink:
     ) -> None:
         """Start the thread. Each call has `deadline` seconds. With `restarts`, a lost engine never ends the process."""
         self.timing = timing
+        self.patience_to_join = min(timing.join, deadline)
+        """Seconds that an elastic engine has to join a transfer group."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
         self._thread.start()

@@ -95,9 +95,9 @@ class EngineClient:
         """Return the version passed to the last `finish_update`; only where `vllm_api.reports_weight_version`."""
         return str((await self._repeat("GET", "/weight_info"))["weight_version"])
 
-    async def init_transfer(self, init_info: Mapping[str, Any]) -> None:
+    async def init_transfer(self, init_info: Mapping[str, Any], *, deadline: float) -> None:
         """Let the engine's workers join a transfer group; return when all members have joined."""
-        await self._call("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
+        await self._call("POST", "/init_weight_transfer_engine", deadline=deadline, json={"init_info": init_info})
 
     async def pause(self, *, keep: bool = False) -> None:
         """Block new requests and wait for the running ones; with `keep`, stop these until `resume`, cache included."""

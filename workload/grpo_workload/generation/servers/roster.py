@@ -82,17 +82,20 @@ class Roster:
 
     group: Processes = field(default_factory=dict)  # the joined processes; empty when no group works
     current: Processes = field(default_factory=dict)  # the processes that hold the current weights
-    round_number: int = 0  # number of groups begun so far: members of different rounds never meet
+    able: set[str] = field(default_factory=set)  # the processes that have shown that they can join a group
 
-    def begin_group(self) -> int:
-        """Give up the old group and return the round number of the next one."""
+    def newcomers(self, processes: Processes, elastic: Collection[str]) -> list[str]:
+        """Return which `elastic` engines of `processes` may be unable to join a group, by name, in order."""
+        return sorted(name for name, one in processes.items() if name in elastic and one not in self.able)
+
+    def begin_group(self) -> None:
+        """Give up the old group."""
         self.group = {}
-        self.round_number += 1
-        return self.round_number
 
     def joined(self, processes: Processes) -> None:
         """Note that `processes` form a working group."""
         self.group = dict(processes)
+        self.able = set(processes.values())
 
     def begin_push(self) -> None:
         """Note that a push begins: until `pushed`, no engine is known to hold the weights of one version."""

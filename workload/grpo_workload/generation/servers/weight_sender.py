@@ -16,65 +16,23 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_workload.generation import vllm_api
-from grpo_workload.generation.gloo_group import LEFT, GlooGroup, open_store
+from grpo_workload.generation.servers.channels import Channel
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient
+from grpo_workload.generation.servers.joining import Joining
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.spec.contract import TransferGroup
 from grpo_workload.weights.buckets import one_ahead
 from grpo_workload.weights.wire import TensorSpec, describe, pack
 
-T = TypeVar("T")
-
 # Bytes of one broadcast; fewer on CPUs, where ranks and engines share the memory.
 PIECE_BYTES: dict[Backend, int] = {"nccl": 2**28, "gloo": 2**26}
-
-
-class Channel(Protocol):
-    """A transfer group that this process has joined."""
-
-    def broadcast(self, bytes_N: Tensor) -> None:
-        """Send a piece to all other members; return when it has been sent."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group, whatever its members are doing."""
-        ...
-
-
-class NcclChannel:
-    """vLLM's NCCL group on the current CUDA device of the thread that joins."""
-
-    def __init__(self, group: TransferGroup, world_size: int) -> None:
-        try:
-            self._communicator = vllm_api.nccl_join(host=group.host, port=group.port, world_size=world_size)
-        except OSError as error:  # a rendezvous that failed holds the port for vLLM's timeout of 300 s
-            raise RuntimeError(
-                f"rank {group.sender} cannot listen on {group.host}:{group.port} for the transfer group: {error}"
-            ) from error
-        # A separate stream: the next piece is packed on the default one at the same time.
-        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._left = False
-
-    def broadcast(self, bytes_N: Tensor) -> None:
-        """See `Channel.broadcast`."""
-        if self._left:
-            raise RuntimeError(LEFT)
-        self._communicator.broadcast(bytes_N, src=0, stream=self._stream)
-        self._stream.synchronize()
-
-    def close(self) -> None:
-        """See `Channel.close`."""
-        self._left = True
-        vllm_api.nccl_leave(self._communicator)
 
 
 class WeightSender:
@@ -82,46 +40,33 @@ class WeightSender:
 
     def __init__(self, group: TransferGroup, link: EngineLink, backend: Backend, *, keep: bool) -> None:
         """`keep`: whether requests go on through updates."""
-        self._group, self._link, self._backend = group, link, backend
+        self._link, self._backend = link, backend
         self._clients: Sequence[EngineClient] = ()  # of the engines in the group
         self._keep = keep
         self._device = torch.cuda.current_device() if backend == "nccl" else None
-        self._store: Any = None  # gloo's store, where all rounds meet
+        self._joining = Joining(group, link, backend, self._use_device)
+        self._has_joined = False
         self._channel: Channel | None = None
         self._pausing: Future[Any] | None = None
 
-    def join(self, round_number: int, clients: Sequence[EngineClient]) -> None:
-        """Build the group together with the engines of `clients`.
+    def try_alone(self, client: EngineClient) -> None:
+        """See `Joining.try_alone`. The present group stays as it is."""
+        self._joining.try_alone(client)
 
-        After the first round they may still be in the middle of an update, which is abandoned first.
+    def join(self, clients: Sequence[EngineClient], *, limit: float) -> None:
+        """Build the group together with the engines of `clients`. See `Joining.form`, also for the errors.
 
-        Raises:
-            EngineError: an engine failed.
-            RuntimeError: building failed, but no engine is to blame.
+        From the second time on they may still be in the middle of an update, which is abandoned first.
         """
         self._leave()
         if (pausing := self._take_pausing()) is not None:
             wait([pausing])  # whether or not it succeeds: a late pause could outlast the next push
         self._clients = clients
-        if round_number > 1:
+        if self._has_joined:
             # Each worker answers this call, so none of them is still in an old group.
             self._each(lambda client: client.abandon_update(keep=self._keep))
-        offsets = list(accumulate((client.engine.world_size for client in clients), initial=1))
-        infos = {
-            client.engine.name: vllm_api.init_info(
-                self._backend,
-                host=self._group.host,
-                port=self._group.port,
-                rank_offset=offset,
-                world_size=offsets[-1],
-                round_number=round_number,
-            )
-            for client, offset in zip(clients, offsets, strict=False)
-        }
-        self._channel = self._together(
-            partial(self._open, round_number, offsets[-1]),
-            lambda client: client.init_transfer(infos[client.engine.name]),
-        )
+        self._has_joined = True
+        self._channel = self._joining.form(clients, limit=limit)
 
     def pause_ahead(self) -> None:
         """Let the engines start to pause; call it only when all ranks have their completions. `push` comes next."""
@@ -176,31 +121,20 @@ class WeightSender:
             self._channel.close()
             self._channel = None
 
-    def _open(self, round_number: int, world_size: int) -> Channel:
-        if self._backend == "nccl":
-            return NcclChannel(self._group, world_size)
-        if self._store is None:
-            self._store = open_store(self._group.host, self._group.port, listens=True)
-        return GlooGroup(self._store, rank=0, world_size=world_size, round_number=round_number)
-
     def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
         self._begin(call).result()
 
     def _begin(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> Future[Any]:
         return self._link.begin(settle(self._clients, [call(client) for client in self._clients]))
 
-    def _together(self, own: Callable[[], T], theirs: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> T:
+    def _together(self, own: Callable[[], None], theirs: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
         """Run `own` on a thread, where it blocks until the engines take part, and `theirs` for each engine."""
 
-        def on_device() -> T:
+        def on_device() -> None:
             self._use_device()
-            return own()
+            own()
 
-        result: T
-        result, *_ = self._link.run(
-            settle(self._clients, [in_thread(on_device), *(theirs(client) for client in self._clients)])
-        )
-        return result
+        self._link.run(settle(self._clients, [in_thread(on_device), *(theirs(client) for client in self._clients)]))
 
 
 def _send(channel: Channel, packed: Iterable[Tensor]) -> None:

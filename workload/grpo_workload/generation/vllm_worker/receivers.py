@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from grpo_workload.generation.audit import Rows, check_fed, check_same, rows_of
-from grpo_workload.generation.gloo_group import GlooGroup, open_store
+from grpo_workload.generation.gloo_group import GlooGroup
+from grpo_workload.generation.roll_call import Invitation, check_in, open_store
 from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
 from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
@@ -47,6 +48,7 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is unt
 class Receiver:
     """Common part of all backends. An engine with adapters receives only these; its model keeps its weights."""
 
+    init_info_cls = Invitation
     update_info_cls = UpdateInfo
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
@@ -55,6 +57,14 @@ class Receiver:
         self._before: Rows | None = None  # the model's parameters before its first update
         self._is_initial = False
         super().__init__(config, vllm_config, device, self._slot or model)  # type: ignore[call-arg]  # of vLLM's engine
+
+    def init_transfer_engine(self, invitation: Invitation) -> None:
+        """Join a group once all of its members are there. RuntimeError when it is called off."""
+        # Ranks are numbered as vLLM does for NCCL: copy by copy of data parallelism.
+        parallel = self.parallel_config  # type: ignore[attr-defined]
+        rank = invitation.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = open_store(invitation.host, invitation.port, timeout_seconds=invitation.patience)
+        self.join(invitation, rank, store, check_in(store, invitation.meeting, rank))  # type: ignore[attr-defined]
 
     def start_weight_update(self) -> None:
         """Prepare for weights in checkpoint format, or for an adapter."""
@@ -103,6 +113,18 @@ class Receiver:
 class WatchedNcclReceiver(Receiver, NCCLWeightTransferEngine):  # type: ignore[misc]
     """vLLM's NCCL backend, but a broadcast fails when its sender has left; NCCL would block the worker forever."""
 
+    def join(self, invitation: Invitation, _rank: int, _store: Any, word: str) -> None:
+        """Join NCCL's group, whose port is the sender's word."""
+        if (old := self.model_update_group) is not None and old.available:
+            nccl_abort(old)  # its memory would stay until the process ends
+        plain = NCCLWeightTransferEngine.init_info_cls(
+            master_address=invitation.host,
+            master_port=int(word),
+            rank_offset=invitation.rank_offset,
+            world_size=invitation.world_size,
+        )
+        NCCLWeightTransferEngine.init_transfer_engine(self, plain)
+
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Receive and load all weights. RuntimeError when the sender has left the group."""
         group = self.model_update_group
@@ -113,31 +135,21 @@ class WatchedNcclReceiver(Receiver, NCCLWeightTransferEngine):  # type: ignore[m
             torch.cuda.synchronize()
 
 
-@dataclass
-class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where the group meets, and this engine's place in it."""
-
-    master_address: str
-    master_port: int
-    rank_offset: int  # rank of the engine's first worker
-    world_size: int  # number of ranks in the group
-    round_number: int  # number of the group: members of different rounds never meet
-
-
-class LayerwiseGloo(WeightTransferEngine[GlooInitInfo, UpdateInfo]):  # type: ignore[misc]
+class LayerwiseGloo(WeightTransferEngine[Invitation, UpdateInfo]):  # type: ignore[misc]
     """The worker's side of gloo, written like vLLM's NCCLWeightTransferEngine."""
 
-    init_info_cls = GlooInitInfo
     _group: GlooGroup | None = None
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the group. Ranks are numbered as vLLM does for NCCL: copy by copy of data parallelism."""
-        parallel = self.parallel_config
-        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        rank = init_info.rank_offset + worker
+    def join(self, invitation: Invitation, rank: int, store: Any, _word: str) -> None:
+        """Join the group."""
         self._group = None  # leave the group of an earlier round
-        store = open_store(init_info.master_address, init_info.master_port)
-        self._group = GlooGroup(store, rank=rank, world_size=init_info.world_size, round_number=init_info.round_number)
+        self._group = GlooGroup(
+            store,
+            rank=rank,
+            world_size=invitation.world_size,
+            meeting=invitation.meeting,
+            timeout_seconds=invitation.patience,
+        )
 
     def start_weight_update(self) -> None:
         """Prepare all layers for weights in checkpoint format."""

@@ -1,0 +1,181 @@
+"""Elastic engines that answer but never join the group of pushes: ranks wait a moment, name them, and go on without.
+
+The engines have no model, but join and receive as vLLM's workers do; how they hang is the test's.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from grpo_workload.generation.servers.engine_watch import Timing
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.spec.contract import Contract, Engine
+from grpo_workload.weights.export import Export, Weight
+from support.paths import PROGRAMS
+from support.trainer.engines import make_contract
+from support.trainer.launchers import eventually
+
+JOIN, AGAIN = 1.5, 2.0
+LIMIT = 60  # rendezvous.timeoutSeconds, which nothing here may take
+TIMING = Timing(poll=0.2, lost=5, late=0, away=0.2, join=JOIN, again=AGAIN)
+
+
+class Started:
+    """Engines as processes, and the generator that pushes to them."""
+
+    def __init__(self, folder: Path, contract: Contract) -> None:
+        self.folder, self.contract = folder, contract
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def engine(self, position: int, how: str = "joins", *, is_stuck: bool = False) -> Engine:
+        engine = self.contract.engines[position]
+        name = f"{engine.name}.1"
+        if is_stuck:
+            self.stuck(engine).touch()
+        command = [sys.executable, str(PROGRAMS / "light_engine.py"), str(engine.port), name, str(self.folder), how]
+        self.running[name] = subprocess.Popen(command)
+        return engine
+
+    def stuck(self, engine: Engine) -> Path:
+        return self.folder / f"{engine.name}.1.stuck"
+
+    def received(self, version: int) -> dict[str, float]:
+        """Return the sum of the weights of a version, by the process that received them."""
+        found = self.folder.glob(f"*-{version}")
+        return {path.name.removesuffix(f"-{version}"): float(path.read_text()) for path in found}
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[Started]:
+    contract = make_contract(Path("/nowhere"), [(1, 1)] * 4, restarts=True, timeout=LIMIT, elastic=[1, 2, 3])
+    started = Started(tmp_path, contract)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield started
+    dist.destroy_process_group()
+    for process in started.running.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def generator(engines: Started) -> Iterator[ServerGenerator]:
+    """A generator that has pushed to the needed engine, and to elastic engine-1, as version 1."""
+    engines.engine(0)
+    newcomer = engines.engine(1)
+    ready = ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)
+    await_engine(ready, newcomer)
+    ready.sync_weights(ones(1), 1)
+    assert engines.received(1) == {"engine-0.1": 4.0, "engine-1.1": 4.0}
+    yield ready
+    ready.close()
+
+
+def ones(value: float) -> Export:
+    weight = Weight("weight", (torch.full((4,), value),), torch.Tensor.clone)
+    return Export([weight], is_partitioned=False)
+
+
+def await_engine(generator: ServerGenerator, engine: Engine) -> None:
+    eventually(lambda: engine.name in generator._link.observe().processes, f"the ranks see {engine.name}")
+
+
+def push(generator: ServerGenerator, version: int) -> float:
+    """Push a version; return how long that took, in seconds."""
+    start = time.monotonic()
+    generator.sync_weights(ones(version), version)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("how", "is_stuck", "why"),
+    [
+        (
+            "joins",
+            True,
+            "answers, but its workers have not reached rank 0 at 127.0.0.1:{port} within 1.5 s, to join the transfer "
+            "group: does a network policy or a firewall keep the pod from this port, or does its engine hang?",
+        ),
+        ("only-comes", False, "cannot join a transfer group: "),
+    ],
+)
+def test_a_newcomer_that_cannot_join_is_named_and_left_out_while_others_get_weights(
+    engines: Started,
+    generator: ServerGenerator,
+    how: str,
+    is_stuck: bool,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = engines.engine(2, how, is_stuck=is_stuck)
+    await_engine(generator, bad)
+    sender = generator._pusher.sender
+    assert sender is not None
+    group = sender._channel
+
+    assert push(generator, 2) < JOIN + 5
+    assert engines.received(2) == {"engine-0.1": 8.0, "engine-1.1": 8.0}
+    assert sender._channel is group, "the others have stayed in their group"
+    (reason,) = generator.left_out()
+    port = engines.contract.transfers[0].port
+    assert reason.startswith(f"engine engine-2 (pod engine-2, 127.0.0.1:{bad.port}) {why.format(port=port)}")
+    assert "it is left out, and tried again in 2 s" in caplog.text
+
+    assert push(generator, 3) < JOIN, "nobody waits for it while it is left out"
+    assert engines.received(3).keys() == {"engine-0.1", "engine-1.1"}
+
+
+def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
+    engines: Started, generator: ServerGenerator
+) -> None:
+    bad = [engines.engine(position, is_stuck=True) for position in (2, 3)]
+    for engine in bad:
+        await_engine(generator, engine)
+    assert push(generator, 2) < 2 * JOIN
+    assert len(generator.left_out()) == 1
+    assert push(generator, 3) < 2 * JOIN
+    assert len(generator.left_out()) == 2
+    assert engines.received(3).keys() == {"engine-0.1", "engine-1.1"}
+
+    for engine in bad:
+        engines.stuck(engine).unlink()
+    versions = iter(range(4, 1000))
+
+    def have_all() -> bool:
+        version = next(versions)
+        push(generator, version)
+        return len(engines.received(version)) == 4
+
+    eventually(have_all, "both are tried again, and join")
+    assert generator.left_out() == []
+
+
+def test_a_member_that_does_not_come_to_a_new_group_is_left_out_too(
+    engines: Started, generator: ServerGenerator
+) -> None:
+    engines.stuck(engines.contract.engines[1]).touch()
+    await_engine(generator, engines.engine(2))
+    assert push(generator, 2) < JOIN + 5
+    assert engines.received(2) == {"engine-0.1": 8.0, "engine-2.1": 8.0}
+    (reason,) = generator.left_out()
+    assert reason.startswith("engine engine-1 (pod engine-1")
+
+
+def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(engines: Started) -> None:
+    needed = engines.engine(0, is_stuck=True)
+    with closing(socket.socket()) as connection:
+        eventually(lambda: connection.connect_ex((needed.host, needed.port)) == 0, "the engine listens")
+    short = engines.contract.model_copy(update={"timeout_seconds": 2})
+    with pytest.raises(EngineError, match=r"engine engine-0 .* answers, but its workers have not reached rank 0"):
+        ServerGenerator(short, 0, lambda: ones(1), TIMING)
