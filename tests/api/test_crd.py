@@ -45,7 +45,7 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
         ({"training": {"epsilonHigh": 3, "delta": 4}}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
         (
             {"training": {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}},
-            "advantageEstimator rloo and reinforce_plus_plus need multiObjectiveAggregation sum_then_normalize",
+            "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize",
         ),
         ({"training": {"klInReward": True}}, "klInReward needs beta over 0"),
         ({"training": {"maxStaleness": 1, "maxResampleTimes": 1}}, "maxStaleness over 0 needs maxResampleTimes 0"),

@@ -16,6 +16,10 @@ def settle_loss(draft: Draft) -> None:
     facts = draft.facts
     if "use_kl_loss" in facts:
         draft.set("training.beta", facts.get("kl_coef", 0.001) if facts["use_kl_loss"] else 0.0)
+    kind = facts.get("kl_loss_type", "k3")
+    if facts.get("use_kl_loss") and kind.removesuffix("+") not in ("low_var_kl", "k3"):
+        note = "the KL estimator is k3, its gradient corrected: low_var_kl+ would be the same"
+        draft.left("kl_loss_type", kind, note, "training.beta")
     _kl_in_reward(draft)
     for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
         if fact in facts:

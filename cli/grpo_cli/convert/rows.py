@@ -42,7 +42,7 @@ _FACTS_OF_FIELD = {
     "training.epsilon": "clip_ratio",
     "training.importanceSamplingLevel": "verl_loss",
     "training.maxGradNorm": "clipping",
-    "training.beta": "use_kl_loss kl_coef",
+    "training.beta": "use_kl_loss kl_coef kl_loss_type",
     "training.klInReward": "kl_in_reward kl_in_reward_coef",
     "training.scaleRewards": "norm_by_std",
     "training.importanceSamplingCorrection": "correct_importance rollout_is rollout_is_threshold bypass",

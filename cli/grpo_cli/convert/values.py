@@ -163,8 +163,9 @@ loss_type = one_of(
 sampling_level = one_of(
     {"token": "token", "sequence": "sequence sequence_token"}, "use token or sequence, not {value}: token is taken"
 )
-estimator = one_of(
-    {word: word for word in ("grpo", "rloo")}, "advantages are relative to the group: use grpo or rloo, not {value}"
+verl_estimator = one_of(
+    {word: word for word in ("grpo", "rloo", "reinforce_plus_plus_baseline")},
+    "use grpo, rloo or reinforce_plus_plus_baseline, not {value}",
 )
 swift_estimator = one_of(
     {word: word for word in ("grpo", "rloo", "reinforce_plus_plus")}, "use grpo, rloo or reinforce_plus_plus"

@@ -238,7 +238,7 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     ]
     table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
     training = TrainingConfig(num_generations=GENERATIONS, **options)
-    advantages = step_advantages(table.totals, table.values, WEIGHTS, training)
+    advantages = step_advantages(table.totals, table.values, WEIGHTS, [1] * NUM_SEQUENCES, training)
     assert advantages == pytest.approx(expected["advantages"].tolist(), abs=1e-5)
     assert expected["advantages"].abs().max() > 0.1
     metrics = summarise(

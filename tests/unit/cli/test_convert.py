@@ -404,6 +404,13 @@ def test_a_longer_context_of_verl_is_vllms() -> None:
     assert conversion.spec["generation"]["engineArgs"]["hf_overrides"] == {"max_position_embeddings": 32768}
 
 
+def test_another_estimator_of_verls_kl_loss_is_told_where_it_counts() -> None:
+    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@") + "actor_rollout_ref.actor.kl_loss_type=mse"
+    for used, left in ((True, ["kl_loss_type"]), (False, [])):
+        conversion = _text("verl.sh", f"{text} actor_rollout_ref.actor.use_kl_loss={used}")
+        assert [one.name for one in conversion.left if "kl_loss_type" in one.name] == left
+
+
 def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
     text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
     for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):
@@ -525,6 +532,11 @@ def test_the_schedule_is_taken_over(file: str, options: str, expected: dict[str,
             {"klInReward": True, "beta": 0.1},
         ),
         ("verl.sh", "algorithm.use_kl_in_reward=True actor_rollout_ref.actor.use_kl_loss=True", {"klInReward": None}),
+        (
+            "verl.sh",
+            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+            {"advantageEstimator": "reinforce_plus_plus_baseline"},
+        ),
         ("verl.sh", "algorithm.adv_estimator=rloo", {"advantageEstimator": "rloo", "scaleRewards": "none"}),
         ("verl.sh", "", {"lossType": "dapo", "delta": 3.0, "entropyCoef": 0.0}),  # verl always clips twice
         ("verl.sh", "actor_rollout_ref.actor.clip_ratio_high=10", {"epsilonHigh": 10.0, "delta": None}),

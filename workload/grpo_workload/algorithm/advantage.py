@@ -14,7 +14,7 @@ from typing import Literal
 from grpo_workload.spec.training import TrainingConfig
 
 ScaleRewards = Literal["group", "batch", "none"]
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 _EPS = 1e-4  # TRL's value
 
@@ -23,6 +23,7 @@ def step_advantages(
     totals: Sequence[float],
     values: Sequence[Sequence[float | None]],
     weights: Sequence[float],
+    tokens: Sequence[int],
     training: TrainingConfig,
 ) -> list[float]:
     """Compute the advantages as the job sets them, from rewards that were sampled together, over all ranks.
@@ -31,9 +32,12 @@ def step_advantages(
         totals: [N], weighted sums of the rewards; NaN leaves a completion out.
         values: [F][N], by reward function; None where a function does not score a completion.
         weights: [F], of the functions.
+        tokens: [N], numbers of completion tokens.
         training: the job's settings.
     """
     size = training.num_generations
+    if training.advantage_estimator == "reinforce_plus_plus_baseline":
+        return whitened(group_differences(totals, size), tokens)
     if training.multi_objective_aggregation == "sum_then_normalize":
         return group_advantages(totals, size, training.scale_rewards, training.advantage_estimator)
     # GDPO (arXiv:2601.05242): rewards of each function are normalised in their prompt groups; then their weighted sums
@@ -68,18 +72,43 @@ def group_advantages(
     With reinforce_plus_plus (REINFORCE++ with the group's mean as its baseline, arXiv:2501.03262) and `batch`, the std
     is that of the differences: how easy prompts are does not count.
     """
-    groups = as_groups(rewards, num_generations)
-    averages = [mean(group) for group in groups]
+    differences = as_groups(group_differences(rewards, num_generations), num_generations)
     stds = reward_stds(rewards, num_generations, scale_rewards)
     if estimator == "reinforce_plus_plus" and scale_rewards == "batch":
-        of_all = std([one - average for group, average in zip(groups, averages, strict=True) for one in group])
-        stds = [of_all] * len(groups)
+        stds = [std([one for group in differences for one in group])] * len(differences)
     return [
-        _advantage((reward - average) * factor, None if scale_rewards == "none" else deviation)
-        for group, deviation, average in zip(groups, stds, averages, strict=True)
+        _advantage(difference * factor, None if scale_rewards == "none" else deviation)
+        for group, deviation in zip(differences, stds, strict=True)
         for factor in [_leave_one_out(group) if estimator == "rloo" else 1.0]
+        for difference in group
+    ]
+
+
+def group_differences(rewards: Sequence[float], num_generations: int) -> list[float]:
+    """Rewards minus the mean of their prompt group."""
+    return [
+        reward - average
+        for group in as_groups(rewards, num_generations)
+        for average in [mean(group)]
         for reward in group
     ]
+
+
+def whitened(differences: Sequence[float], tokens: Sequence[int]) -> list[float]:
+    """Subtract the mean over all tokens, and divide by their standard deviation: each completion counts by its length.
+
+    REINFORCE++ with the group's mean as its baseline (arXiv:2501.03262), as verl computes it. So equal
+    rewards of a whole group may have an advantage other than 0; a NaN difference gets 0.
+    """
+    known = [(one, count) for one, count in zip(differences, tokens, strict=True) if not math.isnan(one)]
+    total = sum(count for _, count in known)
+    if total < 2:
+        return [0.0] * len(differences)
+    average = math.fsum(one * count for one, count in known) / total
+    largest = max(abs(one - average) for one, _ in known) or 1.0  # squares of what it divides do not overflow
+    squares = math.fsum(((one - average) / largest) ** 2 * count for one, count in known)
+    deviation = math.hypot(largest * math.sqrt(squares / (total - 1)), 1e-4)
+    return [0.0 if math.isnan(one) else (one - average) / deviation for one in differences]
 
 
 def _leave_one_out(group: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ def teaches(
     training: TrainingConfig,
 ) -> bool:
     """Whether any completion of one group has an advantage; arguments are those of `step_advantages`."""
-    return any(step_advantages(totals, values, weights, training))
+    return any(step_advantages(totals, values, weights, [1] * len(totals), training))
 
 
 def num_further(found: Mapping[int, bool], num_prompts: int) -> int:

@@ -99,7 +99,8 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-        # One group of parameters: with more, DeepSpeed's universal checkpoints count AdamW's steps wrongly.
+        # One group of parameters: with more, DeepSpeed's universal checkpoints count AdamW's steps wrongly, and under
+        # ZeRO-3 give all groups the weight decay of the first.
         optimizer = torch.optim.AdamW(
             [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=config.training.learning_rate,

@@ -37,7 +37,7 @@ class LossConfig(Section):
         ),
         Rule(
             "self.advantageEstimator == 'grpo' || self.multiObjectiveAggregation == 'sum_then_normalize'",
-            "advantageEstimator rloo and reinforce_plus_plus need multiObjectiveAggregation sum_then_normalize",
+            "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize",
             lambda loss: loss.advantage_estimator == "grpo" or loss.multi_objective_aggregation == "sum_then_normalize",
         ),
         Rule(
@@ -155,12 +155,13 @@ class LossConfig(Section):
         description="Completions with a negative advantage are left out of the loss if the policy has made them less "
         "likely since they were sampled, by more than this many nats a token on average. Default: none is.",
     )
-    advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = Field(
+    advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"] = Field(
         "grpo",
         description="Whose mean reward is subtracted from a completion's: that of its prompt group (grpo), or of the "
         "others in the group (rloo), which leaves no bias in small groups; set scaleRewards none with rloo. "
         "reinforce_plus_plus: as grpo, but scaleRewards batch, which is to be set with it, divides by the deviation of "
-        "these differences.",
+        "these differences. reinforce_plus_plus_baseline: these differences are whitened over all tokens of the batch, "
+        "and scaleRewards has no effect.",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         "sum_then_normalize",

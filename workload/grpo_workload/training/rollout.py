@@ -113,7 +113,8 @@ def _gather(run: Run, sampled: Sampled, kls: Iterator[float]) -> list[Rollout]:
         of_all = [kl for ranks in parts for *_, rank_kls in ranks for kl in rank_kls]
         totals = [total - training.beta * kl for total, kl in zip(totals, of_all, strict=True)]
     values = [[one for table in tables for one in table.values[place]] for place in range(len(run.rewards))]
-    advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], training))
+    tokens = [count for ranks in parts for _, lengths, *_ in ranks for _, count, _ in lengths]
+    advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], tokens, training))
     rollouts = []
     for batch, ranks, table in zip(sampled.batches, parts, tables, strict=True):
         facts = [

@@ -53,6 +53,19 @@ def test_reinforce_plus_plus_divides_by_the_std_of_the_differences():
         assert group_advantages(rewards, 2, scale, "reinforce_plus_plus") == group_advantages(rewards, 2, scale)
 
 
+def test_reinforce_plus_plus_baseline_whitens_over_tokens():
+    """Each completion counts as often as it has tokens."""
+    training = TrainingConfig(num_generations=2, advantage_estimator="reinforce_plus_plus_baseline")
+    advantages = step_advantages([1.0, 0.0, 5.0, 5.0, NAN, 4.0], [], [], [1, 3, 2, 2, 9, 1], training)
+    tokens = [0.5] + [-0.5] * 3 + [0.0] * 5
+    average, deviation = statistics.mean(tokens), statistics.stdev(tokens)
+    expected = [(one - average) / deviation for one in (0.5, -0.5, 0.0, 0.0)]
+    assert advantages == pytest.approx([*expected, 0, -average / deviation])
+    assert advantages[4] == 0, "it has no reward"
+    assert step_advantages([NAN, NAN], [], [], [3, 4], training) == [0, 0]
+    assert all(map(math.isfinite, step_advantages([1e200, -1e200], [], [], [3, 4], training)))
+
+
 def test_each_reward_is_normalised_before_they_are_summed():
     training = TrainingConfig(num_generations=2, multi_objective_aggregation="normalize_then_sum")
     # The second function has a thousand times the range, and scores the first group only.
@@ -63,10 +76,11 @@ def test_each_reward_is_normalised_before_they_are_summed():
     both = first - 0.5 * 500 / (1000 * half + 1e-4)
     sums = [both, -both, 0, 0, -first, first]
     deviation = statistics.stdev(sums)
-    advantages = step_advantages(totals, values, [1.0, 0.5], training)
+    tokens = [1] * 6
+    advantages = step_advantages(totals, values, [1.0, 0.5], tokens, training)
     assert advantages == pytest.approx([value / (deviation + 1e-4) for value in sums])
     assert advantages[2:4] == [0, 0], "exactly: equal rewards are not trained on"
-    assert step_advantages([NAN, *totals[1:]], values, [1.0, 0.5], training)[0] == 0
+    assert step_advantages([NAN, *totals[1:]], values, [1.0, 0.5], tokens, training)[0] == 0
 
 
 REWARDS = st.one_of(st.sampled_from([0.0, 0.5, 1.0, NAN]), st.floats(-1e6, 1e6))
