@@ -120,7 +120,7 @@ def main(model, data, out, attempt, plans):
             for kind in ("merged", "adapters"):
                 folder = Path(data) / run / kind
                 exports = Exports(folder, ExportConfig(every_steps=1, keep=1, lora=kind), checkpoints.fence)
-                exports.save(policy, tokenizer, step, f"# {kind}")
+                exports.begin(policy, tokenizer, step, f"# {kind}").publish()
         if source is None:
             metrics += [take(policy, step, config) for step in (2, 3)]
         results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 from grpo_workload.storage.fence import Fence
 
@@ -45,9 +46,10 @@ class Trainer:
     def open(self, run, *, keep=2, attempt=0):
         return Checkpoints(self.data, run, keep=keep, attempt=attempt, pod_uid=f"uid-{attempt}")
 
-    def save(self, checkpoints, step):
+    def save(self, checkpoints, step, background=None):
         state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=2, zero_stage=2)
-        return checkpoints.save(self.policy, self.tokenizer, state)
+        pending = checkpoints.begin(self.policy, self.tokenizer, state, background=background)
+        return checkpoints.relative(pending.publish())
 
     def find(self, checkpoints):
         source = checkpoints.find(None, world_size=2, zero_stage=2)
@@ -143,12 +145,15 @@ def full(trainer):
 
 
 def endless(trainer):
-    """Save until killed."""
+    """Save until killed, in turn in the background and not."""
     checkpoints = trainer.open("endless", keep=2)
+    background = Background(trainer.policy.device)
+    background.staging.reserve(checkpoints.num_bytes(trainer.policy))
     step = trainer.find(checkpoints) or 0
     while True:
         step += 1
-        trainer.save(checkpoints, step)
+        trainer.save(checkpoints, step, background if step % 2 else None)
+        background.staging.clear()
 
 
 def main(model, data, *scenarios):

@@ -129,7 +129,8 @@ def test_ranks_of_a_superseded_attempt_end_at_their_next_step_and_write_nothing(
     config = make_config(tiny_model, max_steps=100_000)
     config["storage"] = {"checkpointEverySteps": 2, "keep": 1}
     ranks = start_training(config, 2)
-    ranks.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 3)
+    ranks.until(lambda: metrics.exists() and '"time/write"' in metrics.read_text())  # one was written meanwhile
+    assert any(json.loads(line).get("time/save", 0) > 0 for line in metrics.read_text().splitlines())
     Fence.take(run_dir, 1, "uid-of-its-successor")
     assert all(code not in (ExitCode.DONE, ExitCode.STOPPED, ExitCode.CONFIG_ERROR) for code in ranks.exit_codes())
     left = sorted(path.name for path in (run_dir / "checkpoints").iterdir() if not path.name.startswith("."))
@@ -143,4 +144,5 @@ def test_ranks_of_a_superseded_attempt_end_at_their_next_step_and_write_nothing(
         ) in message
     assert len(left) == 1
     steps = len(metrics.read_text().splitlines())
-    assert int(left[0].removeprefix("step-")) in (steps, steps - 1)
+    # A save publishes the one before it first, so at most the last one is missing.
+    assert steps - 3 <= int(left[0].removeprefix("step-")) <= steps

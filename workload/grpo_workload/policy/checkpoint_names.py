@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.core_model_loading import revert_weight_conversion
@@ -53,6 +55,17 @@ class CheckpointNames:
             return [made[spec.name] for spec in given]
 
         return convert
+
+
+def save_model(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write a folder that `from_pretrained` loads: the configuration of `model`, and `weights` under checkpoint names.
+
+    Unlike `save_pretrained` this does not look at the model's parameters, which ZeRO-3 would gather for that.
+    """
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    save_torch_state_dict(weights, folder, metadata={"format": "pt"})
 
 
 class _Traced(Tensor):

@@ -8,12 +8,10 @@ keeps views of them in many places; after the refill these views are valid again
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_workload.policy.host_memory import HostMemory, aligned, bytes_of, wait
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import ParallelismConfig
 
@@ -50,10 +49,6 @@ def reset_step_counts(deepspeed_engine: Any) -> None:
             state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
 
 
-ALIGNMENT = 512
-"""Offsets of tensors in the host's memory are multiples of this many bytes, as on devices."""
-
-
 class OptimizerStates:
     """AdamW's moments and master weights: on the device within `on_device`, else in the host's memory.
 
@@ -68,10 +63,9 @@ class OptimizerStates:
     def __init__(self, deepspeed_engine: Any) -> None:
         """Move the states of a DeepSpeed engine to the host, whose memory for them stays allocated."""
         self._deepspeed_engine, self._device = deepspeed_engine, torch.device(deepspeed_engine.device)
-        self._host = torch.empty(0, dtype=torch.uint8)
+        self._memory = HostMemory(0, self._device)
         self._slots: list[_Slot] = []
         self._away: list[_Away] = []
-        self._unregister: Callable[[], Any] = lambda: None
         self.seconds = 0.0  # duration of the last move to the device and back
         self._put_away()
 
@@ -90,18 +84,20 @@ class OptimizerStates:
         tensors, end = self._tensors(), 0
         for storage in {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values():
             self._slots.append(_Slot(storage, end, storage.nbytes()))
-            end += math.ceil(storage.nbytes() / ALIGNMENT) * ALIGNMENT
-        if end > self._host.nbytes:
-            self._make_room(end)
+            end += aligned(storage.nbytes())
+        if end > self._memory.bytes.nbytes:
+            self._memory = HostMemory(0, self._device)  # the old one is freed before the new one is allocated
+            self._memory = HostMemory(end, self._device)
+        host = self._memory.bytes
         for slot in self._slots:
-            slot.within(self._host).copy_(_bytes(slot.storage), non_blocking=True)
-        _wait(self._device)
+            slot.within(host).copy_(bytes_of(slot.storage), non_blocking=True)
+        wait(self._device)
         starts = {slot.storage._cdata: slot.start for slot in self._slots}
         for tensor in tensors:
             on_device = tensor.data
             offset = starts[tensor.untyped_storage()._cdata] // tensor.itemsize + tensor.storage_offset()
             values = torch.empty(0, dtype=tensor.dtype).set_(
-                self._host.untyped_storage(), offset, tensor.size(), tensor.stride()
+                host.untyped_storage(), offset, tensor.size(), tensor.stride()
             )
             tensor.data = values
             self._away.append(_Away(tensor, on_device))
@@ -109,22 +105,12 @@ class OptimizerStates:
             if slot.storage.resizable():  # on a CPU, storages read from a checkpoint cannot be
                 slot.storage.resize_(0)
 
-    def _make_room(self, size: int) -> None:
-        """Replace the host's memory by `size` bytes."""
-        self._host = torch.empty(0, dtype=torch.uint8)
-        self._unregister()
-        self._host = torch.empty(size, dtype=torch.uint8)
-        if self._device.type == "cuda":
-            _register(self._host)
-            # Memory that is freed while it is registered can never be registered again.
-            self._unregister = weakref.finalize(self, _unregister, self._host)
-
     def _bring_back(self) -> None:
         for slot in self._slots:
             if slot.storage.nbytes() < slot.size:
                 slot.storage.resize_(slot.size)
-            _bytes(slot.storage).copy_(slot.within(self._host), non_blocking=True)
-        _wait(self._device)
+            bytes_of(slot.storage).copy_(slot.within(self._memory.bytes), non_blocking=True)
+        wait(self._device)
         for away in self._away:
             away.tensor.data = away.on_device
         self._slots, self._away = [], []
@@ -166,22 +152,3 @@ class _Away:
 
     tensor: Tensor
     on_device: Tensor  # its data on the device
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _register(host: Tensor) -> None:
-    """Pin these bytes for fast copies by CUDA; torch's own allocator would round their number up to a power of 2."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
-
-
-def _unregister(host: Tensor) -> None:
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(cudart.cudaHostUnregister(host.data_ptr()))
-
-
-def _wait(device: torch.device) -> None:
-    torch.get_device_module(device).synchronize()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from transformers import get_scheduler
 
@@ -26,7 +25,7 @@ from grpo_workload.policy import vision
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.adapter_weights import merged
 from grpo_workload.policy.batch_loss import batch_loss
-from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
 from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
@@ -275,7 +274,9 @@ class Policy:
 
     def saved_weights(self) -> Export:
         """The weights that `save_pretrained` takes: all, or those of the adapters."""
-        return Export(self.adapters.saved() if self.adapters else full(self.module), is_partitioned=self.is_partitioned)
+        if self.adapters is None:
+            return self.merged_weights()
+        return Export(self.adapters.saved(), is_partitioned=self.is_partitioned)
 
     def merged_weights(self) -> Export:
         """All weights under the checkpoint's names, with adapters merged in, which `save_merged` takes."""
@@ -283,18 +284,18 @@ class Policy:
         return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
 
     def save_merged(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that transformers' `from_pretrained` loads, without adapters."""
-        self.module.config.save_pretrained(folder)
-        if self.module.generation_config is not None:
-            self.module.generation_config.save_pretrained(folder)
-        save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+        """Write a folder that transformers' `from_pretrained` loads, without adapters; any thread may do it."""
+        save_model(self.module, folder, weights)
 
     def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that `from_pretrained` loads: transformers' or, with adapters, peft's."""
+        """Write a folder that `from_pretrained` loads: transformers' or, with adapters, peft's.
+
+        With adapters only the thread that trains may do it: peft looks at the module.
+        """
         if self.adapters is not None:
             self.adapters.save(folder, weights)
         else:
-            self.module.save_pretrained(folder, state_dict=weights)
+            self.save_merged(folder, weights)
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:

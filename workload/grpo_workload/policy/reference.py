@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.policy.lora import Adapters
@@ -62,11 +63,12 @@ class Reference:
 
     def weights(self) -> Export:
         """Its weights, which `save` takes."""
-        return Export(full(self._module), is_partitioned=self.is_partitioned)
+        names = CheckpointNames(self._module)
+        return Export(full(self._module), is_partitioned=self.is_partitioned, group=names.group)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that `frozen_copy` loads."""
-        self._module.save_pretrained(folder, state_dict=weights)
+        """Write a folder that `frozen_copy` loads; any thread may do it."""
+        save_model(self._module, folder, weights)
 
     @property
     def _module(self) -> Any:

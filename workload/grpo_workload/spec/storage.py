@@ -37,8 +37,9 @@ class StorageConfig(Section):
         50,
         ge=1,
         le=1_000_000,
-        description="Steps between checkpoints; the last step is always saved. With training.stepsPerGeneration or "
-        "numIterations, a checkpoint is written after the last step of its generation.",
+        description="Steps between checkpoints; the last step is always saved. Training waits for the copy to host "
+        "memory, not for the storage. With training.stepsPerGeneration or numIterations, a checkpoint is written after "
+        "the last step of its generation.",
     )
     keep: int = Field(2, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted.")
     export: ExportConfig | None = Field(None, description="Models for others, without what a restart needs.")

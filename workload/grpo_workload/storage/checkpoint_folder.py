@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 
 from grpo_workload.storage.fence import Fence
@@ -44,8 +46,9 @@ class CheckpointFolder:
         self._keep = keep
         self.fence = fence
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*folder.glob(f"{_SCRATCH}*"), *folder.glob(f"{_DISCARDED}*")]:
-            self._discard(path)
+        for path in folder.glob(f"{_SCRATCH}*"):
+            self._remove(path)
+        _delete(folder.glob(f"{_DISCARDED}*"))
 
     def check(self) -> None:
         """Raise SupersededError if a newer attempt has taken over."""
@@ -63,7 +66,7 @@ class CheckpointFolder:
 
     def abandon(self, scratch: Path) -> None:
         """Remove a folder that `begin` returned, with its content."""
-        self._discard(scratch)
+        self._remove(scratch)
 
     def publish(self, scratch: Path) -> Path:
         """Rename `scratch`, whose files are on the disk, to its final name, and return that.
@@ -79,8 +82,8 @@ class CheckpointFolder:
         sync(self.folder)
         return target
 
-    def prune(self, *, best: int | None = None) -> None:
-        """Delete what newer checkpoints replace, but for that of step `best`.
+    def prune(self, *, best: int | None = None, thread: Executor | None = None) -> None:
+        """Delete what newer checkpoints replace, but for that of step `best`; with `thread`, their files later in it.
 
         Raises SupersededError if a newer attempt has taken over.
 
@@ -88,36 +91,43 @@ class CheckpointFolder:
         """
         self.fence.check()
         newest, *_ = published = checkpoints(self.folder)
-        universal = [path for path in self.folder.glob(f"{_UNIVERSAL}*") if path != self.universal(newest)]
-        for path in [
+        replaced = [
             *(path for path in published[self._keep :] if step_of(path) != best),
-            *universal,
+            *(path for path in self.folder.glob(f"{_UNIVERSAL}*") if path != self.universal(newest)),
             *self.folder.glob(f"{_DAMAGED}*"),
-            *self.folder.glob(f"{_DISCARDED}*"),
-        ]:
-            self._discard(path)
+        ]
+        discarded = [*self.folder.glob(f"{_DISCARDED}*"), *map(self._discard, replaced)]
+        if thread:
+            thread.submit(_delete, discarded)
+        else:
+            _delete(discarded)
 
     def set_aside(self, checkpoint: Path) -> None:
         """Rename a damaged checkpoint so that it no longer counts; `prune` deletes it after the next is published."""
         self.fence.check()
         target = self.folder / f"{_DAMAGED}{step_of(checkpoint)}"
-        self._discard(target)
+        self._remove(target)
         checkpoint.rename(target)
 
     def replace(self, target: Path) -> None:
         """Remove `target`, if it exists, so that a replacement can be published."""
         self.fence.check()
-        self._discard(target)
+        self._remove(target)
 
     def universal(self, checkpoint: Path) -> Path:
         """Return the path for the converted optimizer state of a checkpoint of this run or of the one it continues."""
         return self.folder / f"{_UNIVERSAL}{step_of(checkpoint)}"
 
-    def _discard(self, path: Path) -> None:
-        # Renamed first, so that a half-deleted checkpoint is not taken for a whole one.
-        if not path.exists():
-            return
-        if not path.name.startswith(_DISCARDED):
-            path = path.rename(path.with_name(f"{_DISCARDED}{time.time_ns()}-{path.name.lstrip('.')}"))
+    def _remove(self, path: Path) -> None:
+        if path.exists():
+            _delete([self._discard(path)])
+
+    def _discard(self, path: Path) -> Path:
+        # Renamed before it is deleted, so that a half-deleted checkpoint is not taken for a whole one.
+        return path.rename(path.with_name(f"{_DISCARDED}{time.time_ns()}-{path.name.lstrip('.')}"))
+
+
+def _delete(folders: Iterable[Path]) -> None:
+    for path in folders:
         # A file that another client holds open cannot be deleted yet; the next prune or attempt deletes it.
         shutil.rmtree(path, ignore_errors=True)

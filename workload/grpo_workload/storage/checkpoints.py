@@ -26,17 +26,19 @@ from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.reference import Reference
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.storage.background import Background
 from grpo_workload.storage.base_model import Origin
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import faults, read_manifest
+from grpo_workload.storage.publishing import Pending, StorageError
 from grpo_workload.storage.writer import (
     CheckpointWriter,
-    StorageError,
+    Measure,
     load_trained,
     num_bytes,
-    publish,
-    write_model,
+    on_host_bytes,
+    save_deepspeed,
 )
 from grpo_workload.storage.zero_conversion import Conversion
 
@@ -123,30 +125,66 @@ class Checkpoints:
     ) -> Path:
         """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
-        That of step `best` stays, however old it is. `card` describes the model. Returns its folder, relative to the
-        data folder.
+        Like `begin`, and waits until it is published. Returns its folder, relative to the data folder.
 
         Raises:
             SupersededError: a newer attempt has taken over the run.
             NotFiniteError: weights are not finite; earlier checkpoints are unchanged.
             StorageError: the checkpoint could not be written; earlier checkpoints are unchanged.
         """
+        return self.relative(self.begin(policy, processing_class, state, best=best, card=card).publish())
+
+    def begin(
+        self,
+        policy: Policy,
+        processing_class: Any,
+        state: TrainerState,
+        *,
+        best: int | None = None,
+        card: str = "",
+        background: Background | None = None,
+    ) -> Pending:
+        """Write the checkpoint of `state.step`; with `background`, copy it, and write the copy meanwhile.
+
+        That of step `best` stays, however old it is. `card` describes the model.
+
+        Raises:
+            SupersededError: a newer attempt has taken over the run.
+            NotFiniteError: weights are not finite.
+        """
         check_weights(policy.module, state.step)
         scratch = on_main(lambda: self._folder.begin(f"step-{state.step}"))
-        writer = CheckpointWriter(scratch)
-        writer.save_deepspeed(policy.deepspeed_engine, _DEEPSPEED)
+        writer = CheckpointWriter(scratch, background)
+        save_deepspeed(policy.deepspeed_engine, writer, scratch, _DEEPSPEED)
         is_main = dist.get_rank() == 0
-        weights = {name: tensor.cpu() for name, tensor in policy.saved_weights() if is_main}
+        weights = {name: writer.on_host(tensor) for name, tensor in policy.saved_weights() if is_main}
         if is_main:
-            write = partial(policy.save_pretrained, scratch / _MODEL, weights)
-            writer.guard(scratch / _MODEL, lambda: write_model(scratch / _MODEL, write, processing_class, card))
+            save = partial(policy.save_pretrained, scratch / _MODEL, weights)
+            has_adapters = policy.adapters is not None
+            writer.write_model(scratch / _MODEL, save, processing_class, card, at_once=has_adapters)
             writer.guard(scratch / _STATE, lambda: _write_state(state, scratch / _STATE))
         if (reference := policy.moved_reference) is not None:
-            weights = {name: tensor.cpu() for name, tensor in reference.weights() if is_main}
+            moved = {name: writer.on_host(tensor) for name, tensor in reference.weights() if is_main}
             if is_main:
-                writer.guard(scratch / _REFERENCE, lambda: _write_reference(reference, weights, scratch / _REFERENCE))
-        published = publish(self._folder, scratch, writer, num_bytes(policy.module), best=best)
-        return published.relative_to(self._data_dir)
+                writer.guard(scratch / _REFERENCE, lambda: _write_reference(reference, moved, scratch / _REFERENCE))
+        return Pending(
+            folder=self._folder,
+            scratch=scratch,
+            writer=writer,
+            size=num_bytes(policy.module),
+            best=best,
+            background=background,
+        )
+
+    def num_bytes(self, policy: Policy) -> int:
+        """Return the bytes that this rank copies when `begin` writes in the background; collective."""
+        measure = Measure()
+        save_deepspeed(policy.deepspeed_engine, measure, self._path, _DEEPSPEED)
+        return measure.size + on_host_bytes(policy.saved_weights())
+
+    def relative(self, folder: Path) -> Path:
+        """Return a published folder, relative to the data folder."""
+        return folder.relative_to(self._data_dir)
 
     @property
     def fence(self) -> Fence:

@@ -15,13 +15,16 @@ from grpo_workload.policy.finite import check_weights
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.spec.storage import ExportConfig
+from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
-from grpo_workload.storage.writer import CheckpointWriter, num_bytes, publish, write_model
+from grpo_workload.storage.publishing import Pending
+from grpo_workload.storage.writer import CheckpointWriter, num_bytes, on_host_bytes
+from grpo_workload.weights.export import Export
 
 
 class Exports:
-    """The exports of one run, for the ranks of one attempt. `save` is collective."""
+    """The exports of one run, for the ranks of one attempt. `begin` is collective."""
 
     def __init__(self, run_dir: Path, config: ExportConfig, fence: Fence) -> None:
         """Open the folder; collective. Exports that an earlier attempt has not finished are removed."""
@@ -36,24 +39,34 @@ class Exports:
         """Return whether an export is the policy's adapters, not a whole model."""
         return policy.adapters is not None and self._config.lora == "adapters"
 
-    def save(self, policy: Policy, processing_class: Any, step: int, card: str) -> None:
-        """Write the model after `step` steps, with `card`. One of the same step, of weights that were lost, goes.
+    def begin(
+        self, policy: Policy, processing_class: Any, step: int, card: str, background: Background | None = None
+    ) -> Pending:
+        """Write the model after `step` steps, with `card`; with `background`, copy it, and write the copy meanwhile.
+
+        One of the same step, of weights that were lost, goes.
 
         Raises:
             SupersededError: a newer attempt has taken over the run.
             NotFiniteError: weights are not finite.
-            StorageError: it could not be written.
         """
         check_weights(policy.module, step)
         name = f"step-{step}"
         scratch = on_main(lambda: self._folder.begin(name))
         on_main(lambda: self._folder.replace(self._folder.folder / name))
-        writer, is_main = CheckpointWriter(scratch), dist.get_rank() == 0
+        writer, is_main = CheckpointWriter(scratch, background), dist.get_rank() == 0
         keeps_adapters = self.keeps_adapters(policy)
-        source = policy.saved_weights() if keeps_adapters else policy.merged_weights()
-        # Copies, since DeepSpeed's weights may be views of one buffer, which safetensors refuses.
-        weights = {name: tensor.to("cpu", copy=True) for name, tensor in source if is_main}
+        weights = {name: writer.on_host(tensor) for name, tensor in self._source(policy) if is_main}
         if is_main:
-            write = partial(policy.save_pretrained if keeps_adapters else policy.save_merged, scratch, weights)
-            writer.guard(scratch, lambda: write_model(scratch, write, processing_class, card))
-        publish(self._folder, scratch, writer, num_bytes(policy.module))
+            save = partial(policy.save_pretrained if keeps_adapters else policy.save_merged, scratch, weights)
+            writer.write_model(scratch, save, processing_class, card, at_once=keeps_adapters)
+        return Pending(
+            folder=self._folder, scratch=scratch, writer=writer, size=num_bytes(policy.module), background=background
+        )
+
+    def num_bytes(self, policy: Policy) -> int:
+        """Return the bytes that this rank copies when `begin` writes in the background."""
+        return on_host_bytes(self._source(policy))
+
+    def _source(self, policy: Policy) -> Export:
+        return policy.saved_weights() if self.keeps_adapters(policy) else policy.merged_weights()

@@ -88,8 +88,11 @@ class Journal:
             raise OSError(error.errno, f"cannot write the journal of the run: {error.strerror}", file.name) from error
 
     def begin_part(self) -> None:
-        """Begin a new file after a checkpoint. Rank 0 also removes steps that were lost before this branch began."""
+        """Begin a new file after a step whose checkpoint is being saved."""
         self._end_file()
+
+    def remove_lost(self) -> None:
+        """On rank 0, remove steps that were lost before this branch began; once it has published a checkpoint."""
         if self._rank == 0:
             _remove_lost(self._folder)
 

@@ -1,4 +1,4 @@
-"""Write one rank's files of a checkpoint, and report why it failed.
+"""Write one rank's files of a checkpoint, at once or in a thread from copies, and report why it failed.
 
 DeepSpeed's ranks meet in barriers while they save: if one raised there, the others would hang. So a failure is kept
 until all ranks have written, and then they all fail.
@@ -6,74 +6,107 @@ until all ranks have written, and then they all fail.
 
 from __future__ import annotations
 
-import os
-import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from grpo_workload.ranks.collectives import gather, on_main
-from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
+from grpo_workload.policy.host_memory import aligned
+from grpo_workload.storage.background import Background
 from grpo_workload.storage.files import make_readable
-from grpo_workload.storage.manifest import Entry, seal, write_manifest
-
-
-class StorageError(RuntimeError):
-    """The storage cannot hold what has to be written."""
+from grpo_workload.storage.manifest import Entry, seal
+from grpo_workload.storage.staging import num_bytes_of
+from grpo_workload.weights.export import Export
 
 
 class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspeed is untyped
-    """torch.save for DeepSpeed; each file is on the disk and described when a call returns. `guard` keeps failures."""
+    """torch.save for DeepSpeed; each file is on the disk and described when `wait` returns. `guard` keeps failures."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, background: Background | None = None) -> None:
+        """Write into `folder`: copies in `background`, or without it each file before the call returns."""
         super().__init__()
-        self._folder = folder
+        self._folder, self._background = folder, background
+        self._begun: list[Future[None]] = []
         self.entries: dict[str, Entry] = {}  # files written so far, by path relative to the folder
         self.failure: str | None = None
-
-    def save_deepspeed(self, deepspeed_engine: Any, tag: str) -> None:
-        """Let a DeepSpeedEngine save into the folder `tag`; collective."""
-        deepspeed_engine.checkpoint_engine = self
-        # Rank 0 would copy a script that extracts weights, bypassing this class; model/ makes it unnecessary.
-        deepspeed_engine._copy_recovery_script = lambda folder: None
-        frozen = frozen_names(deepspeed_engine.module)
-        # DeepSpeed omits a frozen weight under one of its names only: a tied one would be written under the other.
-        deepspeed_engine.module_state_dict = lambda **options: {
-            name: value
-            for name, value in type(deepspeed_engine).module_state_dict(deepspeed_engine, **options).items()
-            if name not in frozen
-        }
-        deepspeed_engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False, exclude_frozen_parameters=True)
+        self.seconds = 0.0  # spent on writing
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder; DeepSpeed calls this."""
 
         def make() -> list[Path]:
-            os.makedirs(path, exist_ok=exist_ok)
+            if Path(path) != self._folder:  # it exists, unless a newer attempt has removed it
+                Path(path).mkdir(exist_ok=exist_ok)
             return []
 
         self.guard(Path(path), make)
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write one file; DeepSpeed calls this."""
+        self.guard(Path(path), partial(self._write, self.copy(state_dict), Path(path)))
+
+    def copy(self, state: Any) -> Any:
+        """Return what may be written later: in the background a copy of `state`, else `state` itself."""
+        return self._background.staging.copy(state) if self._background else state
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """Return a copy on the host. DeepSpeed's weights may be views of one buffer, which safetensors refuses."""
+        return self._background.staging.values(tensor) if self._background else tensor.to("cpu", copy=True)
+
+    def guard(self, path: Path, write: Callable[[], Iterable[Path]], *, at_once: bool = False) -> None:
+        """Run `write`, which makes `path` and returns the files that it wrote. After a failure, this does nothing.
+
+        In the background, it runs after what was given before, unless `at_once`.
+        """
+        if self._background and not at_once:
+            self._begun.append(self._background.thread.submit(self._run, path, write))
+        else:
+            self._run(path, write)
+
+    def write_model(
+        self, folder: Path, save: Callable[[], None], processing_class: Any, card: str, *, at_once: bool
+    ) -> None:
+        """Write a model by `save`, its tokenizer or processor and, unless it is empty, its card.
+
+        `at_once`: `save` uses the module, which only the thread that trains may do.
+        """
 
         def write() -> list[Path]:
-            # Opened here, since torch does not report what went wrong with a file that it opens itself.
-            with open(path, "wb") as file:
-                torch.save(state_dict, file)
-            return [Path(path)]
+            save()
+            return []
 
-        self.guard(Path(path), write)
+        def write_rest() -> list[Path]:
+            processing_class.save_pretrained(folder)
+            if card:
+                (folder / "README.md").write_text(card)
+            make_readable(folder)
+            return list(folder.iterdir())
 
-    def guard(self, path: Path, write: Callable[[], Iterable[Path]]) -> None:
-        """Run `write`, which makes `path` and returns the files that it wrote. After a failure, this does nothing."""
-        if self.failure is not None:
+        self.guard(folder, write, at_once=at_once)
+        self.guard(folder, write_rest)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all has been written, or cannot be."""
+        return all(future.done() for future in self._begun)
+
+    def wait(self) -> None:
+        """Wait until `is_done`, and drop the copies."""
+        while self._begun:
+            self._begun.pop(0).result()
+
+    def _run(self, path: Path, write: Callable[[], Iterable[Path]]) -> None:
+        if self.failure is not None or (self._background and self._background.has_ended):
             return
+        start = time.perf_counter()
         try:
             for file in write():
                 self.entries[str(file.relative_to(self._folder))] = seal(file)
@@ -81,53 +114,43 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
             # While it handles the file's error, torch raises another one about its position in the file.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             self.failure = f"{path}: {cause}"
+        self.seconds += time.perf_counter() - start
+
+    def _write(self, state_dict: Any, path: Path) -> list[Path]:
+        # Opened here, since torch does not report what went wrong with a file that it opens itself.
+        with open(path, "wb") as file:
+            torch.save(state_dict, self._background.file(file) if self._background else file)
+        return [path]
 
 
-def write_model(folder: Path, write: Callable[[], None], processing_class: Any, card: str) -> list[Path]:
-    """Write a model by `write`, its tokenizer or processor and, unless it is empty, its card; return all files."""
-    write()
-    processing_class.save_pretrained(folder)
-    if card:
-        (folder / "README.md").write_text(card)
-    make_readable(folder)
-    return list(folder.iterdir())
+class Measure(TorchCheckpointEngine):  # type: ignore[misc]  # deepspeed is untyped
+    """Adds up what a rank would copy for DeepSpeed's files, and writes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0  # bytes
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make nothing; DeepSpeed calls this."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Count one file; DeepSpeed calls this."""
+        self.size += num_bytes_of(state_dict)
 
 
-def publish(
-    folder: CheckpointFolder, scratch: Path, writer: CheckpointWriter, size: int, *, best: int | None = None
-) -> Path:
-    """Give what the writers of all ranks wrote into `scratch` its name, and delete what it replaces; collective.
-
-    Args:
-        folder: where it is published.
-        scratch: a folder that `folder.begin` returned.
-        writer: this rank's.
-        size: estimated bytes, for messages.
-        best: the step whose folder stays, however old it is.
-
-    Raises:
-        SupersededError: a newer attempt has taken over the run.
-        StorageError: a rank could not write its files; what was published before is unchanged.
-    """
-    written = gather((writer.entries, writer.failure))
-    failure = next((failure for _, failure in written if failure is not None), None)
-
-    def finish() -> Path:
-        try:
-            folder.check()  # if a newer attempt has removed the files, that is the error to report
-            if failure is not None:
-                raise OSError(failure)
-            write_manifest(scratch, {name: entry for entries, _ in written for name, entry in entries.items()})
-            published = folder.publish(scratch)
-        except OSError as error:
-            newest = next(iter(checkpoints(folder.folder)), None)
-            message = full_message(error, scratch, size, newest)  # before `abandon` frees space
-            folder.abandon(scratch)
-            raise StorageError(message) from error
-        folder.prune(best=best)
-        return published
-
-    return on_main(finish)
+def save_deepspeed(deepspeed_engine: Any, engine: TorchCheckpointEngine, folder: Path, tag: str) -> None:
+    """Let a DeepSpeedEngine save by `engine` into the folder `tag` of `folder`; collective."""
+    deepspeed_engine.checkpoint_engine = engine
+    # Rank 0 would copy a script that extracts weights, bypassing `engine`; model/ makes it unnecessary.
+    deepspeed_engine._copy_recovery_script = lambda folder: None
+    frozen = frozen_names(deepspeed_engine.module)
+    # DeepSpeed omits a frozen weight under one of its names only: a tied one would be written under the other.
+    deepspeed_engine.module_state_dict = lambda **options: {
+        name: value
+        for name, value in type(deepspeed_engine).module_state_dict(deepspeed_engine, **options).items()
+        if name not in frozen
+    }
+    deepspeed_engine.save_checkpoint(str(folder), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
 
 def frozen_names(module: nn.Module) -> set[str]:
@@ -151,12 +174,6 @@ def num_bytes(module: nn.Module) -> int:
     return sum(getattr(p, "ds_numel", p.numel()) * (2 * p.element_size() + 12) for p in trained)
 
 
-def full_message(error: OSError, scratch: Path, size: int, newest: Path | None) -> str:
-    """Say that a checkpoint could not be written: where, why, how much space it needs, and what to do."""
-    free = shutil.disk_usage(scratch.parent).free
-    kept = f"the last good checkpoint is {newest}" if newest else "there is no earlier checkpoint"
-    return (
-        f"storage.claimName: the checkpoint could not be written to {scratch}: {error}. It needs about {size:,} "
-        f"bytes; in addition to the part already written, {free:,} are free; {kept}. Use a larger volume, or a smaller "
-        "storage.keep"
-    )
+def on_host_bytes(weights: Export) -> int:
+    """Return the bytes that this rank copies of `weights`: those of rank 0 all, the others nothing."""
+    return sum(aligned(spec.num_bytes) for spec in weights.specs) if dist.get_rank() == 0 else 0

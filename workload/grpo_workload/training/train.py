@@ -33,13 +33,13 @@ from grpo_workload.reporting.rank_metrics import summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.spec.contract import Contract, ExitCode
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.storage.checkpoints import TrainerState
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
 from grpo_workload.training.evaluation import evaluate, is_due, is_due_at_start
 from grpo_workload.training.health import Health, left_out_warnings
 from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
+from grpo_workload.training.saving import Saving
 from grpo_workload.training.step_summary import describe_rank, summarise_step
 from grpo_workload.training.work import Work, prepare
 from grpo_workload.weights.differ import WeightsDifferError
@@ -47,7 +47,7 @@ from grpo_workload.weights.differ import WeightsDifferError
 logger = logging.getLogger(__name__)
 
 
-def train(run: Run, stop: StopFlag) -> ExitCode:
+def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
     """Run the steps; collective.
 
     Returns:
@@ -100,14 +100,19 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
             clock.lap("sync")
 
         run.report.phase("Agreeing")
-        ends = gather((stop.is_set, describe_rank(run, generation, step, work, clock)))
+        ends = gather((stop.is_set, saving.is_written, describe_rank(run, generation, step, work, clock)))
         clock.lap("agree")
         seconds, since = since.seconds, Clock()
-        stopping, ranks = any(asked for asked, _ in ends), [rank for _, rank in ends]
+        stopping, ranks = any(asked for asked, _, _ in ends), [rank for _, _, rank in ends]
 
         metrics = summarise_step(run, step, work.rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
         run.checkpoints.check()
+        if all(is_written for _, is_written, _ in ends):
+            saving.publish()
+        if step == run.start.step:
+            saving.prepare()
+        metrics |= saving.metrics()
         warnings = health.add(metrics) + left_out_warnings(run.generator.left_out())
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
@@ -126,27 +131,11 @@ def train(run: Run, stop: StopFlag) -> ExitCode:
         every = storage.checkpoint_every_steps
         is_save_due = (step + 1) // every > generation.steps.start // every
         is_save_due = is_save_due or (standing is not None and standing.saves(step + 1))
-        if health.gives_up or (is_last and (stopping or is_save_due or is_end)):
-            run.report.phase("Saving")
-            state = TrainerState(
-                step=step + 1,
-                weight_version=step + 1,
-                num_tokens=num_tokens,
-                world_size=run.world_size,
-                zero_stage=run.config.parallelism.zero_stage,
-                lora=run.config.adapters,
-                origin=run.start.origin,
-            )
-            best = None if standing is None else standing.best_step
-            card = run.card(step + 1, metrics, has_adapters=run.config.lora is not None)
-            run.report.saved(
-                step + 1, run.checkpoints.save(run.policy, run.processing_class, state, best=best, card=card)
-            )
-            run.journal.begin_part()
+        waits = health.gives_up or stopping or is_end
+        if health.gives_up or (is_last and (waits or is_save_due)):
+            saving.checkpoint(step + 1, num_tokens, metrics, standing, waits=waits)
         if run.exports and is_last and (is_end or run.exports.is_due(step + 1, generation.steps.start)):
-            run.report.phase("Saving")
-            card = run.card(step + 1, metrics, has_adapters=run.exports.keeps_adapters(run.policy))
-            run.exports.save(run.policy, run.processing_class, step + 1, card)
+            saving.export(step + 1, metrics, waits=waits)
         if health.gives_up:
             raise health.error()
         if evaluates and stopping and is_end:
@@ -194,8 +183,9 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
             # handlers of their own while they load, which this one replaces.
             stop.install()
+            saving = Saving(run)
             try:
-                exit_code = train(run, stop)
+                exit_code = train(run, saving, stop)
             except ConfigError as error:  # rows are first read, and users' functions called, at their step
                 return refuse(error, errors)
             except NotFiniteError as error:
@@ -207,6 +197,7 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             except RuntimeError as error:  # perhaps a collective failed because another rank has lost its engine
                 raise run.generator.blame(error) from error
             finally:
+                saving.end()
                 run.prompts.close()
                 close_rewards([*run.rewards, *(run.evaluation.rewards if run.evaluation else ())])
             run.report.close()

@@ -62,6 +62,7 @@ class Attempt:
     def save(self) -> None:
         for journal in reversed(self.journals):
             journal.begin_part()
+            journal.remove_lost()
 
 
 LIVES = st.lists(
