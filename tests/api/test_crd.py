@@ -47,6 +47,7 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             {"training": {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}},
             "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize",
         ),
+        ({"lora": {"path": "/data/sft", "modulesToSave": ["lm_head"]}}, "path needs push merged"),
         ({"training": {"klInReward": True}}, "klInReward needs beta over 0"),
         ({"training": {"maxStaleness": 1, "maxResampleTimes": 1}}, "maxStaleness over 0 needs maxResampleTimes 0"),
         ({"training": {"syncRefModel": True}}, "syncRefModel needs beta over 0"),

@@ -83,7 +83,7 @@ def _lora(draft: Draft) -> None:
     facts = draft.facts
     if rank := facts.get("lora_rank"):
         draft.set("lora.r", rank)
-    if rank or facts.get("use_lora"):
+    if rank or facts.get("use_lora") or "lora.path" in draft.fields:
         draft.fields.setdefault("lora.targetModules", ["all-linear"])
         if facts.get("lora_excludes_vision"):
             draft.set("model.freezeVisionTower", True, "with lora, the tower gets no adapters")

@@ -71,6 +71,14 @@ def word(value: Any) -> str:
     return value
 
 
+def one_name(value: Any) -> str:
+    """Return the only name of a list."""
+    found = names(value)
+    if len(found) > 1:
+        raise LeftError("only one may be named: merge the others into the model of model.path")
+    return found[0]
+
+
 def names(value: Any) -> list[str]:
     """Return a list of at least one word."""
     if not (found := texts(value)):

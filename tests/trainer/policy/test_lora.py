@@ -81,6 +81,12 @@ def test_engines_get_the_weights_that_peft_would_merge_and_a_checkpoint_holds_th
             )
         assert result["refusal"].startswith("lora: ")
         assert '{"r": 4, "alpha": 8.0' in result["refusal"]
+        if ":" not in plan:
+            weights, metrics = result["began"]
+            assert all(weight.equal(weights[name]) for name, weight in result["exported"].items()), plan
+            # AdamW and its schedule begin anew; the loss and its gradients do not depend on them.
+            for key in ("loss", "grad_norm", "kl"):
+                assert metrics[key] == pytest.approx(result["straight"][0][key], rel=1e-4, abs=1e-6), plan
     first, second = results["3"]["metrics"]
     assert first["kl"] == pytest.approx(0, abs=1e-6), "the reference should be the policy without its adapters"
     assert second["kl"] > 1e-4

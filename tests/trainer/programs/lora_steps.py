@@ -2,7 +2,8 @@
 
 lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... with modules that are trained whole. For
 each plan, FOLDER gets a checkpoint, and PLAN.pt with the metrics, the exported weights, and all parameters of the
-policy; also after a fourth step, whose loss is infinite on the last rank.
+policy; also after a fourth step, whose loss is infinite on the last rank. Where no modules are trained whole, another
+policy begins with the adapters of the checkpoint.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -94,6 +95,13 @@ def main(model, folder, beta, plans):
         result["resumed"] = take_step(resumed, 3, config.training), parameters(resumed)
         AcceleratorState._reset_state(reset_partial_state=True)
         join(Device.CPU, 300)
+        if not whole:
+            assert config.lora is not None
+            begun = config.lora.model_copy(update={"path": f"{folder}/{plan}/checkpoints/step-2/model", "r": 16})
+            began = Policy(config.model_copy(update={"lora": begun}), Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+            result["began"] = exported(began), take_step(began, 3, config.training)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            join(Device.CPU, 300)
         if rank == 0:
             torch.save(result, Path(folder) / f"{plan}.pt")
 

@@ -411,6 +411,17 @@ def test_another_estimator_of_verls_kl_loss_is_told_where_it_counts() -> None:
         assert [one.name for one in conversion.left if "kl_loss_type" in one.name] == left
 
 
+def test_saved_adapters_are_those_with_which_training_begins() -> None:
+    for file, option in (
+        ("verl.sh", "actor_rollout_ref.model.lora_adapter_path=/data/sft"),
+        ("swift-all-maps.sh", "--train_type lora --adapters /data/sft"),
+    ):
+        text = (INPUTS / file).read_text().rstrip().removesuffix("$@") + f" {option}"
+        assert _text(file, text).spec["lora"]["path"] == "/data/sft"
+    (left,) = (one for one in _text(file, f"{text} /data/other").left if one.name == "adapters")
+    assert left.note.startswith("only one may be named")
+
+
 def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
     text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
     for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import peft
@@ -18,10 +19,11 @@ import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils import ModulesToSaveWrapper
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from grpo_workload.policy.adapter_weights import factors, merged
+from grpo_workload.policy.adapter_weights import ADAPTER, factors, merged
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
 from grpo_workload.weights.export import Weight, plain
@@ -41,12 +43,23 @@ class Adapters:
             model: as transformers loaded it.
             config: the job's section `lora`.
             revision: revision of the model, recorded for those who load the adapters later.
-            seed: for the adapters' initial values.
+            seed: for the initial values of new adapters.
             excluded: names of modules in which there are none.
 
         Raises:
-            ConfigError: a module does not exist, or cannot have an adapter; the message names the field.
+            ConfigError: a module does not exist or cannot have an adapter, or `path` has no adapters of this model; the
+                message names the field.
         """
+        self._model, self._config = model, config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._peft = (
+                self._new(revision, excluded) if config.path is None else self._load(Path(config.path), excluded)
+            )
+        self._check_complete()
+
+    def _new(self, revision: str | None, excluded: Sequence[str]) -> Any:
+        model, config = self._model, self._config
         check_modules(model, config)
         names = list(config.target_modules)
         settings = peft.LoraConfig(
@@ -63,15 +76,40 @@ class Adapters:
         if names == [ALL_LINEAR]:
             left_out += [rf".*\.{re.escape(name)}" for name in _refused(model, settings)]
         settings.exclude_modules = "|".join(left_out) or None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
-            try:
-                self._peft = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"lora: peft refuses these settings: {error}") from error
-        self._model, self._config = model, config
-        self._check_complete()
+        # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
+        try:
+            return peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"lora: peft refuses these settings: {error}") from error
+
+    def _load(self, folder: Path, excluded: Sequence[str]) -> Any:
+        if not (file := folder / "adapter_model.safetensors").is_file():
+            raise ConfigError(
+                f"lora.path: {folder} has no adapter_model.safetensors; a folder that peft saved would work"
+            )
+        try:
+            settings = peft.LoraConfig.from_pretrained(folder)
+            settings.lora_dropout, settings.inference_mode = self._config.dropout, False
+            if isinstance(settings.target_modules, set | list):
+                asked = {"target_modules": tuple(sorted(settings.target_modules))}
+                check_modules(self._model, self._config.model_copy(update=asked))
+            loaded = peft.PeftModel.from_pretrained(
+                self._model, folder, is_trainable=True, config=settings, autocast_adapter_dtype=False
+            )
+        except ConfigError as error:
+            raise ConfigError(f"lora.path: {folder}: {error}") from error
+        except (OSError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            what = shorten(str(error), 300)  # torch names every weight that does not fit
+            raise ConfigError(f"lora.path: cannot load the adapters in {folder}: {what}") from error
+        with safe_open(file, framework="pt") as opened:
+            own = set(opened.keys())
+        expected = {name.replace(f".{ADAPTER}.", ".") for name, one in loaded.named_parameters() if one.requires_grad}
+        if own != expected:
+            unlike = ", ".join(sorted(own ^ expected)[:4])
+            raise ConfigError(f"lora.path: the adapters in {folder} are not of this model, for example {unlike}")
+        if any(f".{part}." in name for part in excluded for name in expected):
+            raise ConfigError(f"lora.path: {folder} has adapters in what model.freezeVisionTower freezes; set it false")
+        return loaded
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that the optimizer updates."""

@@ -40,12 +40,24 @@ class LoraConfig(Section):
             lambda c: c.push == "merged" or not c.modules_to_save,
         ),
         Rule(
+            "!has(self.path) || "
+            "(self.push == 'merged' && (!has(self.modulesToSave) || self.modulesToSave.size() == 0))",
+            "path needs push merged, whose engines need not know the adapters' r, and modulesToSave empty",
+            lambda c: c.path is None or (c.push == "merged" and not c.modules_to_save),
+        ),
+        Rule(
             f"self.push == 'merged' || self.r <= {ADAPTER_RANKS[-1]}",
             f"push adapters needs r of at most {ADAPTER_RANKS[-1]}, vLLM's largest rank; push merged takes any",
             lambda c: c.push == "merged" or c.r <= ADAPTER_RANKS[-1],
         ),
     )
 
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="Folder inside the container with adapters of peft for this model, with which training begins: "
+        "those of supervised fine-tuning, or step-N/model of another run. They keep their own r, alpha and modules; "
+        "these fields have no effect. Default: new adapters, which change nothing at first.",
+    )
     r: int = Field(16, ge=1, le=4096, description="Rank of the adapters.")
     alpha: float = Field(32, gt=0, le=65536, description="What an adapter adds to its layer is scaled by alpha / r.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapters' inputs, in training only.")

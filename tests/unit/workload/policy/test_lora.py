@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -113,6 +115,28 @@ def test_initial_values_depend_only_on_the_seed() -> None:
     torch.random.set_rng_state(state)
     assert all(a.equal(b) for a, b in zip(once, first(1), strict=True))
     assert not all(a.equal(b) for a, b in zip(once, first(2), strict=True))
+
+
+def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path: Path) -> None:
+    """They keep their own r and modules."""
+    before = peft.get_peft_model(llama(), peft.LoraConfig(r=5, lora_alpha=7, target_modules=["q_proj", "up_proj"]))
+    train(before)
+    before.save_pretrained(tmp_path / "saved")
+    expected = dict(before.merge_and_unload().named_parameters())
+    adapters = Adapters(llama(), config(path=str(tmp_path / "saved")), seed=1)
+    assert len(adapters.trained()) == 2 * 2 * 2
+    for name, weight in Export(adapters.pushed(), is_partitioned=False):
+        torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=0)
+
+    def refused(model: Any, message: str, folder: str = "saved", excluded: tuple[str, ...] = ()) -> None:
+        with pytest.raises(ConfigError, match=rf"^lora\.path: .*{message}"):
+            Adapters(model, config(path=str(tmp_path / folder)), seed=1, excluded=excluded)
+
+    refused(llama(), "has no adapter_model.safetensors", "none")
+    refused(llama(hidden=32), "size mismatch")
+    refused(llama(layers=3), "are not of this model, for example .*layers.2")
+    refused(gpt2(), "the model has no module q_proj")
+    refused(llama(), "freezeVisionTower", excluded=("mlp",))
 
 
 def test_dropout_acts_only_in_training() -> None:
