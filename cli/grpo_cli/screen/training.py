@@ -75,7 +75,8 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
         evaluation=_evaluation((live and EvaluationStatus.read(live.evaluation)) or status.evaluation),
         curves=_curves(report.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
-        advice=newest.advice or "",
+        # The operator leaves it out while engines that were asked for are missing, of which a launcher does not know.
+        advice=(newest.advice or "") if known is None or known.advice else "",
     )
 
 

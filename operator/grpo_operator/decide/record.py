@@ -22,6 +22,7 @@ from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
+from grpo_operator.decide.scaling import lacks_engines
 from grpo_operator.layout.topology import Topology
 from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.lenient import clip
@@ -106,8 +107,11 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         return
     if old is not None and final is None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS:
         return
+    progress = ProgressStatus.read(newest, draft.now)
+    if lacks_engines(topology, progress.metrics):  # the advice counts from those that sample
+        progress = progress.model_copy(update={"advice": None})
     draft.update(
-        progress=ProgressStatus.read(newest, draft.now),
+        progress=progress,
         evaluation=tried,
         checkpoint=newest.checkpoint or draft.status.checkpoint,
     )

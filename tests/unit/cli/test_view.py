@@ -119,7 +119,9 @@ def test_advice_is_shown_from_the_launcher_or_else_from_the_status() -> None:
     assert re.search(r"\nadvice +run 4 engines in place of 2\n", text(view(stored, report=live)))
     balanced = LauncherReport(progress=Progress(step=13, total_steps=40))
     assert "advice" not in text(view(stored, report=balanced))
-    assert "advice" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
+    without = job("Running", RUNNING, progress=PROGRESS)
+    assert "advice" not in text(view(without))
+    assert "advice" not in text(view(without, report=live)), "engines are missing: see the operator's decide/scaling.py"
 
 
 def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:

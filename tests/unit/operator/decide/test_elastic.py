@@ -135,6 +135,38 @@ def test_the_operator_follows_the_number_that_balances(balanced: float | None, r
     assert (plan.scale and plan.scale.replicas) == becomes
 
 
+@pytest.mark.parametrize(
+    ("balanced", "count", "becomes"),
+    [
+        (2.0, 1.0, None),  # two have lost their nodes: ranks propose no more than twice the engines that sample
+        (4.0, 2.0, None),  # one is left out of pushes: others would not help before it does
+        (4.0, 3.0, 4),
+        (2.0, 3.0, 2),
+        (2.0, 2.0, 2),
+    ],
+)
+def test_engines_that_were_asked_for_and_do_not_sample_are_waited_for(
+    balanced: float, count: float, becomes: int | None
+) -> None:
+    """The job asks for three engines, all of which are ready."""
+    spec = elastic(3, training={"maxStaleness": 1})
+    spec["generation"]["server"]["elastic"]["minReplicas"] = 1
+    case = Case(**spec)
+    report = Progress(
+        step=9,
+        total_steps=99,
+        metrics={"engines/balanced": balanced, "engines/count": count},
+        advice="run 2 engines in place of 1",
+    )
+    pods = [*trainers(case), *(engine(number, ready=True) for number in range(3))]
+    case.see(*pods, progress=report)
+    plan = case.see(*pods, at=20, progress=report)
+    assert (plan.scale and plan.scale.replicas) == becomes
+    progress = case.status.progress
+    assert progress is not None
+    assert progress.advice == (report.advice if count == 3 else None)
+
+
 def test_the_operator_takes_engines_away_and_leaves_suspended_jobs_alone() -> None:
     spec = elastic(4, training={"maxStaleness": 1})
     spec["generation"]["server"]["elastic"]["minReplicas"] = 1
