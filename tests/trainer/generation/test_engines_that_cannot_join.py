@@ -37,6 +37,7 @@ class Started:
     def __init__(self, folder: Path, contract: Contract) -> None:
         self.folder, self.contract = folder, contract
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.version = 0  # of the current weights
 
     def engine(self, position: int, how: str = "joins", *, is_stuck: bool = False) -> Engine:
         engine = self.contract.engines[position]
@@ -47,8 +48,8 @@ class Started:
         self.running[name] = subprocess.Popen(command)
         return engine
 
-    def stuck(self, engine: Engine) -> Path:
-        return self.folder / f"{engine.name}.1.stuck"
+    def stuck(self, engine: Engine, how: str = "stuck") -> Path:
+        return self.folder / f"{engine.name}.1.{how}"
 
     def received(self, version: int) -> dict[str, float]:
         """Return the sum of the weights of a version, by the process that received them."""
@@ -74,9 +75,9 @@ def generator(engines: Started) -> Iterator[ServerGenerator]:
     """A generator that has pushed to the needed engine, and to elastic engine-1, as version 1."""
     engines.engine(0)
     newcomer = engines.engine(1)
-    ready = ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)
+    ready = ServerGenerator(engines.contract, 0, lambda: ones(engines.version), TIMING)
     await_engine(ready, newcomer)
-    ready.sync_weights(ones(1), 1)
+    push(engines, ready, 1)
     assert engines.received(1) == {"engine-0.1": 4.0, "engine-1.1": 4.0}
     yield ready
     ready.close()
@@ -91,9 +92,9 @@ def await_engine(generator: ServerGenerator, engine: Engine) -> None:
     eventually(lambda: engine.name in generator._link.observe().processes, f"the ranks see {engine.name}")
 
 
-def push(generator: ServerGenerator, version: int) -> float:
+def push(engines: Started, generator: ServerGenerator, version: int) -> float:
     """Push a version; return how long that took, in seconds."""
-    start = time.monotonic()
+    engines.version, start = version, time.monotonic()
     generator.sync_weights(ones(version), version)
     return time.monotonic() - start
 
@@ -122,17 +123,17 @@ def test_a_newcomer_that_cannot_join_is_named_and_left_out_while_others_get_weig
     await_engine(generator, bad)
     sender = generator._pusher.sender
     assert sender is not None
-    group = sender._channel
+    group = sender._formed
 
-    assert push(generator, 2) < JOIN + 5
+    assert push(engines, generator, 2) < JOIN + 5
     assert engines.received(2) == {"engine-0.1": 8.0, "engine-1.1": 8.0}
-    assert sender._channel is group, "the others have stayed in their group"
+    assert sender._formed is group, "the others have stayed in their group"
     (reason,) = generator.left_out()
     port = engines.contract.transfers[0].port
     assert reason.startswith(f"engine engine-2 (pod engine-2, 127.0.0.1:{bad.port}) {why.format(port=port)}")
     assert "it is left out, and tried again in 2 s" in caplog.text
 
-    assert push(generator, 3) < JOIN, "nobody waits for it while it is left out"
+    assert push(engines, generator, 3) < JOIN, "nobody waits for it while it is left out"
     assert engines.received(3).keys() == {"engine-0.1", "engine-1.1"}
 
 
@@ -142,9 +143,9 @@ def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
     bad = [engines.engine(position, is_stuck=True) for position in (2, 3)]
     for engine in bad:
         await_engine(generator, engine)
-    assert push(generator, 2) < 2 * JOIN
+    assert push(engines, generator, 2) < 2 * JOIN
     assert len(generator.left_out()) == 1
-    assert push(generator, 3) < 2 * JOIN
+    assert push(engines, generator, 3) < 2 * JOIN
     assert len(generator.left_out()) == 2
     assert engines.received(3).keys() == {"engine-0.1", "engine-1.1"}
 
@@ -154,7 +155,7 @@ def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
 
     def have_all() -> bool:
         version = next(versions)
-        push(generator, version)
+        push(engines, generator, version)
         return len(engines.received(version)) == 4
 
     eventually(have_all, "both are tried again, and join")
@@ -166,10 +167,28 @@ def test_a_member_that_does_not_come_to_a_new_group_is_left_out_too(
 ) -> None:
     engines.stuck(engines.contract.engines[1]).touch()
     await_engine(generator, engines.engine(2))
-    assert push(generator, 2) < JOIN + 5
+    assert push(engines, generator, 2) < JOIN + 5
     assert engines.received(2) == {"engine-0.1": 8.0, "engine-2.1": 8.0}
     (reason,) = generator.left_out()
     assert reason.startswith("engine engine-1 (pod engine-1")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("deaf", "holds up a push of weights: it has received 0 of 1 pieces, and got no further for 1.5 s"),
+        ("silent", "did not answer /pause within 1.5 s"),
+    ],
+)
+def test_a_member_that_hangs_in_a_push_is_named_and_the_others_get_all_weights(
+    engines: Started, generator: ServerGenerator, how: str, why: str
+) -> None:
+    bad = engines.contract.engines[1]
+    engines.stuck(bad, how).touch()
+    assert push(engines, generator, 2) < 2 * JOIN + 5
+    assert engines.received(2) == {"engine-0.1": 8.0}
+    (reason,) = generator.left_out()
+    assert reason.startswith(f"engine engine-1 (pod engine-1, 127.0.0.1:{bad.port}) {why}")
 
 
 def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(engines: Started) -> None:

@@ -39,17 +39,28 @@ def open_store(host: str, port: int, *, timeout_seconds: float, listens: bool = 
     return store_class(host, port, is_master=listens, timeout=timeout, wait_for_workers=False)
 
 
-def check_in(store: Any, meeting: str, rank: int) -> str:
-    """Say that a worker is here, and wait for the others; return the sender's word, with which it may join.
+class Seat:
+    """A worker's side of one meeting."""
 
-    RuntimeError when the group is called off, the sender has gone, or the store's timeout is over.
-    """
-    place = _place(store, meeting)
-    place.set(f"here/{rank}", "")
-    word = str(place.get("word"), "ascii")
-    if word == _CALLED_OFF:
-        raise RuntimeError(f"transfer group {meeting} was called off: not all of its members came, or one failed")
-    return word
+    def __init__(self, store: Any, meeting: str, rank: int) -> None:
+        self._place, self._meeting, self._rank = _place(store, meeting), meeting, rank
+
+    def check_in(self) -> str:
+        """Say that the worker is here, and wait for the others; return the sender's word, with which it may join.
+
+        RuntimeError when the group is called off, the sender has gone, or the store's timeout is over.
+        """
+        self._place.set(f"here/{self._rank}", "")
+        word = str(self._place.get("word"), "ascii")
+        if word == _CALLED_OFF:
+            raise RuntimeError(
+                f"transfer group {self._meeting} was called off: not all of its members came, or one failed"
+            )
+        return word
+
+    def count_piece(self) -> None:
+        """Count a piece that the worker has received, so that the sender sees who is late."""
+        self._place.add(f"received/{self._rank}", 1)
 
 
 class RollCall:
@@ -63,6 +74,10 @@ class RollCall:
     def missing(self, ranks: Iterable[int]) -> list[int]:
         """Return which of these ranks have not come yet."""
         return [rank for rank in ranks if not self._place.check([f"here/{rank}"])]
+
+    def received(self, rank: int) -> int:
+        """Return how many pieces the worker has counted."""
+        return int(self._place.add(f"received/{rank}", 0))
 
     def let_join(self, word: str) -> bool:
         """Let all workers join, with this word; False if the group was called off before."""

@@ -30,7 +30,7 @@ class EngineLink:
         """Start the thread. Each call has `deadline` seconds. With `restarts`, a lost engine never ends the process."""
         self.timing = timing
         self.patience_to_join = min(timing.join, deadline)
-        """Seconds that an elastic engine has to join a transfer group."""
+        """Seconds that ranks wait for an elastic engine to join a transfer group, to answer a call, or to receive."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
         self._thread.start()
@@ -39,7 +39,10 @@ class EngineLink:
             # Each request gets a new connection: vLLM closes idle ones after 5 s, perhaps just as a request that must
             # not be repeated is sent.
             session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
-            clients = [EngineClient(engine, session, deadline) for engine in engines]
+            clients = [
+                EngineClient(engine, session, self.patience_to_join if engine.elastic else deadline)
+                for engine in engines
+            ]
             return session, clients, EngineWatch(clients, deadline=deadline, restarts=restarts, timing=timing)
 
         self._session, self.clients, self.watch = self.run_freely(begin())

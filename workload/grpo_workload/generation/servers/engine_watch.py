@@ -46,7 +46,7 @@ class Timing:
     grace: float = 6  # seconds for the main thread to end by itself
     late: float = 60  # seconds to wait at the start for elastic engines whose pods exist, once all others are healthy
     away: float = 10  # seconds between two looks whether an elastic engine is there
-    join: float = 30  # seconds that an elastic engine has to join a transfer group; ranks wait for it meanwhile
+    join: float = 30  # seconds that ranks wait for an elastic engine to join a group, answer a call, or receive
     again: float = 60  # seconds until one that could not take part in a push is tried again; it doubles each time
 
 

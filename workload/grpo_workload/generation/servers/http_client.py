@@ -51,6 +51,10 @@ class _NoAnswerError(EngineError):
     """The connection failed; whether the request was handled is unknown."""
 
 
+class _SilentError(EngineError):
+    """The engine did not answer in time: it would not the next time either."""
+
+
 class AbsentError(_NoAnswerError):
     """The engine's host has no address: its pod does not exist, or has no node."""
 
@@ -109,8 +113,8 @@ class EngineClient:
         await self._call("POST", "/start_weight_update")
 
     async def update(self, update_info: Mapping[str, Any]) -> None:
-        """Receive and load all weights."""
-        await self._call("POST", "/update_weights", json={"update_info": update_info})
+        """Receive and load all weights, however long that takes; the caller checks that there is progress."""
+        await self._call("POST", "/update_weights", deadline=math.inf, json={"update_info": update_info})
 
     async def finish_update(self, version: int | str) -> None:
         """End the update; vLLM releases with versions store `version`."""
@@ -238,7 +242,7 @@ class EngineClient:
                     return await (response.json() if response.content_type == "application/json" else response.text())
                 text = (await response.text())[:ERROR_CHARS]
         except TimeoutError as error:
-            raise EngineError(self.engine, f"did not answer {path} within {limit:g} s") from error
+            raise _SilentError(self.engine, f"did not answer {path} within {limit:g} s") from error
         except aiohttp.ClientConnectorDNSError as error:
             raise AbsentError(self.engine, f"has no address: {error}") from error
         except aiohttp.ClientError as error:
@@ -263,7 +267,7 @@ async def _failure(call: Coroutine[Any, Any, None]) -> EngineError | None:
     """Return the error that the engine answers with; None if the call succeeds."""
     try:
         await call
-    except _NoAnswerError:
+    except (_NoAnswerError, _SilentError):
         raise
     except EngineError as error:
         return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import accumulate, count, pairwise
 from typing import Any, TypeVar
 
@@ -28,6 +28,20 @@ Seats = Sequence[tuple[EngineClient, range]]
 """Engines and the ranks of their workers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A transfer group."""
+
+    channel: Channel
+    roll: RollCall
+    seats: Seats
+
+    @property
+    def clients(self) -> list[EngineClient]:
+        """Clients of its engines."""
+        return [client for client, _ in self.seats]
+
+
 class Joining:
     """Forms one group after another. Their members meet in a store that the sender serves from the first one on."""
 
@@ -45,13 +59,13 @@ class Joining:
         EngineError says why the engine cannot join, or names another one that was lost meanwhile.
         """
         try:
-            self.form([client], limit=self._link.patience_to_join).close()
+            self.form([client], limit=self._link.patience_to_join).channel.close()
         except EngineError:
             raise
         except (RuntimeError, OSError) as error:
             raise EngineError(client.engine, f"cannot join a transfer group: {error}") from error
 
-    def form(self, clients: Sequence[EngineClient], *, limit: float) -> Channel:
+    def form(self, clients: Sequence[EngineClient], *, limit: float) -> Formed:
         """Form a group with these engines, in their order.
 
         Args:
@@ -90,7 +104,7 @@ class Joining:
         try:
             channel: Channel
             channel, *_ = self._link.run(_within(limit, work))
-            return channel
+            return Formed(channel, roll, seats)
         except TimeoutError as error:
             raise self._too_late(roll, seats, limit) from error
         finally:

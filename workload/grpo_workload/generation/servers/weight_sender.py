@@ -13,23 +13,22 @@ they notice by its store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_workload.generation.servers.channels import Channel
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient
-from grpo_workload.generation.servers.joining import Joining
+from grpo_workload.generation.servers.joining import Formed, Joining
+from grpo_workload.generation.servers.push_progress import PushProgress
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
-from grpo_workload.spec.contract import TransferGroup
+from grpo_workload.spec.contract import Engine, TransferGroup
 from grpo_workload.weights.buckets import one_ahead
-from grpo_workload.weights.wire import TensorSpec, describe, pack
+from grpo_workload.weights.wire import TensorSpec, describe, pack, pieces
 
 # Bytes of one broadcast; fewer on CPUs, where ranks and engines share the memory.
 PIECE_BYTES: dict[Backend, int] = {"nccl": 2**28, "gloo": 2**26}
@@ -46,7 +45,8 @@ class WeightSender:
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._joining = Joining(group, link, backend, self._use_device)
         self._has_joined = False
-        self._channel: Channel | None = None
+        self._limit = 0.0  # seconds for which an engine that is not elastic may hold up a push
+        self._formed: Formed | None = None
         self._pausing: Future[Any] | None = None
 
     def try_alone(self, client: EngineClient) -> None:
@@ -66,7 +66,7 @@ class WeightSender:
             # Each worker answers this call, so none of them is still in an old group.
             self._each(lambda client: client.abandon_update(keep=self._keep))
         self._has_joined = True
-        self._channel = self._joining.form(clients, limit=limit)
+        self._formed, self._limit = self._joining.form(clients, limit=limit), limit
 
     def pause_ahead(self) -> None:
         """Let the engines start to pause; call it only when all ranks have their completions. `push` comes next."""
@@ -77,14 +77,14 @@ class WeightSender:
 
         It raises the same errors as `join`; the engines are then unusable.
         """
-        assert self._channel is not None, "join comes first"
+        assert self._formed is not None, "join comes first"
         piece_bytes = PIECE_BYTES[self._backend]
         info = describe(specs) | {"piece_bytes": piece_bytes, "is_initial": version == 0}
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
             (self._take_pausing() or self._pause()).result()
             self._each(lambda client: client.start_update())
             try:
-                self._together(partial(_send, self._channel, packed), lambda client: client.update(info))
+                self._update(self._formed, packed, info, total=len(list(pieces(specs, piece_bytes))))
             except BaseException:
                 # A broadcast that lacks a member never ends by itself; its kernel would block every device
                 # synchronisation.
@@ -117,9 +117,9 @@ class WeightSender:
             torch.cuda.set_device(self._device)
 
     def _leave(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._formed is not None:
+            self._formed.channel.close()
+            self._formed = None
 
     def _each(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
         self._begin(call).result()
@@ -127,16 +127,19 @@ class WeightSender:
     def _begin(self, call: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> Future[Any]:
         return self._link.begin(settle(self._clients, [call(client) for client in self._clients]))
 
-    def _together(self, own: Callable[[], None], theirs: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
-        """Run `own` on a thread, where it blocks until the engines take part, and `theirs` for each engine."""
+    def _update(self, formed: Formed, packed: Iterable[Tensor], info: Mapping[str, Any], *, total: int) -> None:
+        """Send all pieces on a thread, where it blocks until the engines take them; return when they are loaded."""
+        progress = PushProgress(formed.roll, formed.seats, total=total, limit_of=self._limit_of)
 
-        def on_device() -> None:
+        def send() -> None:
             self._use_device()
-            own()
+            for bytes_N in packed:
+                with progress.sending():
+                    formed.channel.broadcast(bytes_N)
 
-        self._link.run(settle(self._clients, [in_thread(on_device), *(theirs(client) for client in self._clients)]))
+        theirs = [progress.answer(client, client.update(info)) for client in formed.clients]
+        work = settle(formed.clients, [in_thread(send), *theirs])
+        self._link.run(progress.unless_stalled(work, self._link.timing.poll / 4))
 
-
-def _send(channel: Channel, packed: Iterable[Tensor]) -> None:
-    for bytes_N in packed:
-        channel.broadcast(bytes_N)
+    def _limit_of(self, engine: Engine) -> float:
+        return min(self._link.patience_to_join, self._limit) if engine.elastic else self._limit

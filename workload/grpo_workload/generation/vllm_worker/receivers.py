@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 
 from grpo_workload.generation.audit import Rows, check_fed, check_same, rows_of
 from grpo_workload.generation.gloo_group import GlooGroup
-from grpo_workload.generation.roll_call import Invitation, check_in, open_store
+from grpo_workload.generation.roll_call import Invitation, Seat, open_store
 from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
 from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
@@ -50,6 +50,7 @@ class Receiver:
 
     init_info_cls = Invitation
     update_info_cls = UpdateInfo
+    _seat: Seat
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self._slot = AdapterSlot(model, vllm_config.lora_config) if vllm_config.lora_config is not None else None
@@ -64,7 +65,8 @@ class Receiver:
         parallel = self.parallel_config  # type: ignore[attr-defined]
         rank = invitation.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = open_store(invitation.host, invitation.port, timeout_seconds=invitation.patience)
-        self.join(invitation, rank, store, check_in(store, invitation.meeting, rank))  # type: ignore[attr-defined]
+        self._seat = Seat(store, invitation.meeting, rank)
+        self.join(invitation, rank, store, self._seat.check_in())  # type: ignore[attr-defined]
 
     def start_weight_update(self) -> None:
         """Prepare for weights in checkpoint format, or for an adapter."""
@@ -99,6 +101,7 @@ class Receiver:
             for specs in pieces(update_info.specs, update_info.piece_bytes):
                 bytes_N = empty(specs, self.device)  # type: ignore[attr-defined]
                 broadcast(bytes_N)
+                self._seat.count_piece()
                 yield from unpack(bytes_N, specs)
 
         weights = receive()
