@@ -193,7 +193,7 @@ def _stale(staleness: int) -> str:
 def _other_number(sizes: Sequence[int], engines: int) -> str:
     mix = ", of the same sizes" if len(set(sizes)) > 1 else ""
     plural = "" if engines == 1 else "s"
-    where = "replicas in spec.generation.server.elastic, or of groups while suspended"
+    where = "replicas in spec.generation.server.elastic; maxReplicas there, or replicas of groups, while suspended"
     return f"run {engines} engine{plural} in place of {len(sizes)}{mix} ({where})"
 
 

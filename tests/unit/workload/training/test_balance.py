@@ -169,7 +169,8 @@ def test_a_generator_without_engines_of_its_own_has_no_answer():
             1,
             (1, 1),
             3,
-            "run 3 engines in place of 2 (replicas in spec.generation.server.elastic, or of groups while suspended)",
+            "run 3 engines in place of 2 (replicas in spec.generation.server.elastic; maxReplicas there, or replicas "
+            "of groups, while suspended)",
         ),
         (0.41, 0.02, 1, (1, 2), 3, "run 3 engines in place of 2, of the same sizes (replicas in spec.generation"),
         (0.90, 0.02, 0, (1, 1), 4, "run 4 engines in place of 2 (replicas"),
