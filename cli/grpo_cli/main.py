@@ -24,6 +24,12 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "check-model": Entry(
+        "grpo_cli.commands.check_model",
+        "check_model",
+        "Say what works with a model, before it is downloaded",
+        offline=True,
+    ),
     "completion": Entry("grpo_cli.commands.completion", "completion", "Print the completion script for SHELL"),
     "convert": Entry("grpo_cli.commands.convert", "convert", "Convert a configuration of another trainer to a GRPOJob"),
     "diagnose": Entry("grpo_cli.commands.jobs", "diagnose", "Collect what a bug report about JOB needs"),

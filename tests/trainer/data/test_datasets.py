@@ -8,9 +8,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
-from grpo_workload.training.assemble import load_tokenizer
 from support.trainer.tiny_model import CHAT_TEMPLATE
 
 TEXTS = [f"What is {index} + 1?" for index in range(6)]

@@ -21,11 +21,11 @@ from fixed_samples import train_on
 from grpo_workload.algorithm.advantage import group_advantages
 from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.training.assemble import load_tokenizer
 from grpo_workload.weights import export
 
 PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 110)))

@@ -7,6 +7,9 @@ from typing import Literal
 
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import DatasetConfig
+from grpo_workload.spec.trainer import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,28 @@ class PromptLimit:
             f"training.maxCompletionLength leaves {self.max_tokens}: set dataset.overlongPrompts to {action}, "
             "remove long prompts from the dataset, or change these settings"
         )
+
+
+def prompt_limit(config: TrainerConfig, dataset: DatasetConfig) -> PromptLimit | None:
+    """Return how long prompts of a dataset may be with room left for their completions; None without a limit.
+
+    ConfigError if there is no room, or the model's configuration cannot be read.
+    """
+    from transformers import AutoConfig  # seconds, which processes that prepare prompts do not have
+
+    context, setting, model = config.generation.max_model_len, "generation.maxModelLen", config.model
+    if context is None:
+        try:
+            read = AutoConfig.from_pretrained(model.source, revision=model.revision or "main")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{model.field}: cannot read the configuration of {model.source}: {error}") from error
+        context, setting = getattr(read.get_text_config(), "max_position_embeddings", None), "the model's context"
+    if context is None:
+        return None
+    room = context - config.training.max_completion_length
+    if room < 1:
+        raise ConfigError(
+            f"training.maxCompletionLength: {config.training.max_completion_length} tokens leave no room for a prompt; "
+            f"{setting} is {context}"
+        )
+    return PromptLimit(room, setting, dataset.overlong_prompts)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from grpo_workload.generation.base import Generator
-from grpo_workload.generation.memory_check import check_room, num_parameters
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.pod.attention_heads import check_heads
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.generation import Topology
 
@@ -29,12 +25,6 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
             # Imported here because it loads vLLM, which takes seconds and is not installed everywhere.
             from grpo_workload.generation.colocate import ColocateGenerator
 
-            check_heads("generation.tensorParallel", config.generation.tensor_parallel, policy.module.config.to_dict())
-            if contract.device is Device.CUDA:
-                _, total = torch.cuda.mem_get_info()
-                adapted = num_parameters(policy.adapters.trained()) if policy.adapters else None
-                own = num_parameters(policy.module.parameters()) - (adapted or 0)
-                check_room(config, total=total, num_parameters=own, world_size=contract.world_size, num_adapted=adapted)
             return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
             return TransformersGenerator(config.training, policy, tokenizer)

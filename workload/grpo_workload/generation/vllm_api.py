@@ -17,9 +17,11 @@ from typing import Any, Literal
 
 import torch
 from packaging.version import Version
+from pydantic import ValidationError
 
 from grpo_workload.algorithm.samples import PromptImages
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.spec.training import TrainingConfig
 
 Backend = Literal["nccl", "gloo"]
@@ -56,6 +58,32 @@ def installed() -> Version:
             )
         return found
     raise ConfigError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
+
+
+def engine_class(config: TrainerConfig) -> str | None:
+    """Return how vLLM would build the job's model, by its configuration alone; None where vLLM is not installed.
+
+    Raises:
+        ConfigError: vLLM's configuration refuses the model, or settings with it.
+    """
+    try:
+        from vllm.config import ModelConfig
+    except ImportError:
+        return None
+    model = config.model
+    try:
+        found = ModelConfig(
+            model=model.source,
+            revision=model.revision,
+            dtype=model.dtype,
+            max_model_len=config.generation.max_model_len,
+        )
+    except ValueError as error:
+        cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ConfigError(f"{model.field}: vLLM {installed()} refuses this model: {cause}") from error
+    if found.using_transformers_backend():
+        return f"vLLM {installed()} runs transformers' {found.architecture}"
+    return f"vLLM {installed()} has its own {found.architecture}"
 
 
 def reports_weight_version(vllm: Version) -> bool:

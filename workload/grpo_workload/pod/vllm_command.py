@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from grpo_workload.pod.attention_heads import check_heads, read_model_config
 from grpo_workload.pod.empty_adapter import empty_adapter_folder
+from grpo_workload.pod.model_split import check_split, read_model_config
 from grpo_workload.spec.contract import RANK_ENV, Contract, Device, Engine
 from grpo_workload.spec.errors import ConfigError
 
@@ -90,7 +90,7 @@ def engine_command(
     extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
     check_engine_args(extra, _OURS)
     if engine.tensor_parallel > 1:
-        check_heads(
+        check_split(
             f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model)
         )
     arguments: dict[str, JsonValue] = {

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import find_adapter_config_file
 
 from grpo_workload.policy import attention, vision
 from grpo_workload.spec.contract import Device
@@ -23,81 +30,78 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-_NOT_RELOADED = ("gpt_oss",)  # vLLM 0.32 writes its experts and sinks past the loaders that it replaces for a reload
-
 
 def load_model(config: TrainerConfig, device: Device) -> Any:
-    """Load the model. ConfigError, naming the field, if it cannot be found or read, or cannot be trained."""
-    field = config.model.field
-    if config.model.path is not None and not Path(config.model.path).is_dir():
-        raise ConfigError(
-            f"{field}: there is no folder {config.model.path} in the container; "
-            "is its volume mounted in every trainer pod?"
-        )
-    fields = _config_file(config)
-    _refuse_unpushable(config, fields)
-    attention.register()
-    has_vision = fields.get("model_type") in VISION_FAMILIES
-    try:
-        model = (AutoModelForImageTextToText if has_vision else AutoModelForCausalLM).from_pretrained(
+    """Load the model, which `training.model_check` has accepted. ConfigError, naming the field, if that fails."""
+    with _explained(config):
+        model = _kind(config).from_pretrained(
             config.model.source,
             revision=config.model.revision or "main",
             dtype=DTYPES[config.model.dtype],
             attn_implementation=config.model.attention,
         )
+    keep_own_calls(model)
+    remove_noise(model)
+    if vision.has_vision(model.config):
+        vision.adapt(model)
+    if config.model.freeze_vision_tower:
+        vision.freeze(model)
+    if config.model.use_liger_kernel and device == Device.CUDA:
+        fuse(model)
+    return model
+
+
+def empty_model(config: TrainerConfig) -> Any:
+    """Make the model without weights, on the meta device, of its configuration alone. ConfigError as `load_model`."""
+    with _explained(config), torch.device("meta"):
+        return _kind(config).from_config(
+            read_config(config),
+            dtype=DTYPES[config.model.dtype],
+            attn_implementation=config.model.attention,
+        )
+
+
+def read_fields(config: TrainerConfig) -> dict[str, Any]:
+    """Return the model's config.json as it is. ConfigError if it cannot be found or read."""
+    with _explained(config):
+        fields, _ = PreTrainedConfig.get_config_dict(config.model.source, revision=config.model.revision or "main")
+    return dict(fields)
+
+
+def read_config(config: TrainerConfig) -> PreTrainedConfig:
+    """Return the model's configuration. ConfigError also if transformers does not know the family."""
+    with _explained(config):
+        return AutoConfig.from_pretrained(config.model.source, revision=config.model.revision or "main")
+
+
+def holds_adapters(config: TrainerConfig) -> bool:
+    """Whether there are adapters where the model should be. ConfigError if that cannot be found out."""
+    with _explained(config):
+        revision = config.model.revision or "main"
+        return find_adapter_config_file(config.model.source, revision=revision) is not None
+
+
+def _kind(config: TrainerConfig) -> Any:
+    attention.register()
+    has_vision = read_fields(config).get("model_type") in VISION_FAMILIES
+    return AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+
+
+@contextmanager
+def _explained(config: TrainerConfig) -> Iterator[None]:
+    """Raise ConfigError for what transformers raises about a model that it cannot find, read or make."""
+    try:
+        yield
     except KeyError as error:  # families that look their attention up in a table of their own
         if error.args != (config.model.attention,):
             raise
         raise ConfigError(
             f"model.attention: {config.model.source} does not have {config.model.attention}; use eager"
         ) from error
+    except ConfigError:
+        raise
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{field}: cannot load {config.model.source}: {error}") from error
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise ConfigError(
-            f"{field}: {config.model.source} holds adapters, which engines cannot load as a model; "
-            "give a folder with a whole model, made by "
-            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"
-        )
-    keep_own_calls(model)
-    remove_noise(model)
-    if has_vision:
-        vision.adapt(model)
-    if config.model.freeze_vision_tower:
-        vision.freeze(model)
-    packs = config.training.per_device_train_batch_size != 1
-    attention.check_layers(model.config, config.model.attention, packs=packs)
-    attention.check_softcap(model.config, config.model.attention)
-    if config.model.use_liger_kernel and device == Device.CUDA:
-        fuse(model)
-    return model
-
-
-def _config_file(config: TrainerConfig) -> dict[str, Any]:
-    """Return the model's config.json; an empty dict if it cannot be read, as loading the model will say why."""
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(config.model.source, revision=config.model.revision or "main")
-    except (OSError, ValueError):
-        return {}
-    return dict(fields)
-
-
-def _refuse_unpushable(config: TrainerConfig, fields: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose trained weights engines could not take. What else they cannot, the first push shows."""
-    if config.pushes_adapters:
-        return
-    quantization = fields.get("quantization_config")
-    if quantization:  # transformers may load it in bfloat16, engines would not
-        raise ConfigError(
-            f"{config.model.field}: {config.model.source} holds weights that are quantized "
-            f"({quantization.get('quant_method', 'unknown method')}), which cannot be trained; "
-            "use a copy with weights in bfloat16"
-        )
-    if fields.get("model_type") in _NOT_RELOADED:
-        raise ConfigError(
-            f"{config.model.field}: {config.model.source} is a {fields['model_type']}, of which vLLM cannot replace "
-            "all weights while it runs; use another model"
-        )
+        raise ConfigError(f"{config.model.field}: cannot load {config.model.source}: {error}") from error
 
 
 def keep_own_calls(model: PreTrainedModel) -> None:

@@ -23,9 +23,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from grpo_workload.policy import vision
 from grpo_workload.policy.adapter_weights import ADAPTER, factors, merged
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
+from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Weight, plain
 
 _KINDS = (nn.Linear, Conv1D)
@@ -115,6 +117,11 @@ class Adapters:
         """The parameters that the optimizer updates."""
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
+    def adapted(self) -> list[str]:
+        """The last parts of the names of modules that are trained, in the order of the alphabet."""
+        paths = (path for path, one in self._model.named_modules() if isinstance(one, LoraLayer | ModulesToSaveWrapper))
+        return sorted({_last(path.replace(".base_layer", "")) for path in paths})
+
     def pushed(self) -> list[Weight]:
         """The weights that engines get: merged, under the names of the model without adapters, or only the adapters."""
         return factors(self._model) if self._config.push == "adapters" else merged(self._model)
@@ -156,6 +163,19 @@ class Adapters:
             for layer in layers:
                 layer._disable_adapters = False
             self._model.train(was_training)
+
+
+def add_adapters(model: Any, config: TrainerConfig) -> Adapters | None:
+    """Put the job's adapters into `model`, see `Adapters`; None without `lora`. ConfigError also if they cannot go."""
+    if config.lora is None:
+        return None
+    excluded = list(vision.tower(model)) if config.model.freeze_vision_tower else []
+    adapters = Adapters(
+        model, config.lora, revision=config.model.revision, seed=config.training.seed, excluded=excluded
+    )
+    if config.pushes_adapters:
+        vision.check_adapters(model)
+    return adapters
 
 
 def check_modules(model: Any, config: LoraConfig) -> None:

@@ -21,7 +21,6 @@ from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy import vision
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.adapter_weights import merged
 from grpo_workload.policy.batch_loss import batch_loss
@@ -30,7 +29,7 @@ from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
 from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
 from grpo_workload.policy.logprobs import LogprobHead
-from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.policy.lora import add_adapters, output_layers
 from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
@@ -80,16 +79,8 @@ class Policy:
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
-        self.adapters: Adapters | None = None
-        layers = None
-        if config.lora is not None:
-            excluded = list(vision.tower(model)) if config.model.freeze_vision_tower else []
-            self.adapters = Adapters(
-                model, config.lora, revision=config.model.revision, seed=config.training.seed, excluded=excluded
-            )
-            if config.pushes_adapters:
-                vision.check_adapters(model)
-            layers = output_layers(model)
+        self.adapters = add_adapters(model, config)
+        layers = output_layers(model) if self.adapters else None
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
         self.head = LogprobHead(model, layers, trains_entropy=trains_entropy)
         if config.parallelism.gradient_checkpointing:

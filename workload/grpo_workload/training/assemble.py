@@ -11,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+import torch
 
 from grpo_workload.algorithm import micro_batch
 from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
 from grpo_workload.data.images import ImagePrompts, load_processor
+from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource, load_prompts
 from grpo_workload.data.scan import scan
+from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
 from grpo_workload.policy.dtype_support import check_precision, own_support
@@ -33,16 +35,16 @@ from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import Reward, build_rewards
-from grpo_workload.spec.contract import ENV_POD_UID, Contract
-from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.contract import ENV_POD_UID, Contract, Device
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
-from grpo_workload.training.checks import check_folders, check_patience, prompt_limit, warn_of_small_slices
+from grpo_workload.training.checks import check_folders, check_patience
 from grpo_workload.training.evaluation import load_evaluation
+from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.weight_check import WeightCheck
@@ -74,6 +76,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     exports = Exports(run_dir, export, checkpoints.fence) if export else None
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
+    check_model(contract, rank)
     tokenizer, source, rewards = load_data(contract)
     trackers = start_trackers(contract, data_dir, start.step)
     evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step)
@@ -156,6 +159,12 @@ def resume(
     return contract.model_copy(update={"config": origin.pin(config)}), resumed, start
 
 
+def check_model(contract: Contract, rank: int) -> None:
+    """Refuse a model that cannot be trained like this, before anything that takes minutes; see `model_check`."""
+    total = torch.cuda.mem_get_info()[1] if contract.device is Device.CUDA else None
+    refuse_unfit(Subject(contract, total), logs=rank == 0)
+
+
 def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
     """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
     config = contract.config
@@ -221,8 +230,6 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
         load_universal=resumed is not None and resumed.is_universal,
         reference=resumed.reference if resumed is not None and contract.config.training.sync_ref_model else None,
     )
-    if rank == 0:
-        warn_of_small_slices(contract.config, policy)
     if resumed is not None:
         resumed.load(policy)
         logger.info("resuming from %s", resumed.checkpoint)
@@ -277,19 +284,6 @@ def open_records(
             evaluation=None if last is None else last.progress(),
         )
     return Journal(run_dir, branch, rank), {group.place: group for group in known}, report
-
-
-def load_tokenizer(model: ModelConfig) -> Any:
-    """Return the model's tokenizer, with a pad token. Raises ConfigError if it cannot be loaded."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model.source, revision=model.revision or "main")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{model.field}: cannot load the tokenizer of {model.source}: {error}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if model.chat_template is not None:
-        tokenizer.chat_template = model.chat_template
-    return tokenizer
 
 
 def load_processing_class(model: ModelConfig, tokenizer: Any, model_config: Any) -> Any:

@@ -18,6 +18,7 @@ from grpo_workload.algorithm.advantage import mean
 from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.images import ImagePrompts
+from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
@@ -26,7 +27,6 @@ from grpo_workload.rewards.table import RewardTable
 from grpo_workload.rewards.trl_signature import TrainerState
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.training.checks import prompt_limit
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.step_metrics import summarise_evaluation

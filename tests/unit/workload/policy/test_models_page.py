@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from grpo_workload.policy.families import ADAPTERS, ALL, TESTED, ZERO3
 from grpo_workload.spec.inputs import VISION_FAMILIES
 from support.families import FAMILIES, MASKED, STATEFUL
 from support.paths import ROOT
@@ -31,6 +32,13 @@ def test_each_vision_family_has_a_row_and_pushes_that_were_tried() -> None:
     named = re.findall(r"^\| `(\w+)` \|", section.split("\n## ")[0], re.MULTILINE)
     assert tuple(named) == ("model_type", *VISION_FAMILIES)
     assert {tuple(pushes()[family, "all"]) for family in VISION_FAMILIES} == {("CPU",)}
+
+
+def test_the_table_of_families_is_what_was_tried() -> None:
+    modes = {"all": ALL, "zero3": ZERO3, "adapters": ADAPTERS}
+    assert {*TESTED} == {*FAMILIES, *STATEFUL, *MASKED, *VISION_FAMILIES}
+    for family, arrived in TESTED.items():
+        assert list(arrived) == [word for mode, word in modes.items() if pushes()[family, mode]], family
 
 
 def pushes() -> dict[tuple[str, str], list[str]]:

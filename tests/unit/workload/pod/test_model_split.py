@@ -1,4 +1,4 @@
-"""Asserts that models whose heads cannot be split evenly are refused, with a number of GPUs that would work."""
+"""Asserts that models whose layers cannot be split evenly are refused, with a number of GPUs that would work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.pod.attention_heads import check_heads, read_model_config
+from grpo_workload.pod.model_split import check_split, read_model_config, split_sizes
 from grpo_workload.spec.inputs import ModelConfig
 
 
@@ -32,31 +32,44 @@ from grpo_workload.spec.inputs import ModelConfig
             "12 attention heads and 4 key and value heads .* 6 GPUs; 2 would work",
         ),
         (4, {"text_config": {"num_attention_heads": 14}}, "the model's 14 attention heads .* 4 GPUs; 2 would work"),
+        (8, {"num_attention_heads": 8, "intermediate_size": 100}, "intermediate_size of 100 cannot .* 8 GPUs; 4 would"),
+        (
+            6,
+            {"num_attention_heads": 6, "vocab_size": 32000},
+            "the model's vocabulary of 32000 tokens cannot .* 6 GPUs; 2 would",
+        ),
     ],
 )
-def test_heads_that_cannot_be_split_evenly_are_refused(size: int, model: dict[str, object], message: str) -> None:
+def test_layers_that_cannot_be_split_evenly_are_refused(size: int, model: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^generation.tensorParallel: .*{message}"):
-        check_heads("generation.tensorParallel", size, model)
+        check_split("generation.tensorParallel", size, model)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_fewer_key_and_value_heads_than_gpus_are_accepted(size: int) -> None:
-    check_heads("f", size, {"num_attention_heads": 32, "num_key_value_heads": 4})
+    check_split("f", size, {"num_attention_heads": 32, "num_key_value_heads": 4})
 
 
-def test_a_model_without_a_number_of_heads_is_accepted() -> None:
-    check_heads("f", 7, {})
+def test_what_a_configuration_does_not_say_is_accepted() -> None:
+    check_split("f", 7, {})
+    check_split("f", 3, {"num_attention_heads": 6, "intermediate_size": 100, "num_experts": 8})  # experts may have it
+
+
+def test_all_sizes_that_work_are_named() -> None:
+    qwen = {"num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936}
+    assert split_sizes(qwen, 64) == [1, 2]
+    assert split_sizes({"num_attention_heads": 12, "num_key_value_heads": 4}, 16) == [1, 2, 4, 12]
 
 
 @given(st.integers(1, 64), st.integers(1, 128), st.integers(1, 128))
 def test_the_number_that_a_refusal_suggests_is_accepted(size: int, heads: int, key_values: int) -> None:
     model = {"num_attention_heads": heads, "num_key_value_heads": key_values}
     try:
-        check_heads("f", size, model)
+        check_split("f", size, model)
     except ValueError as error:
         better = int(str(error).split("; ")[1].split()[0])
         assert size % better == 0
-        check_heads("f", better, model)
+        check_split("f", better, model)
 
 
 def test_the_models_configuration_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

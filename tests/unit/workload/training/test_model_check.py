@@ -1,0 +1,186 @@
+"""What is said of a model from its configuration alone, and what is refused before weights are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
+
+from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.families import NOT_RELOADED
+from grpo_workload.policy.load import empty_model, load_model
+from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.training.model_check import Finding, Subject, answers, refuse_unfit
+from grpo_workload.weights.export import full
+from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
+from support.trainer.tiny_model import make_tiny_model
+
+LLAMA = LlamaConfig(**SIZES)
+GIB = 2**30
+JOB = {
+    "job": {"namespace": "n", "name": "j", "uid": "u"},
+    "attempt": 0,
+    "device": "cpu",
+    "durable": True,
+    "members": [{"pod": "p", "group": "g", "host": "h", "gpus": 2, "rankOffset": 0}],
+}
+CONFIG = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+
+
+def make_contract(folder: Path, model: dict[str, Any] | None = None, **sections: Any) -> Contract:
+    sections["training"] = {"maxCompletionLength": 16} | sections.get("training", {})
+    config = CONFIG | {"model": {"path": str(folder)} | (model or {})} | sections
+    return Contract.model_validate(JOB | {"config": config})
+
+
+def check(folder: Path, config: PreTrainedConfig, model: dict[str, Any] | None = None, **sections: Any) -> None:
+    """Look at what a job does when it starts, at a folder with nothing but the configuration."""
+    config.save_pretrained(folder)
+    refuse_unfit(Subject(make_contract(folder, model, **sections), 80 * GIB), logs=False)
+
+
+def config_of(family: str, **fields: Any) -> Any:
+    return AutoConfig.for_model(family, **SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields)
+
+
+def settings_of(family: str) -> dict[str, Any]:
+    size = 1 if family in STATEFUL | MASKED else None
+    return {
+        "model": {"attention": "eager" if family in MASKED else "varlen"},
+        "training": {"perDeviceTrainBatchSize": size},
+    }
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES | STATEFUL | MASKED if name not in NOT_RELOADED])
+@pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
+def test_families_work_without_their_weights(family: str, lora: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, config_of(family), **settings_of(family), **lora)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gemma3_text", "deepseek_v3", "granitemoe"])
+def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(family: str, tmp_path: Path) -> None:
+    make_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
+    config = make_contract(tmp_path).config
+    loaded, empty = load_model(config, Device.CPU), empty_model(config)
+    groups = [CheckpointNames(one).group(full(one)) for one in (loaded, empty)]
+    # Not types: some buffers are loaded in float32.
+    shapes = [{(spec.name, spec.shape) for group in each for spec in group.specs} for each in groups]
+    assert shapes[0] == shapes[1]
+    assert {one.device.type for one in empty.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (
+            LlamaConfig(quantization_config={"quant_method": "mxfp4"}),
+            {},
+            r"model.path: .* quantized \(mxfp4\), which .*; use a copy with weights in b",
+        ),
+        (config_of("gpt_oss"), {}, "model.path: .* is a gpt_oss, of which vLLM cannot replace all weights while"),
+        (
+            Gemma2Config(**SIZES),
+            {"model": {"attention": "sdpa"}},
+            "model.attention: sdpa ignores the attn_logit_softcapping of 50 of gemma2; use varlen or eager",
+        ),
+        (
+            GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=1, rotary_dim=2),
+            {},
+            "model.attention: .* does not have varlen; use eager",
+        ),
+        (config_of("falcon_h1"), {}, "model: falcon_h1 has layers of the types .* training.perDeviceTrainBatchSize 1"),
+        (LLAMA, {"model": {"freezeVisionTower": True}}, "model.freezeVisionTower: llama has no vision tower"),
+        (LLAMA, {"lora": {"targetModules": ["x_proj"]}}, "lora.targetModules: the model has no module x_proj; it has"),
+        (
+            config_of("qwen3_moe"),
+            {"lora": {"push": "adapters"}, "generation": {"topology": "Server"}},
+            "lora.push: adapters cannot send those of parameters, such as down_proj of experts",
+        ),
+        (
+            LLAMA,
+            {"generation": {"tensorParallel": 8}},
+            "generation.tensorParallel: the model's 4 attention heads and 2 key and value heads .* 4 would work",
+        ),
+        (LLAMA, {"generation": {"kvCacheMemory": "100Gi"}}, r"generation.kvCacheMemory: 100Gi .* would work"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    config: PreTrainedConfig, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(tmp_path, config, **settings)
+
+
+def test_what_vllm_cannot_take_works_without_vllm(tmp_path: Path) -> None:
+    check(tmp_path, config_of("gpt_oss"), generation={"engine": "Transformers", "tensorParallel": 64})
+
+
+def test_files_that_are_no_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.path: there is no folder .*/none in the container; is its volume"):
+        refuse_unfit(Subject(make_contract(tmp_path / "none")), logs=False)
+    with pytest.raises(ConfigError, match=r"model.path: cannot load .*: Unrecognized model"):
+        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+    (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow"}')
+    with pytest.raises(ConfigError, match=r"model.path: cannot load .* model type `of_tomorrow`"):
+        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+    LoraConfig(base_model_name_or_path="org/base").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model.path: .* holds adapters, .*merge_and_unload\(\)"):
+        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+
+
+def found_in(contract: Contract, *, is_example: bool = False) -> dict[str, Finding]:
+    return {one.aspect: one for one in answers({"job": contract}, None, are_examples=is_example)["job"]}
+
+
+def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", heads=4)
+    found = found_in(make_contract(folder, lora={"targetModules": ["q_proj", "v_proj"]}))
+    assert {one.verdict for one in found.values()} == {"works"}
+    texts = {aspect: one.text for aspect, one in found.items()}
+    assert texts["files"] == "a whole model of the type llama"
+    assert texts["attention"] == "model.attention varlen, sequences packed"
+    assert texts["lora"] == "0.0 million parameters in q_proj, v_proj"
+    assert texts["push"] == "20 weights under the checkpoint's names"
+    assert texts["tensor parallel"] == "generation.tensorParallel 1; engines can split the model over 1, 2, 4 GPUs"
+    assert texts["engine"].endswith("has its own LlamaForCausalLM")
+    assert texts["context"] == "prompts of up to 496 tokens, with completions of up to 16"
+    too_long = found_in(make_contract(folder, generation={"maxModelLen": 1024}))["engine"]
+    assert too_long.verdict == "refused"
+    assert "refuses this model: Value error, User-specified max_model_len (1024) is greater" in too_long.text
+    assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
+
+
+def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(config_of("olmo2")).save_pretrained(tmp_path)
+    assert found_in(make_contract(tmp_path))["engine"].text.endswith("runs transformers' Olmo2ForCausalLM")
+
+
+def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path: Path) -> None:
+    config_of("llama4_text").save_pretrained(tmp_path)
+    needed = "model.attention eager, one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
+    without_vllm = {"engine": "Transformers"}  # vLLM would import its class, which takes seconds
+    found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
+    assert found["attention"] == ("attention", "works", needed)
+    assert found["family"].verdict == "unknown"
+    assert found_in(make_contract(tmp_path, generation=without_vllm))["attention"].verdict == "refused"
+
+
+def test_one_cause_is_said_once(tmp_path: Path) -> None:
+    found_first = answers({"one": make_contract(tmp_path), "two": make_contract(tmp_path)}, None, are_examples=True)
+    assert [(name, *(one.aspect for one in findings)) for name, findings in found_first.items()] == [("one", "files")]
+    LLAMA.save_pretrained(tmp_path)
+    found = found_in(make_contract(tmp_path, lora={"targetModules": ["x_proj"]}))
+    refused = [one.aspect for one in found.values() if one.verdict == "refused"]
+    assert refused == ["lora", "chat template"]  # the folder has no tokenizer
+
+
+def test_nothing_of_the_check_stays(tmp_path: Path) -> None:
+    check(tmp_path, LLAMA, lora={})
+    assert torch.get_default_dtype() is torch.float32
+    assert nn.Linear(1, 1).weight.device.type == "cpu"

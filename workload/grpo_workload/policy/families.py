@@ -1,0 +1,25 @@
+"""Families of models (`model_type`) that were compared with transformers and vLLM: the rows of docs/models.md."""
+
+from __future__ import annotations
+
+from grpo_workload.spec.inputs import VISION_FAMILIES
+
+ALL, ZERO3, ADAPTERS = "all weights", "ZeRO-3", "LoRA"
+
+TESTED: dict[str, tuple[str, ...]] = (
+    dict.fromkeys(
+        (
+            *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
+            *("gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "glm4", "glm4_moe", "glm4_moe_lite", "granite"),
+            *("granitemoe", "granitemoehybrid", "deepseek_v3", "seed_oss", "cohere", "cohere2", "exaone4"),
+            *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus"),
+        ),
+        (ALL, ZERO3, ADAPTERS),
+    )
+    | dict.fromkeys(("falcon_h1", "nemotron_h"), (ALL, ZERO3))
+    | dict.fromkeys(VISION_FAMILIES, (ALL,))
+    | dict.fromkeys(("gpt_oss", "minimax_m2", "qwen3_next", "qwen3_5_text", "lfm2", "llama4_text", "deepseek_v32"), ())
+)
+"""Families whose training computes what transformers does, each with the pushes after which vLLM did so, too."""
+
+NOT_RELOADED = ("gpt_oss",)  # vLLM 0.32 writes its experts and sinks past the loaders that it replaces for a reload

@@ -1,0 +1,314 @@
+"""Says what works with a job's model, and refuses what does not, from its configuration alone.
+
+No weights are read, and no engine starts: modules and shapes are those of a model on the meta device. Every rank
+refuses a job by `refuse_unfit` before it loads anything that takes minutes, and `grpo check-model` prints `answers`.
+What only numbers can show, `policy.trial` and the first push compare later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from grpo_workload.data.overlong import prompt_limit
+from grpo_workload.data.tokenizer import load_tokenizer
+from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
+from grpo_workload.generation.vllm_api import engine_class
+from grpo_workload.pod.model_split import check_split, split_sizes
+from grpo_workload.policy import attention, vision
+from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.families import ALL, NOT_RELOADED, TESTED
+from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
+from grpo_workload.policy.lora import Adapters, add_adapters
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.generation import Topology
+from grpo_workload.weights.export import full
+
+logger = logging.getLogger(__name__)
+
+SMALL_MODEL = 3e9
+"""Below this many parameters, tensor parallelism costs more than it gains (TRL: a loss at 1.5B, a gain at 7B)."""
+MOST_GPUS = 64  # of one engine: the largest generation.tensorParallel
+
+
+class Unknown(str):
+    """What is found out about an aspect when it says neither that the model works nor that it does not."""
+
+
+class Subject:
+    """A job, its model's configuration, and the model without weights; what is asked for is made once."""
+
+    def __init__(self, contract: Contract, gpu_bytes: int | None = None) -> None:
+        """`gpu_bytes`: memory of a rank's GPU; None if that is not known, or ranks compute on CPUs."""
+        self.contract, self.config, self.gpu_bytes = contract, contract.config, gpu_bytes
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The model's config.json. Raises ConfigError if it cannot be read."""
+        return read_fields(self.config)
+
+    @cached_property
+    def model(self) -> Any:
+        """The model on the meta device, with adapters from their first use on. ConfigError if it cannot be made."""
+        return empty_model(self.config)
+
+    @cached_property
+    def _adapters(self) -> Adapters | ConfigError | None:
+        try:
+            with torch.device("meta"):  # peft would compute initial values
+                return add_adapters(self.model, self.config)
+        except ConfigError as error:  # they cannot be tried again: some are in the model
+            return error
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters in `model`; None without `lora`. ConfigError as `add_adapters`."""
+        if isinstance(self._adapters, ConfigError):
+            raise self._adapters
+        return self._adapters
+
+    @property
+    def num_adapted(self) -> int | None:
+        """Number of parameters of the adapters; None without `lora`."""
+        return num_parameters(self.adapters.trained()) if self.adapters else None
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of the model without adapters; tied ones count once."""
+        return num_parameters(self.model.parameters()) - (self.num_adapted or 0)
+
+    @property
+    def has_vllm(self) -> bool:
+        """Whether vLLM samples for the job."""
+        return self.config.generation.engine == "vLLM"
+
+    @property
+    def engines(self) -> dict[str, int]:
+        """The number of GPUs for one copy of the model in each engine, by the field that says it."""
+        if self.contract.engines:
+            return {f"generation.tensorParallel of engine {e.name}": e.tensor_parallel for e in self.contract.engines}
+        return {"generation.tensorParallel": self.config.generation.tensor_parallel}
+
+
+def _files(subject: Subject) -> str:
+    """Refuse what is not a model that transformers knows."""
+    model = subject.config.model
+    if model.path is not None and not Path(model.path).is_dir():
+        raise ConfigError(
+            f"{model.field}: there is no folder {model.path} in the container; is its volume mounted in every trainer "
+            "pod?"
+        )
+    if holds_adapters(subject.config):
+        raise ConfigError(
+            f"{model.field}: {model.source} holds adapters, which engines cannot load as a model; "
+            "give a folder with a whole model, made by "
+            "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"
+        )
+    return f"a whole model of the type {read_config(subject.config).model_type}"
+
+
+def _dtype(subject: Subject) -> str:
+    """Refuse weights that engines would keep quantized."""
+    model = subject.config.model
+    quantization = subject.fields.get("quantization_config")
+    if quantization and not subject.config.pushes_adapters:  # transformers may load it in bfloat16, engines would not
+        raise ConfigError(
+            f"{model.field}: {model.source} holds weights that are quantized "
+            f"({quantization.get('quant_method', 'unknown method')}), which cannot be trained; "
+            "use a copy with weights in bfloat16"
+        )
+    return model.dtype
+
+
+def _family(subject: Subject) -> str:
+    """Refuse families whose weights vLLM is known not to take; say how others were compared."""
+    model, family = subject.config.model, str(subject.fields.get("model_type"))
+    if family in NOT_RELOADED and subject.has_vllm and not subject.config.pushes_adapters:
+        raise ConfigError(
+            f"{model.field}: {model.source} is a {family}, of which vLLM cannot replace all weights while it runs; use "
+            "another model"
+        )
+    if family not in TESTED:
+        return Unknown(f"{family} is not among the families that were compared; each job compares it when it starts")
+    if ALL not in TESTED[family]:
+        return Unknown(f"{family} was compared in training only; no push to vLLM was")
+    return f"{family} was compared in training, and in pushes to vLLM ({', '.join(TESTED[family])})"
+
+
+def _attention(subject: Subject) -> str:
+    """Refuse layers that `model.attention` does not compute, or that would mix packed sequences."""
+    kind, config = subject.config.model.attention, subject.model.config
+    packs = subject.config.training.per_device_train_batch_size != 1
+    attention.check_layers(config, kind, packs=packs)
+    attention.check_softcap(config, kind)
+    how = "sequences packed" if packs else "one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
+    return f"model.attention {kind}, {how}"
+
+
+def _inputs(subject: Subject) -> str:
+    """Refuse to freeze a vision tower that the model does not have."""
+    if subject.config.model.freeze_vision_tower:
+        vision.freeze(subject.model)
+        return "text and images, the vision tower frozen"
+    return "text and images" if vision.has_vision(subject.model.config) else "text alone"
+
+
+def _lora(subject: Subject) -> str | None:
+    """Refuse target modules that do not exist or cannot have adapters, and adapters that cannot be pushed."""
+    if subject.adapters is None:
+        return None
+    return f"{(subject.num_adapted or 0) / 1e6:.1f} million parameters in {', '.join(subject.adapters.adapted())}"
+
+
+def _push(subject: Subject) -> str | None:
+    """Refuse weights that transformers cannot convert back to those of checkpoints, which engines load."""
+    if not subject.has_vllm:
+        return None
+    if subject.adapters and subject.config.pushes_adapters:
+        return f"{len(subject.adapters.pushed())} weights of adapters"
+    names = CheckpointNames(subject.model)
+    groups = names.group(subject.adapters.pushed() if subject.adapters else full(subject.model))
+    return f"{sum(len(group.specs) for group in groups)} weights under the checkpoint's names"
+
+
+def _split(subject: Subject) -> str | None:
+    """Refuse numbers of GPUs over which an engine cannot split the model."""
+    if not subject.has_vllm:
+        return None
+    for field, size in subject.engines.items():
+        check_split(field, size, subject.fields)
+    used, sizes = max(subject.engines.values()), ", ".join(map(str, split_sizes(subject.fields, MOST_GPUS)))
+    is_slow = used > 1 and subject.num_parameters < SMALL_MODEL
+    slow = f"; below {SMALL_MODEL / 1e9:.0f} billion parameters one GPU for each copy is faster" if is_slow else ""
+    return f"generation.tensorParallel {used}{slow}; engines can split the model over {sizes} GPUs"
+
+
+def _memory(subject: Subject) -> str:
+    """Refuse a colocated engine that leaves too little of the GPU for training, or for its own weights."""
+    config, world_size = subject.config, subject.contract.world_size
+    own, adapted = subject.num_parameters, subject.num_adapted
+    colocated = subject.has_vllm and config.generation.topology is Topology.COLOCATE
+    if colocated and subject.gpu_bytes is not None:
+        check_room(config, total=subject.gpu_bytes, num_parameters=own, world_size=world_size, num_adapted=adapted)
+    need = training_footprint(config, num_parameters=own, world_size=world_size, num_adapted=adapted)
+    parts = {"weights": need.weights, "optimizer states": need.optimizer, "gradients": need.gradients}
+    listed = ", ".join(f"{number / GIB:.1f} GiB of {name}" for name, number in parts.items())
+    return (
+        f"{own / 1e9:.2f} billion parameters in {config.model.dtype}: under ZeRO-{config.parallelism.zero_stage} each "
+        f"of {world_size} GPUs holds {listed}; activations come on top"
+    )
+
+
+def _engine(subject: Subject) -> str | None:
+    """Refuse what vLLM's own configuration refuses."""
+    if not subject.has_vllm:
+        return None
+    return engine_class(subject.config) or Unknown("vLLM is not installed here; it checks the model when it starts")
+
+
+def _context(subject: Subject) -> str:
+    """Refuse completions that leave no room for a prompt."""
+    limit = prompt_limit(subject.config, subject.config.dataset)
+    if limit is None:
+        return Unknown("the model's configuration does not say how long sequences may be")
+    completion = subject.config.training.max_completion_length
+    return f"prompts of up to {limit.max_tokens} tokens, with completions of up to {completion}"
+
+
+def _template(subject: Subject) -> str:
+    """Refuse a tokenizer that cannot be loaded."""
+    if load_tokenizer(subject.config.model).chat_template:
+        return "the tokenizer has one, or model.chatTemplate is set"
+    return Unknown("there is none: prompts of plain text work, chat messages need model.chatTemplate")
+
+
+Aspects = dict[str, Callable[[Subject], str | None]]
+
+AT_START: Aspects = {
+    "files": _files,
+    "dtype": _dtype,
+    "family": _family,
+    "attention": _attention,
+    "inputs": _inputs,
+    "lora": _lora,
+    "push": _push,
+    "tensor parallel": _split,
+    "memory": _memory,
+}
+"""What is found out about each aspect; a function returns None for one that the job does not have."""
+
+FOR_PEOPLE: Aspects = AT_START | {"engine": _engine, "context": _context, "chat template": _template}
+"""Also what a job finds out when it loads tokenizer, prompts and engine, before its first step."""
+
+
+def refuse_unfit(subject: Subject, *, logs: bool) -> None:
+    """Find out about the model; raises ConfigError for the first aspect that does not work. `logs`: log the others."""
+    for aspect, look in AT_START.items():
+        if (text := look(subject)) and logs:
+            logger.info("the model's %s: %s", aspect, text)
+
+
+class Finding(NamedTuple):
+    """What is known about one aspect: a word for it (works, refused or unknown), and why or how."""
+
+    aspect: str
+    verdict: str
+    text: str
+
+
+def answers(
+    contracts: Mapping[str, Contract], gpu_bytes: int | None, *, are_examples: bool
+) -> dict[str, list[Finding]]:
+    """Return what is found out about each of several jobs with one model; of the first alone if its files are refused.
+
+    Args:
+        contracts: the jobs.
+        gpu_bytes: see `Subject`.
+        are_examples: the attention and the packing of sequences may be changed to those that the model needs.
+    """
+    found: dict[str, list[Finding]] = {}
+    for name, contract in contracts.items():
+        found[name] = list(_findings(contract, gpu_bytes, is_example=are_examples))
+        if len(found[name]) == 1:
+            break
+    return found
+
+
+def _findings(contract: Contract, gpu_bytes: int | None, *, is_example: bool) -> Iterator[Finding]:
+    """Look at all aspects. Nothing follows files that are refused; what refuses several aspects is said once."""
+    subject, said = Subject(contract, gpu_bytes), set()
+    for aspect, look in FOR_PEOPLE.items():
+        try:
+            text = look(subject)
+        except ConfigError as error:
+            if str(error) not in said:
+                said.add(str(error))
+                yield Finding(aspect, "refused", str(error))
+            if look is _files:
+                return
+        else:
+            if text is not None:
+                yield Finding(aspect, "unknown" if isinstance(text, Unknown) else "works", text)
+        if look is _files and is_example:
+            subject = Subject(_fitted(contract), gpu_bytes)
+
+
+def _fitted(contract: Contract) -> Contract:
+    """Return an example of a job with the attention, and the packing of sequences, that its model needs."""
+    for kind, size in (("varlen", None), ("varlen", 1), ("eager", None), ("eager", 1)):
+        config = contract.config
+        training = config.training.model_copy(update={"per_device_train_batch_size": size})
+        model = config.model.model_copy(update={"attention": kind})
+        one = contract.model_copy(update={"config": config.model_copy(update={"model": model, "training": training})})
+        try:
+            _attention(Subject(one))
+        except ConfigError:
+            continue
+        return one
+    return contract
