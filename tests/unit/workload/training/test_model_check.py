@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from peft import LoraConfig
@@ -119,6 +120,15 @@ def test_what_cannot_be_trained_is_refused(
 
 def test_what_vllm_cannot_take_works_without_vllm(tmp_path: Path) -> None:
     check(tmp_path, config_of("gpt_oss"), generation={"engine": "Transformers", "tensorParallel": 64})
+
+
+def test_saved_adapters_must_be_of_the_model(tmp_path: Path) -> None:
+    model = peft.get_peft_model(AutoModelForCausalLM.from_config(LLAMA), LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(str(tmp_path / "adapters"))
+    section = {"lora": {"path": str(tmp_path / "adapters")}}
+    check(tmp_path / "model", LLAMA, **section)
+    with pytest.raises(ConfigError, match=r"lora.path: .*/adapters"):
+        check(tmp_path / "wider", LlamaConfig(**SIZES | {"hidden_size": 256}), **section)
 
 
 def test_files_that_are_no_model_are_refused(tmp_path: Path) -> None:
