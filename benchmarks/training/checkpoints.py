@@ -1,0 +1,139 @@
+"""Seconds that training waits for a checkpoint: written before it goes on, and written meanwhile from a copy.
+
+    nice python -m benchmarks.training.checkpoints
+
+A random model of SmolLM-135M's shape in bfloat16 under ZeRO-2, on CPUs: with one rank, then with two. Each saves its
+checkpoint in both ways, three times in turn, into a folder of TMPDIR. Prints one JSON line for each save, in which
+`stall` is what training waits for (the copy and the publishing, or all of it), and `writing` what the thread takes.
+The memory of the copy is allocated before, as in a run whose first checkpoint comes some steps after its begin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+REPETITIONS = 3
+
+
+def run_rank(model: str, folder: str) -> None:
+    """Save on one rank; rank 0 prints."""
+    from grpo_workload.ranks import environment
+    from grpo_workload.spec.contract import Device
+
+    environment.prepare(Device.CPU, os.environ)
+    import torch.distributed as dist
+    from transformers import AutoTokenizer
+
+    from benchmarks.common.runs import versions
+    from grpo_workload.policy.policy import Policy
+    from grpo_workload.spec.trainer import TrainerConfig
+    from grpo_workload.storage.background import Background
+    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+
+    fields = {
+        "model": {"path": model, "dtype": "bfloat16"},
+        "dataset": {"path": "unused"},
+        "rewards": [{"name": "unused", "stopped": {}}],
+        "parallelism": {"zeroStage": 2},
+    }
+    policy = Policy(TrainerConfig.model_validate(fields), Device.CPU, timeout_seconds=600, pad_token_id=2)
+    take_step(policy)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ranks = dist.get_world_size()
+    checkpoints = Checkpoints(Path(folder), f"ranks-{ranks}", keep=1, attempt=0, pod_uid="uid")
+    background = Background(policy.device)
+    copied = checkpoints.num_bytes(policy)
+    if lacking := background.staging.reserve(copied):
+        sys.exit(lacking)
+    background.thread.submit(int).result()
+    for step in range(2 * REPETITIONS):
+        state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=ranks, zero_stage=2)
+        load = os.getloadavg()[0]
+        dist.barrier()
+        start = time.perf_counter()
+        if step % 2:
+            pending = checkpoints.begin(policy, tokenizer, state, background=background)
+            copying = time.perf_counter() - start
+            pending.writer.wait()
+            dist.barrier()
+            publishing_start = time.perf_counter()
+            saved = pending.publish()
+            publishing, writing = time.perf_counter() - publishing_start, pending.writer.seconds
+            seconds = {"copying": copying, "publishing": publishing, "stall": copying + publishing, "writing": writing}
+            background.staging.clear()
+            background.thread.submit(int).result()  # old files are deleted
+        else:
+            saved = Path(folder) / checkpoints.save(policy, tokenizer, state)
+            seconds = {"stall": time.perf_counter() - start}
+        if dist.get_rank() == 0:
+            size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+            row = {
+                "ranks": ranks,
+                "parameters": sum(one.numel() for one in policy.module.parameters()),
+                "meanwhile": bool(step % 2),
+                "repetition": step // 2,
+                **{name: round(value, 3) for name, value in seconds.items()},
+                "checkpoint_bytes": size,
+                "copied_bytes_rank_0": copied,
+                "load_average_before": round(load, 1),
+                "cores": os.cpu_count(),
+                "versions": versions("torch", "transformers", "deepspeed"),
+                "command": "nice python -m benchmarks.training.checkpoints",
+            }
+            print(json.dumps(row), flush=True)
+    background.end()
+
+
+def take_step(policy: Any) -> None:
+    """Take a small optimizer step, before which AdamW has no states."""
+    import torch.distributed as dist
+
+    from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+    from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
+    from grpo_workload.spec.training import TrainingConfig
+
+    answer = Completion(token_ids=(5, 6, 7), logprobs=(-5.0,) * 3, text="", finish_reason="stop", weight_version=0)
+    sample = Sample(prompt=Prompt(index=0, text="", token_ids=(8, 9)), completion=answer, reward=1.0, advantage=0.5)
+    work = plan([[Fact(2, 3, False, 1.0, 0.5)]] * dist.get_world_size(), TrainingConfig())
+    policy.step(micro_batches(work, [sample], dist.get_rank()), work.num_micro_batches, work.scale)
+
+
+def main() -> None:
+    """Make the model, and start the ranks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from support.trainer.tiny_model import make_tiny_tokenizer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = LlamaConfig(
+            vocab_size=49_152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            tie_word_embeddings=True,
+            dtype="bfloat16",
+        )
+        LlamaForCausalLM(config).bfloat16().save_pretrained(model := Path(scratch) / "model")
+        make_tiny_tokenizer().save_pretrained(model)
+        for count in (1, 2):
+            environ = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29547"}
+            command = [sys.executable, "-m", "benchmarks.training.checkpoints", str(model), scratch]
+            ranks = [
+                subprocess.Popen(command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                for rank in range(count)
+            ]
+            if any([rank.wait() for rank in ranks]):
+                sys.exit("a rank failed")
+
+
+if __name__ == "__main__":
+    run_rank(*sys.argv[1:]) if len(sys.argv) > 1 else main()
