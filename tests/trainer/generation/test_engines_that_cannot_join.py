@@ -198,3 +198,10 @@ def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(en
     short = engines.contract.model_copy(update={"timeout_seconds": 2})
     with pytest.raises(EngineError, match=r"engine engine-0 .* answers, but its workers have not reached rank 0"):
         ServerGenerator(short, 0, lambda: ones(1), TIMING)
+
+
+def test_a_port_that_is_taken_is_named_and_no_engine_is_blamed(engines: Started) -> None:
+    (group,) = engines.contract.transfers
+    message = rf"rank 0 cannot listen on 127.0.0.1:{group.port} \(transferPort"
+    with closing(socket.create_server(("", group.port))), pytest.raises(RuntimeError, match=message):
+        ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)

@@ -43,15 +43,20 @@ class Formed:
 
 
 class Joining:
-    """Forms one group after another. Their members meet in a store that the sender serves from the first one on."""
+    """Forms one group after another. Their members meet in a store that the sender serves all the time."""
 
     def __init__(
         self, group: TransferGroup, link: EngineLink, backend: Backend, use_device: Callable[[], None]
     ) -> None:
-        """`use_device` makes the sender's device that of the thread."""
+        """`use_device` makes the sender's device that of the thread. RuntimeError if the sender cannot listen."""
         self._group, self._link, self._backend, self._use_device = group, link, backend, use_device
-        self._served: Any = None
         self._numbers = count(1)
+        try:
+            self._served = open_store(group.host, group.port, timeout_seconds=link.patience_to_join, listens=True)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {group.sender} cannot listen on {group.host}:{group.port} (transferPort of generation): {error}"
+            ) from error
 
     def try_alone(self, client: EngineClient) -> None:
         """Form a group of the sender and this engine only, and leave it: if it cannot be, no other engine is affected.
@@ -77,8 +82,6 @@ class Joining:
             RuntimeError: the group did not form, but no engine is to blame.
         """
         host, port = self._group.host, self._group.port
-        if self._served is None:
-            self._served = open_store(host, port, timeout_seconds=limit, listens=True)
         meeting = str(next(self._numbers))
         roll = RollCall(open_store(host, port, timeout_seconds=limit), meeting)
         edges = list(accumulate((client.engine.world_size for client in clients), initial=1))
@@ -126,7 +129,7 @@ class Joining:
         if not roll.let_join(str(port)):
             raise RuntimeError("the transfer group was called off")
         channel: Channel
-        if self._backend == "nccl":
+        if self._backend == "nccl":  # it sets no deadline: if its own connections fail, this thread is left behind
             channel = NcclChannel(self._group.host, port, world_size)
         else:
             store = open_store(self._group.host, self._group.port, timeout_seconds=limit)
