@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
@@ -222,9 +223,12 @@ def _context(subject: Subject) -> str:
 
 
 def _template(subject: Subject) -> str:
-    """Refuse a tokenizer that cannot be loaded."""
-    if load_tokenizer(subject.config.model).chat_template:
+    """Refuse a tokenizer, or a processor of images, that cannot be loaded."""
+    model = subject.config.model
+    if load_tokenizer(model).chat_template:
         return "the tokenizer has one, or model.chatTemplate is set"
+    if vision.has_vision(read_config(subject.config)) and ImagePrompts(model).template():
+        return "the processor has one, for prompts with images"
     return Unknown("there is none: prompts of plain text work, chat messages need model.chatTemplate")
 
 

@@ -21,6 +21,8 @@ from grpo_workload.training.model_check import Finding, Subject, answers, refuse
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
 from support.trainer.tiny_model import make_tiny_model
+from support.trainer.tiny_vision import FAMILIES as VISION
+from support.trainer.tiny_vision import make_tiny_vision
 
 LLAMA = LlamaConfig(**SIZES)
 GIB = 2**30
@@ -46,6 +48,11 @@ def check(folder: Path, config: PreTrainedConfig, model: dict[str, Any] | None =
     refuse_unfit(Subject(make_contract(folder, model, **sections), 80 * GIB), logs=False)
 
 
+def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
+    """Names and shapes in checkpoints; not types, since some buffers are loaded in float32."""
+    return {(spec.name, spec.shape) for group in CheckpointNames(model).group(full(model)) for spec in group.specs}
+
+
 def config_of(family: str, **fields: Any) -> Any:
     return AutoConfig.for_model(family, **SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields)
 
@@ -69,10 +76,7 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
     make_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
     config = make_contract(tmp_path).config
     loaded, empty = load_model(config, Device.CPU), empty_model(config)
-    groups = [CheckpointNames(one).group(full(one)) for one in (loaded, empty)]
-    # Not types: some buffers are loaded in float32.
-    shapes = [{(spec.name, spec.shape) for group in each for spec in group.specs} for each in groups]
-    assert shapes[0] == shapes[1]
+    assert shapes(empty) == shapes(loaded)
     assert {one.device.type for one in empty.parameters()} == {"meta"}
 
 
@@ -164,6 +168,21 @@ def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
     assert too_long.verdict == "refused"
     assert "refuses this model: Value error, User-specified max_model_len (1024) is greater" in too_long.text
     assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) -> None:
+    folder, without_vllm = make_tiny_vision(tmp_path, family), {"engine": "Transformers"}
+    found = found_in(make_contract(folder, {"freezeVisionTower": True}, generation=without_vllm, lora={}))
+    assert {aspect for aspect, one in found.items() if one.verdict != "works"} == set()
+    assert found["inputs"].text == "text and images, the vision tower frozen"
+    config = make_contract(folder).config
+    assert shapes(empty_model(config)) == shapes(load_model(config, Device.CPU))
+    refuse_unfit(Subject(make_contract(folder, lora={})), logs=False)
+    to_servers = {"lora": {"push": "adapters"}, "generation": {"topology": "Server"}}
+    refuse_unfit(Subject(make_contract(folder, {"freezeVisionTower": True}, **to_servers)), logs=False)
+    with pytest.raises(ConfigError, match=r"lora.push: adapters does not work for a vision tower"):
+        refuse_unfit(Subject(make_contract(folder, **to_servers)), logs=False)
 
 
 def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path) -> None:
