@@ -15,6 +15,6 @@ python -m pytest "${flags[@]}" "$@" 2>&1 | tee "$printed" || status=$?
 {
   printf 'commit %s%s\n' "$(git rev-parse HEAD)" "$(git diff --quiet HEAD -- || printf ', with changes')"
   date -u '+date %Y-%m-%d %H:%M UTC'
-  grep -E '^(Kubernetes v|recovered in|PASSED|FAILED|ERROR|=+ .*(passed|failed|error))|^ *[0-9.]+s (call|setup|teardown)' "$printed"
+  grep -E '^(Kubernetes v|recovered in|(PASSED|FAILED|ERROR) tests|=+ .*(passed|failed|error))|^ *[0-9.]+s (call|setup|teardown)' "$printed"
 } >"$result"
 exit "$status"

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from grpo_cli.local.processes import free_ports
 from support.paths import PROGRAMS
+from support.trainer.object_storage import ObjectStorage
 from support.trainer.tiny_model import make_tiny_model
 
 DEADLINE = 400.0  # seconds that ranks may take to load torch, DeepSpeed and vLLM on a busy machine
@@ -30,6 +31,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    """A running server of object storage."""
+    server = ObjectStorage(tmp_path_factory.mktemp("object-storage"))
+    server.start()
+    yield server
+    server.stop()
 
 
 class Ranks:

@@ -118,8 +118,9 @@ def main(model, data, out, attempt, plans):
         checkpoints.save(policy, tokenizer, trainer)
         if run.endswith("lora"):
             for kind in ("merged", "adapters"):
-                folder = Path(data) / run / kind
-                exports = Exports(folder, ExportConfig(every_steps=1, keep=1, lora=kind), checkpoints.fence)
+                exports = Exports(
+                    Path(data), f"{run}/{kind}", ExportConfig(every_steps=1, keep=1, lora=kind), checkpoints.fence
+                )
                 exports.begin(policy, tokenizer, step, f"# {kind}").publish()
         if source is None:
             metrics += [take(policy, step, config) for step in (2, 3)]

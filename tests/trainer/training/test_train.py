@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.spec.contract import ExitCode, Progress
 from grpo_workload.storage.journal import read_lineage
+from support.trainer.object_storage import BUCKET
 from support.trainer.trainings import HUB_NAME, make_config
 
 
@@ -52,8 +53,11 @@ def curve(run_dir):
 @pytest.mark.parametrize(
     ("engine", "source"), [("Transformers", "folder"), pytest.param("vLLM", "hub", marks=pytest.mark.vllm)]
 )
-def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_model, tmp_path, engine, source):
+def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
+    start_training, tiny_model, object_storage, tmp_path, engine, source
+):
     stopped, hub = tmp_path / "data" / "ns" / "job" / "stopped", Hub(tiny_model, tmp_path / "hub")
+    hub.env |= object_storage.env
     model = HUB_NAME if source == "hub" else tiny_model
     offload = {"parallelism": {"offloadOptimizer": "generating" if source == "folder" else "none"}}
     prompts = 3 if source == "folder" else 1  # one: rank 1 has no prompt, and trains on samples of rank 0
@@ -65,7 +69,11 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
         made["training"] |= {"promptsPerStep": prompts, "stepsPerGeneration": together, "numIterations": times}
         if source == "folder":  # every fourth or so group has equal rewards
             made["training"] |= {"numGenerations": 2, "maxResampleTimes": 2}
-            made["storage"]["export"] = {"everySteps": together * times, "keep": 2}
+            made["storage"]["export"] = {
+                "everySteps": together * times,
+                "keep": 2,
+                "uploadTo": f"s3://{BUCKET}/train",
+            }
         return made
 
     ranks = start_training(config(100_000), 2, uid="stopped", **hub.env)
@@ -112,6 +120,9 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     if source == "folder":
         exports = {path.name: ModelCard.load(path / "README.md") for path in (stopped / "exports").iterdir()}
         assert exports.keys() == {f"step-{step}", f"step-{step + 2}"}, "storage.export.keep is 2"
+        uploads = object_storage.bucket / "train" / "ns" / "job" / "stopped"
+        for file in stopped.glob("exports/*/*"):
+            assert (uploads / file.parent.name / file.name).read_bytes() == file.read_bytes(), file
         results = {one.metric_type: one.metric_value for one in exports[f"step-{step + 2}"].data.eval_results}
         last = json.loads((stopped / "evaluations.jsonl").read_text().splitlines()[-1])
         assert results["eval/reward"] == pytest.approx(last["eval/reward"])
@@ -139,7 +150,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(start_training, tiny_m
     assert all(1 <= line["extra"]["even"]["length"] <= 6 for line in completions)
     check_evaluations(stopped, max_steps=step + 2, length=together * times)
     if source == "folder":
-        check_early_stop(start_training, config(100_000), tmp_path)
+        check_early_stop(start_training, config(100_000), tmp_path, hub.env)
 
 
 def best(run_dir):
@@ -149,10 +160,10 @@ def best(run_dir):
     return {f"step-{step}"} if step else set()
 
 
-def check_early_stop(start_training, config, tmp_path):
+def check_early_stop(start_training, config, tmp_path, env):
     """It ends with a checkpoint after two evaluations whose metric is as before."""
     config["evaluation"] = EVALUATION | {"metricForBestModel": "eval/num_prompts", "earlyStoppingPatience": 2}
-    ranks = start_training(config, 1, uid="early")
+    ranks = start_training(config, 1, uid="early", **env)
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
     progress = Progress.model_validate_json((tmp_path / "train-early" / "state-0" / "progress.json").read_text())
     assert (progress.step, progress.checkpoint_step, progress.phase) == (8, 8, "Done")

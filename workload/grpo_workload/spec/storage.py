@@ -8,6 +8,9 @@ from pydantic import Field
 
 from grpo_workload.spec.schema import ObjectName, Section, Text
 
+BucketFolder = Annotated[str, Field(max_length=512, pattern=r"^(s3|gs|abfss?)://[^/:?#\s]+(/[^:?#\s]*)?$")]
+"""URL in object storage, without credentials and options: those would be seen by everybody who reads the job."""
+
 
 class ExportConfig(Section):
     """Folders that transformers and the Hugging Face hub know, in the run's folder `exports`."""
@@ -21,6 +24,11 @@ class ExportConfig(Section):
     keep: int = Field(1000, ge=1, le=1000, description="Number of exports to keep; older ones are deleted.")
     lora: Literal["merged", "adapters"] = Field(
         "merged", description="With lora: whole models with the adapters merged in, or the adapters alone (peft)."
+    )
+    upload_to: BucketFolder | None = Field(
+        None,
+        description="Folder of a bucket (s3, gs, abfs), for example s3://models/math, to which each export is copied "
+        "as well, below <namespace>/<name>/<uid>. Credentials: the environment (podTemplate.envFrom a Secret).",
     )
 
 

@@ -30,8 +30,9 @@ from grpo_workload.storage.background import Background
 from grpo_workload.storage.base_model import Origin
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
 from grpo_workload.storage.fence import Fence
+from grpo_workload.storage.files import StorageError
 from grpo_workload.storage.manifest import faults, read_manifest
-from grpo_workload.storage.publishing import Pending, StorageError
+from grpo_workload.storage.publishing import Pending
 from grpo_workload.storage.writer import (
     CheckpointWriter,
     Measure,

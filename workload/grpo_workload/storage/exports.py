@@ -1,10 +1,12 @@
 """Models for others (`storage.export`), beside the checkpoints of a run: each is whole once it has its name.
 
 <data folder>/<run>/exports/step-N/    what from_pretrained loads, a model card, and a manifest of the files
+<uploadTo>/<run>/step-N/               the same, where asked for; whole once it has the manifest
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.publishing import Pending
+from grpo_workload.storage.uploads import Uploads
 from grpo_workload.storage.writer import CheckpointWriter, num_bytes, on_host_bytes
 from grpo_workload.weights.export import Export
 
@@ -26,10 +29,15 @@ from grpo_workload.weights.export import Export
 class Exports:
     """The exports of one run, for the ranks of one attempt. `begin` is collective."""
 
-    def __init__(self, run_dir: Path, config: ExportConfig, fence: Fence) -> None:
-        """Open the folder; collective. Exports that an earlier attempt has not finished are removed."""
+    def __init__(self, data_dir: Path, run: str, config: ExportConfig, fence: Fence) -> None:
+        """Open the folder of `run`; collective. Exports that an earlier attempt has not finished are removed.
+
+        Raises ConfigError or StorageError if they are to be uploaded, and that cannot be.
+        """
         self._config = config
-        self._folder = on_main(lambda: CheckpointFolder(run_dir / "exports", keep=config.keep, fence=fence))
+        self._folder = on_main(lambda: CheckpointFolder(data_dir / run / "exports", keep=config.keep, fence=fence))
+        self._uploads: Uploads | None = None  # on rank 0
+        on_main(lambda: self._open_uploads(run))
 
     def is_due(self, step: int, before: int) -> bool:
         """Return whether to export after `step` steps, when it could last be done after `before` steps."""
@@ -63,6 +71,32 @@ class Exports:
         return Pending(
             folder=self._folder, scratch=scratch, writer=writer, size=num_bytes(policy.module), background=background
         )
+
+    def upload(self, export: Path) -> None:
+        """Upload an export that has just been published, if it is to be; returns at once."""
+        if self._uploads is not None:
+            self._uploads.add(export.name)
+
+    def turn(self) -> None:
+        """Look after uploads; returns at once. Call it at each step."""
+        if self._uploads is not None:
+            self._uploads.turn()
+
+    @property
+    def is_uploading(self) -> bool:
+        """Whether exports are not uploaded yet, as far as this rank looks after that."""
+        return self._uploads is not None and self._uploads.is_pending
+
+    def finish(self, waits: Callable[[], bool]) -> bool:
+        """Wait until all exports are uploaded, as long as `waits` says so; return whether they are. Not collective.
+
+        Raises StorageError if the storage still fails.
+        """
+        return self._uploads is None or self._uploads.finish(waits)
+
+    def _open_uploads(self, run: str) -> None:
+        if self._config.upload_to is not None:
+            self._uploads = Uploads(self._folder.folder, f"{self._config.upload_to.rstrip('/')}/{run}")
 
     def num_bytes(self, policy: Policy) -> int:
         """Return the bytes that this rank copies when `begin` writes in the background."""

@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 
+class StorageError(RuntimeError):
+    """The storage cannot hold what has to be written."""
+
+
 def make_readable(folder: Path) -> None:
     """Let every user read the files in `folder`: safetensors lets only the owner, and pods run as different users."""
     for file in folder.rglob("*"):

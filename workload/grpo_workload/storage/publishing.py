@@ -9,12 +9,9 @@ from pathlib import Path
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
+from grpo_workload.storage.files import StorageError
 from grpo_workload.storage.manifest import write_manifest
 from grpo_workload.storage.writer import CheckpointWriter
-
-
-class StorageError(RuntimeError):
-    """The storage cannot hold what has to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

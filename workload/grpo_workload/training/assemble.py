@@ -73,7 +73,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
 
     checkpoints = join_run(contract, rank, data_dir)
     export = contract.config.storage.export
-    exports = Exports(run_dir, export, checkpoints.fence) if export else None
+    exports = Exports(data_dir, contract.job.run, export, checkpoints.fence) if export else None
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
     check_model(contract, rank)

@@ -95,12 +95,12 @@ class Saving:
 
     def export(self, step: int, metrics: Mapping[str, float], *, waits: bool) -> None:
         """Export the model after `step` steps as `storage.export` says; otherwise like `checkpoint`."""
-        run = self._run
-        assert run.exports is not None
-        card = run.card(step, metrics, has_adapters=run.exports.keeps_adapters(run.policy))
+        run, exports = self._run, self._run.exports
+        assert exports is not None
+        card = run.card(step, metrics, has_adapters=exports.keeps_adapters(run.policy))
         with self._begin(step, waits) as background:
-            pending = run.exports.begin(run.policy, run.processing_class, step, card, background)
-            self._begun.append((pending, lambda folder: None))
+            pending = exports.begin(run.policy, run.processing_class, step, card, background)
+            self._begun.append((pending, exports.upload))
 
     def publish(self) -> None:
         """Publish what is begun, after all ranks have written it. Errors are those of `Checkpoints.save`."""

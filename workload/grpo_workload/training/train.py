@@ -29,6 +29,7 @@ from grpo_workload.policy.memory_error import MicroBatchMemoryError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
+from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.rank_metrics import summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.spec.contract import Contract, ExitCode
@@ -136,6 +137,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             saving.checkpoint(step + 1, num_tokens, metrics, standing, waits=waits)
         if run.exports and is_last and (is_end or run.exports.is_due(step + 1, generation.steps.start)):
             saving.export(step + 1, metrics, waits=waits)
+        if run.exports:
+            run.exports.turn()
         if health.gives_up:
             raise health.error()
         if evaluates and stopping and is_end:
@@ -205,6 +208,15 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             run.monitor.close()
             run.generator.close()
             leave()
+            if exit_code == ExitCode.DONE and run.exports and run.exports.is_uploading:
+                run.report.phase("Uploading")
+
+                def waits() -> bool:
+                    write_beat(state_dir, run.rank)
+                    return not stop.is_set
+
+                exit_code = ExitCode.DONE if run.exports.finish(waits) else ExitCode.STOPPED
+                run.report.phase("Done" if exit_code == ExitCode.DONE else "Stopped")
             return exit_code
     except Exception as error:
         errors.record_exception(error)
