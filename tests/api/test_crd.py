@@ -106,6 +106,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
             "ranks give up; 600 would work",
         ),
+        (
+            {"storage": {"export": {"everySteps": 1, "uploadTo": "s3://key:secret@models"}}},
+            "spec.storage.export.uploadTo in body should match",
+        ),
         ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
     ],
 )

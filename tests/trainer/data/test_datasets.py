@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -11,6 +12,7 @@ from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
+from support.trainer.object_storage import BUCKET
 from support.trainer.tiny_model import CHAT_TEMPLATE
 
 TEXTS = [f"What is {index} + 1?" for index in range(6)]
@@ -53,6 +55,44 @@ def write(path, kind, rows=ROWS):
             path.mkdir()
             dataset.to_parquet(path / "train.parquet")
     return str(path)
+
+
+@pytest.fixture
+def bucket(object_storage, monkeypatch):
+    """The folder of a bucket's objects."""
+    for name, value in object_storage.env.items():
+        monkeypatch.setenv(name, value)
+    return object_storage.bucket
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "saved with splits", "folder"])
+def test_a_dataset_in_a_bucket_is_read_anew_only_when_it_has_changed(tiny_tokenizer, tmp_path, bucket, kind):
+    (folder := bucket / kind.replace(" ", "-")).mkdir()
+    path = write(folder, kind)
+    url = f"s3://{BUCKET}/{Path(path).relative_to(bucket)}"
+    expected = [prompt.text for prompt in load(tiny_tokenizer, path=write(tmp_path, kind)).batch(0, 6)]
+    assert [prompt.text for prompt in load(tiny_tokenizer, path=url).batch(0, 6)] == expected
+    copies = {file: file.stat().st_ino for file in tmp_path.glob("cache/buckets/*/*")}
+    assert [prompt.text for prompt in load(tiny_tokenizer, path=url).batch(0, 6)] == expected
+    assert {file: file.stat().st_ino for file in tmp_path.glob("cache/buckets/*/*")} == copies
+    if kind == "jsonl":
+        Path(path).write_text(json.dumps({"prompt": "another"}) + "\n")
+        assert [prompt.text for prompt in load(tiny_tokenizer, path=url).batch(0, 1)] == ["another"]
+
+
+@pytest.mark.parametrize(
+    ("url", "secret", "said"),
+    [
+        (f"s3://{BUCKET}/absent.jsonl", "secret", "cannot load .*: there is no such bucket, or it has nothing of this"),
+        ("s3://absent/rows.jsonl", "secret", "cannot load .*: there is no such bucket"),
+        (f"s3://{BUCKET}/rows.jsonl", "wrong", "cannot load .*podTemplate.envFrom a Secret"),
+        ("ftp://host/rows.jsonl", "secret", "cannot load ftp://host/rows.jsonl: .*ftp"),
+    ],
+)
+def test_a_dataset_that_no_bucket_gives_is_refused(tiny_tokenizer, bucket, monkeypatch, url, secret, said):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    with pytest.raises(ConfigError, match=rf"^dataset\.path: {said}"):
+        load(tiny_tokenizer, path=url)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv", "saved", "saved with splits", "folder"])

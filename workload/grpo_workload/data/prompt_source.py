@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo_workload.algorithm.samples import Prompt, Text
+from grpo_workload.data.bucket import fetch
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
@@ -203,7 +204,8 @@ def _open(config: DatasetConfig) -> Any:
         if config.name is not None:
             return datasets.load_dataset(config.name, config.config, split=config.split)
         assert config.path is not None
-        path = Path(config.path)
+        in_bucket = "://" in config.path
+        path = fetch(config.path, Path(datasets.config.HF_DATASETS_CACHE)) if in_bucket else Path(config.path)
         if any((path / name).exists() for name in _SAVED):
             return _split(datasets.load_from_disk(str(path)), config.split)
         if path.is_dir():

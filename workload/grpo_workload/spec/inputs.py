@@ -92,7 +92,11 @@ class DatasetConfig(Section):
 
     name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
     config: Text | None = Field(None, description="Configuration (subset) of `name`.")
-    path: Text | None = Field(None, description="File (json, jsonl, parquet, csv) or folder inside the container.")
+    path: Text | None = Field(
+        None,
+        description="File (json, jsonl, parquet, csv) or folder inside the container, or in object storage, for "
+        "example s3://data/math.jsonl (s3, gs, abfs; credentials: podTemplate.envFrom a Secret).",
+    )
     reasoning_gym: ReasoningGymDataset | None = Field(
         None, description="Problems that reasoning-gym generates and can score."
     )

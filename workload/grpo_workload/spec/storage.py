@@ -6,10 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from grpo_workload.spec.object_storage import BucketFolder
 from grpo_workload.spec.schema import ObjectName, Section, Text
-
-BucketFolder = Annotated[str, Field(max_length=512, pattern=r"^(s3|gs|abfss?)://[^/:?#\s]+(/[^:?#\s]*)?$")]
-"""URL in object storage, without credentials and options: those would be seen by everybody who reads the job."""
 
 
 class ExportConfig(Section):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import re
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.object_storage import CREDENTIALS, REFUSED
 from grpo_workload.storage.checkpoint_folder import checkpoints
 from grpo_workload.storage.files import StorageError
 
@@ -28,12 +28,6 @@ TRIES = 5
 """Number of times in a row that an upload may fail at the end of the run."""
 BACKOFF_SECONDS = 300.0
 """Longest wait after a failure; the first is a second, and each later one twice as long."""
-REFUSED = re.compile(
-    "ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT|"
-    "Bucket '.*' not found|PERMISSION_DENIED|NOT_FOUND|UNAUTHENTICATED|AuthorizationFailure|AuthenticationFailed"
-)
-"""What storages say about names and credentials; trying again does not help."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -127,10 +121,7 @@ class Uploads:
             said = f"no answer within {PROBE_SECONDS:.0f} s; {process.communicate()[1].strip()}"
         if process.returncode == 0:
             return
-        message = (
-            f"{FIELD}: cannot write to {self._url}: {said}. Credentials come from the environment of trainer pods "
-            "(podTemplate.envFrom a Secret)"
-        )
+        message = f"{FIELD}: cannot write to {self._url}: {said}. {CREDENTIALS}"
         raise ConfigError(message) if REFUSED.search(said) else StorageError(message)
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
