@@ -40,13 +40,13 @@ STATE = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=2, zero_
 class Trainer:
     """A policy, its checkpoints, and the thread that writes them."""
 
-    def __init__(self, model, data, run, *, stage=2, dtype="bfloat16", lora=False, offload="none"):
+    def __init__(self, model, data, run, *, stage=2, dtype="bfloat16", lora=False, offload="none", training=None):
         AcceleratorState._reset_state(reset_partial_state=True)
         fields = {
             "model": {"path": model, "dtype": dtype},
             "dataset": {"path": "unused"},
             "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none"},
+            "training": {"perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none", **(training or {})},
             "parallelism": {"zeroStage": stage, "offloadOptimizer": offload},
         }
         self.config = TrainerConfig.model_validate(fields | ({"lora": {"r": 4}} if lora else {}))
@@ -82,7 +82,9 @@ class Trainer:
         optimizer = adam(self.policy.deepspeed_engine)
         moments = [value for state in optimizer.state.values() for value in state.values()]
         masters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for tensor in (*optimizer.state, *moments, *masters, *self.policy.module.parameters()):
+        reference = self.policy.following_reference
+        weights = [*self.policy.module.parameters(), *(reference.model.parameters() if reference else ())]
+        for tensor in (*optimizer.state, *moments, *masters, *weights):
             for part in (tensor, getattr(tensor, "ds_tensor", None)):
                 if isinstance(part, torch.Tensor):
                     part.data.fill_(7)
@@ -99,6 +101,7 @@ def copies(model, data):
         "lora": {"stage": 3, "lora": True},
         "away": {"offload": "generating"},
         "cpu": {"offload": "cpu"},
+        "reference": {"stage": 3, "training": {"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 1}},
     }
     for name, fields in settings.items():
         trainer = Trainer(model, data, f"copies-{name}", **fields)

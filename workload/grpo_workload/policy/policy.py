@@ -246,11 +246,15 @@ class Policy:
         return int(self.schedule.scheduler.last_epoch)
 
     @property
+    def following_reference(self) -> Reference | None:
+        """The reference model if it follows the policy (`training.syncRefModel`)."""
+        return self._reference if self._config.training.sync_ref_model else None
+
+    @property
     def moved_reference(self) -> Reference | None:
         """The reference model if it is not the initial one any more."""
-        training = self._config.training
-        has_moved = training.sync_ref_model and self.num_steps >= training.ref_model_sync_steps
-        return self._reference if has_moved else None
+        has_moved = self.num_steps >= self._config.training.ref_model_sync_steps
+        return self.following_reference if has_moved else None
 
     def go_to(self, step: int) -> None:
         """Set the learning rate's schedule to its state after `step` optimizer steps."""

@@ -181,7 +181,9 @@ class Checkpoints:
         """Return the bytes that this rank copies when `begin` writes in the background; collective."""
         measure = Measure()
         save_deepspeed(policy.deepspeed_engine, measure, self._path, _DEEPSPEED)
-        return measure.size + on_host_bytes(policy.saved_weights())
+        reference = policy.following_reference
+        moved = on_host_bytes(reference.weights()) if reference else 0
+        return measure.size + on_host_bytes(policy.saved_weights()) + moved
 
     def relative(self, folder: Path) -> Path:
         """Return a published folder, relative to the data folder."""
