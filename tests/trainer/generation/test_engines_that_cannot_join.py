@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.http_client import EngineDiffersError, EngineError, RefusedError
+from grpo_workload.generation.servers.pusher import may_be_left_out
 from grpo_workload.spec.contract import Contract, Engine
 from grpo_workload.weights.export import Export, Weight
 from support.paths import PROGRAMS
@@ -205,3 +206,11 @@ def test_a_port_that_is_taken_is_named_and_no_engine_is_blamed(engines: Started)
     message = rf"rank 0 cannot listen on 127.0.0.1:{group.port} \(transferPort"
     with closing(socket.create_server(("", group.port))), pytest.raises(RuntimeError, match=message):
         ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)
+
+
+def test_an_engine_that_refuses_what_all_would_refuse_is_not_left_out(engines: Started) -> None:
+    needed, elastic, *_ = engines.contract.engines
+    assert may_be_left_out(EngineError(elastic, "hangs"))
+    assert not may_be_left_out(EngineError(needed, "hangs"))
+    assert not may_be_left_out(EngineDiffersError(elastic, "refused its weights"))
+    assert not may_be_left_out(RefusedError(elastic, "answered with 400"))
