@@ -99,7 +99,8 @@ def test_a_manifest_needs_no_package_that_asks_a_cluster() -> None:
     assert "ranks" in rendered.stdout, rendered.stderr
     refused = without("status", "quickstart")
     assert refused.returncode == 2
-    assert refused.stderr.endswith("status needs pip install 'grpo-operator[cli]'; without it there are render, run\n")
+    there = "without it there are check-model, render, run\n"
+    assert refused.stderr.endswith(f"status needs pip install 'grpo-operator[cli]'; {there}")
 
 
 def kubeconfig(folder: Path) -> str:
