@@ -1,4 +1,4 @@
-"""Optimizer states leave the GPU between steps and return bitwise equal; prints the freed memory and the seconds."""
+"""Optimizer states leave the GPU between steps and return bitwise equal, also from checkpoints; prints memory freed."""
 
 from __future__ import annotations
 
@@ -141,4 +141,30 @@ def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model: P
     assert source is not None
     source.load(resumed)
     assert bytes_that_leave(resumed)[0] == pytest.approx(states, rel=0.01)
+    assert same(take(resumed, 2, config), expected)
+
+
+@pytest.mark.parametrize("offload", ["none", "generating"])
+def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_bits(
+    model: Path, tmp_path: Path, offload: str
+) -> None:
+    from grpo_workload.storage.background import Background
+    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+
+    policy, config = make_policy(model, 2, "float32", offload)
+    take(policy, 0, config)
+    checkpoints = Checkpoints(tmp_path, "run", keep=1, attempt=0, pod_uid="uid")
+    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
+    background = Background(policy.device)
+    assert background.staging.reserve(checkpoints.num_bytes(policy)) is None
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    pending = checkpoints.begin(policy, tokenizer, state, background=background)
+    expected = take(policy, 2, config)
+    pending.publish()
+    background.end()
+
+    resumed, config = make_policy(model, 2, "float32", offload)
+    source = checkpoints.find(None, world_size=1, zero_stage=2)
+    assert source is not None
+    source.load(resumed)
     assert same(take(resumed, 2, config), expected)
