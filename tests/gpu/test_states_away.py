@@ -1,4 +1,4 @@
-"""Optimizer states leave the GPU between steps and return bitwise equal, also from checkpoints; prints memory freed."""
+"""Optimizer states leave the GPU and return bitwise equal, from checkpoints too; prints freed memory and seconds."""
 
 from __future__ import annotations
 
