@@ -135,8 +135,9 @@ def test_a_bad_name_is_refused(jobs: Jobs, name: str, complaint: str) -> None:
 
 
 def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> None:
-    jobs.apply(make_job("defaults"))
+    jobs.apply(make_job("defaults", evaluation=GYM | {"rewards": [{"name": "r", "accuracy": {}}]}))
     spec = jobs.get("grpo", "defaults")["spec"]
+    assert "exactMatch" not in spec["evaluation"]["rewards"][0], "a choice that was not made"
     assert spec["training"]["lossType"] == "dapo"
     assert spec["generation"]["topology"] == "Colocate"
     assert "completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")

@@ -52,13 +52,14 @@ def structural(model: type[GRPOJobSpec] | type[GRPOJobStatus]) -> Schema:
 
 def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     node = dict(node)
-    while "$ref" in node:
-        target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
+    # Only looked up here, and converted once: what is converted no longer says which sections are a choice.
+    while "$ref" in node or "anyOf" in node:
+        if "$ref" in node:
+            target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
+        else:
+            target, *others = [option for option in node.pop("anyOf") if option.get("type") != "null"]
+            assert not others, f"a union that a CRD cannot express: {[target, *others]}"
         node = {**target, **node}
-    if "anyOf" in node:
-        options = [option for option in node.pop("anyOf") if option.get("type") != "null"]
-        assert len(options) == 1, f"a union that a CRD cannot express: {options}"
-        node = {**_convert(options[0], definitions), **node}
     out: Schema = {}
     for key, value in node.items():
         match key:

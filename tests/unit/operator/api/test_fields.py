@@ -30,6 +30,11 @@ PROPERTIES = {
 }
 
 
+def test_rewards_of_an_evaluation_are_as_those_of_the_job() -> None:
+    """A default would make a choice that the user did not make."""
+    assert PROPERTIES["grpojob.spec.evaluation.rewards"]["items"] == PROPERTIES["grpojob.spec.rewards"]["items"]
+
+
 def test_every_property_at_every_depth_is_described() -> None:
     assert len(PROPERTIES) > 250
     assert [path for path, field in PROPERTIES.items() if not field.get("description", "").strip()] == []
