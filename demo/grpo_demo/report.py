@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_demo import display
 from grpo_demo.console import console, step
-from grpo_demo.results import EDGE, Verdict, judge, read_rows
+from grpo_demo.results import EDGE, Verdict, evaluated, judge, read_rows
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ def report(run: Run, output: Path) -> Verdict:
             display.completions(
                 f"{title} (of steps {some[0]} to {some[-1]})", [row for row in samples if row["step"] in some]
             )
+        if solved := evaluated(read_rows(run.folder / "evaluations.jsonl")):
+            console.print(f"   solved      {solved}", soft_wrap=True)
         console.print(f"   curve       {picture.resolve()}", soft_wrap=True)
         console.print(f"   metrics     {run.folder / 'metrics.jsonl'}", soft_wrap=True)
         console.print(f"   checkpoint  {run.checkpoint}", soft_wrap=True)

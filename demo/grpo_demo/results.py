@@ -27,6 +27,14 @@ def read_rows(path: Path) -> list[Row]:
     ]
 
 
+def evaluated(rows: Sequence[Row]) -> str:
+    """Describe the first and the last evaluation, of problems that the job does not train on; empty without two."""
+    if len(rows) < 2:
+        return ""
+    first, last = (row["eval/rewards/accuracy/mean"] for row in (rows[0], rows[-1]))
+    return f"{first:.0%} before, {last:.0%} after, of {rows[-1]['eval/num_prompts']:.0f} that it was not trained on"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether the reward rose from the first steps to the last ones."""

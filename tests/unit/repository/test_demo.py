@@ -10,7 +10,7 @@ from grpo_demo import display, watch
 from grpo_demo.cluster import job_name
 from grpo_demo.console import DemoError, console, run
 from grpo_demo.kubectl import condensed
-from grpo_demo.results import MARGIN, judge, read_rows
+from grpo_demo.results import MARGIN, evaluated, judge, read_rows
 
 
 def rows(*rewards: float | None) -> list[dict[str, Any]]:
@@ -30,6 +30,12 @@ def test_no_rise_or_a_small_one_does_not(after: float) -> None:
 
 def test_steps_without_a_reward_are_ignored() -> None:
     assert judge(rows(0.0, None, 0.0, 1.0, None, 1.0)) == judge(rows(0.0, 0.0, 1.0, 1.0))
+
+
+def test_the_first_and_the_last_evaluation_are_told() -> None:
+    found = [{"step": at, "eval/rewards/accuracy/mean": at / 100, "eval/num_prompts": 48.0} for at in (1, 12, 25)]
+    assert evaluated(found) == "1% before, 25% after, of 48 that it was not trained on"
+    assert evaluated(found[:1]) == ""
 
 
 def test_too_few_steps_are_refused() -> None:

@@ -82,6 +82,7 @@ def test_all_quickstarts_train_the_same_task() -> None:
             spec.model.name,
             spec.dataset,
             spec.rewards,
+            spec.evaluation,
             spec.training.model_copy(update={"per_device_train_batch_size": None}),
         )
         for spec in specs
