@@ -18,7 +18,7 @@ from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 port, is_stuck = int(sys.argv[1]), sys.argv[2] == "stuck"
 engine = Engine(name="engine-3", pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,))
-timing = Timing(poll=0.1, lost=0.5, stuck=0.5, quiet=0.1, grace=0.5)
+timing = Timing(poll=0.1, lost=0.5 if is_stuck else 30.0, stuck=1.5, quiet=0.1, grace=0.5)
 link = EngineLink([engine], deadline=3 if sys.argv[2] == "slow" else 30, timing=timing)
 link.wait_ready()
 print("watching", flush=True)
@@ -79,7 +79,7 @@ def test_a_stuck_rank_is_ended_and_records_the_lost_engine(tmp_path: Path) -> No
 def test_an_engine_that_answers_but_samples_nothing_is_named(tmp_path: Path) -> None:
     code, stdout, _, error = run_rank(tmp_path, "asks", engine="once")
     assert (code, stdout) == (1, "[(1, 0)]\n")
-    assert error == "StuckError: engine engine-3 (pod pod-3, address) hangs: it has sampled no token for 0.5 s"
+    assert error == "StuckError: engine engine-3 (pod pod-3, address) hangs: it has sampled no token for 1.5 s"
 
 
 def test_a_request_may_take_longer_than_the_deadline_of_calls(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ TABLES = (ROOT / "docs" / "models.md").read_text().split(HEAD)[1:]
 PLACES = {"CPU": "families_cpu.jsonl", "H200": "families_h200.jsonl"}
 
 
-@pytest.mark.parametrize(("table", "families"), zip(TABLES, [FAMILIES, STATEFUL, MASKED], strict=True))
+@pytest.mark.parametrize(("table", "families"), list(zip(TABLES, [FAMILIES, STATEFUL, MASKED], strict=True)))
 def test_each_family_that_is_tested_has_a_row_with_the_pushes_that_were_tried(table: str, families: list[str]) -> None:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n\n")[0].splitlines()]
     assert [name for name, *_ in rows] == [f"`{family}`" for family in families]
