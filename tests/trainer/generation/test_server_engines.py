@@ -173,13 +173,14 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
     training = contract.config.training.model_copy(update={"max_staleness": 1, "max_completion_length": 480})
     config = contract.config.model_copy(update={"training": training})
     ahead = ServerGenerator(contract.model_copy(update={"config": config}), 0, lambda: weights_of(model))
+    many = 24  # so many that an engine is still at them when the push comes, also one that began first
     later = [replace(prompt, seed=9) for prompt in prompts()]
     old = deepcopy(model)
     try:
         ahead.sync_weights(weights_of(model), 4)
         before = tokens_sampled(ahead)
-        ahead.begin(prompts(), 4, heard := Heard())
-        eventually(lambda: all(map(operator.gt, tokens_sampled(ahead), before)), "both engines sample")
+        ahead.begin(prompts(), many, heard := Heard())
+        eventually(lambda: any(map(operator.gt, tokens_sampled(ahead), before)), "an engine samples")
         # Before the model changes, which takes a moment: its new weights wait for nothing but this pause.
         ahead.expect_weights()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -189,7 +190,7 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
         ahead.sync_weights(weights_of(model), 5)
         ahead.begin(later, 2)
         ((tried,),) = ahead.evaluate([replace(prompts()[0], seed=10)], 1, 0.5)  # while all others are in flight
-        groups, fresh = ahead.generate(prompts(), 4), ahead.generate(later, 2)
+        groups, fresh = ahead.generate(prompts(), many), ahead.generate(later, 2)
     finally:
         ahead.close()
         generator._pusher.with_engines(generator._pusher.join)  # the other one's group took its place
