@@ -64,7 +64,7 @@ OWN = rows(
     differs("soft_cache_length", "@overlong_cache", v.integer, "rewards[].softOverlong.cacheLength"),
     differs("deepspeed", "@deepspeed", v.deepspeed, "zero2 is zeroStage: 2, zero3_offload also offloadOptimizer: cpu"),
     same("lr_scheduler_type", "training.lrSchedulerType", v.scheduler, default="cosine"),
-    differs("weight_decay", "training.weightDecay", v.number, trl.DECAY, default=0.1),
+    same("weight_decay", "training.weightDecay", v.number, default=0.1),
     same("adam_beta2", "training.adamBeta2", v.number, default=0.95),
     differs("per_device_train_batch_size", "@per_device", v.positive, trl.BATCH_SIZE, default=1),
     same("beta", "training.beta", v.number, default=0.04),

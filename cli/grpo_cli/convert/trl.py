@@ -16,7 +16,6 @@ _PACKED = "sequences are packed, and micro-batches cut by tokens (docs/training.
 ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
 EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
-DECAY = "also of norms and biases, which TRL leaves out"
 SEQUENCES = "a sequence stays on one rank: over 1 is offloadActivations, to host memory instead of to other ranks"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
@@ -82,7 +81,7 @@ OPTIMIZER = rows(
     differs("lr_scheduler_kwargs", "@schedule_arguments", v.mapping, "those that the schedule takes"),
     differs("warmup_steps", "@warmup", v.number, "below 1 it is a share of maxSteps"),
     differs("warmup_ratio", "@warmup_ratio", v.number, "a share of maxSteps"),
-    differs("weight_decay", "training.weightDecay", v.number, DECAY),
+    same("weight_decay", "training.weightDecay", v.number),
     same("max_grad_norm", "training.maxGradNorm", v.number),
     left("optim", "the optimizer is AdamW", "adamw_torch_fused", "adamw_torch", "adamw_hf", "adamw_apex_fused",
         "adamw"),

@@ -78,6 +78,10 @@ def test_offloaded_states_and_a_step_that_is_not_finite_change_no_bit(run_progra
             assert not math.isfinite(loss), plan
         assert "1 weights are NaN or infinite, for example model.embed_tokens.weight" in result["refused"], plan
         assert result["kept"] == ["step-3"], plan
+        before, after = result["decayed"]
+        for name, weight in before.items():
+            factor = 1.0 if "norm" in name else 1 - 0.1 * 0.5
+            assert after[name].equal((weight.float() * factor).to(weight.dtype)), f"{plan}: {name}"
 
 
 def same(ours, expected):

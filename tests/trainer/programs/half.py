@@ -44,6 +44,7 @@ def make_config(model, name):
         "training": {
             "perDeviceTrainBatchSize": 2,
             "learningRate": 1e-3,
+            "weightDecay": 0.5,
             "maxSteps": 20,
             "importanceSamplingCorrection": "none",
         },

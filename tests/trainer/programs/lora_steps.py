@@ -54,6 +54,7 @@ def main(model, folder, beta, plans):
                 "training": {
                     "perDeviceTrainBatchSize": 4,
                     "learningRate": 1e-2,
+                    "weightDecay": 0.5,
                     "beta": beta,
                     "importanceSamplingCorrection": "none",
                 },

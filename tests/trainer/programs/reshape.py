@@ -70,6 +70,7 @@ def main(model, data, out, attempt, plans):
                 "rewards": [{"name": "unused", "stopped": {}}],
                 "training": {
                     "learningRate": 1e-3,
+                    "weightDecay": 0.5,
                     "warmupSteps": 3,
                     "lrSchedulerType": "cosine_with_min_lr",
                     "lrSchedulerKwargs": {"min_lr_rate": 0.1},

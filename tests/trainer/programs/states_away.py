@@ -4,7 +4,8 @@ second one is skipped, since the loss of one rank is infinite.
 states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. With the states away, a checkpoint is
 saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. OUT gets, by plan:
 metrics, weights and states of all steps, the states' bytes on the device between steps, during steps, and as
-memory_check calculates them, and the error of a checkpoint whose weights are broken on the last rank.
+memory_check calculates them, the error of a checkpoint whose weights are broken on the last rank, and the weights
+before and after a step that only decays them.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -24,7 +25,7 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, take_step
+from fixed_samples import PAD, by_rank, samples, take_step, train_on
 from transformers import AutoTokenizer
 
 from grpo_workload.generation.memory_check import num_parameters, training_footprint
@@ -35,13 +36,19 @@ from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
 
 
-def make_config(model, plan, offload):
+def make_config(model, plan, offload, **training):
     stage, dtype, optimizer_dtype = plan.split(":")
     config = {
         "model": {"path": model, "dtype": dtype},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"perDeviceTrainBatchSize": 4, "learningRate": 1e-3, "importanceSamplingCorrection": "none"},
+        "training": {
+            "perDeviceTrainBatchSize": 4,
+            "learningRate": 1e-3,
+            "weightDecay": 0.5,
+            "importanceSamplingCorrection": "none",
+            **training,
+        },
         "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload, "optimizerDtype": optimizer_dtype},
     }
     return TrainerConfig.model_validate(config)
@@ -113,6 +120,16 @@ def sizes(policy, config):
     return between, back, training_footprint(config, num_parameters=own, world_size=2).away
 
 
+def decay_alone(model, plan):
+    """Return the weights before and after a step whose gradients are 0."""
+    offload = "cpu" if int(plan[0]) > 1 and plan.endswith("float32") else "none"
+    policy = make_policy(config := make_config(model, plan, offload, learningRate=0.1, weightDecay=0.5))
+    before = weights(policy)
+    owned = [[replace(sample, advantage=0.0) for sample in own] for own in by_rank(list(samples(0)))]
+    train_on(policy, owned, config.training)
+    return before, weights(policy)
+
+
 def run(model, data, plan, tokenizer):
     stage = int(plan[0])
     plain = make_policy(config := make_config(model, plan, "none"))
@@ -137,6 +154,7 @@ def run(model, data, plan, tokenizer):
     result["resumed"] = take_steps(resumed, config, (3,))
     result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))
     result["kept"] = sorted(path.name for path in (Path(data) / plan / "checkpoints").iterdir())
+    result["decayed"] = decay_alone(model, plan)
     return result
 
 

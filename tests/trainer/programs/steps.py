@@ -43,6 +43,7 @@ def main(model, out, micro_batch_size, beta, stages):
                 "training": {
                     "perDeviceTrainBatchSize": micro_batch_size,
                     "learningRate": 1e-3,
+                    "weightDecay": 1.0,
                     "maxGradNorm": 0.5,
                     "beta": beta,
                     "entropyCoef": beta,

@@ -21,6 +21,7 @@ from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.entropy_cut import find_cut
 from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.rewards.scoring import Reward, score
 from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.training.rollout import Generation, Rollout
@@ -267,6 +268,7 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
 async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, monkeypatch, loss_type, correction):
     """TRL's `train()` takes four steps on one generation; only its sampling and shuffling are not under test."""
     common = {"loss_type": loss_type, "epsilon": 0.05, "learning_rate": 3e-3, "num_iterations": 2, "max_steps": 4}
+    common["weight_decay"] = 0.5
     trainer = make_trainer(
         **common,
         per_device_train_batch_size=GENERATIONS,
@@ -328,6 +330,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         per_device_train_batch_size=3,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=0.0)
+    decay_weights(optimizer, model, training.weight_decay)
 
     @torch.no_grad()
     def logprobs(batch, temperature, truncation):

@@ -34,6 +34,7 @@ from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
+from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
@@ -89,14 +90,12 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-        # One group of parameters: with more, DeepSpeed's universal checkpoints count AdamW's steps wrongly, and under
-        # ZeRO-3 give all groups the weight decay of the first.
         optimizer = torch.optim.AdamW(
             [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=config.training.learning_rate,
             betas=(config.training.adam_beta1, config.training.adam_beta2),
             eps=config.training.adam_epsilon,
-            weight_decay=config.training.weight_decay,
+            weight_decay=0.0,  # `decay_weights` decays
             fused=device == Device.CUDA,
         )
         schedule = get_scheduler(
@@ -110,6 +109,8 @@ class Policy:
         # A single rank has no other to average with, but would still copy its gradients into a buffer of a gigabyte.
         self.deepspeed_engine.enable_backward_allreduce = dist.get_world_size() > 1 or config.parallelism.zero_stage > 0
         reset_step_counts(self.deepspeed_engine)
+        if config.training.weight_decay > 0:
+            decay_weights(self.deepspeed_engine.optimizer, self.module, config.training.weight_decay)
         if self.deepspeed_engine.fp16_enabled():
             # At the smallest loss scale DeepSpeed would raise; skipped steps in a row are counted here for all dtypes.
             self.deepspeed_engine.optimizer.loss_scaler.raise_error_at_min_scale = False

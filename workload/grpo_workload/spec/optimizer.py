@@ -84,7 +84,11 @@ class OptimizerConfig(Section):
         0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=1, description="Weight decay of AdamW, also of norms and biases, which TRL leaves out."
+        0.0,
+        ge=0,
+        le=1,
+        description="Weight decay of AdamW, which keeps weights small over long runs; as in TRL, norms and biases do "
+        "not decay.",
     )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
