@@ -77,21 +77,31 @@ value: 10
 ---
 apiVersion: scheduling.k8s.io/v1
 kind: PriorityClass
-metadata: {name: between}
-value: 100
+metadata: {name: urgent}
+value: 10000
 """
 
 
 def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_runs(jobs: Jobs, kubectl: Any) -> None:
-    """The scheduler is real: three nodes, of which another job takes one for a while."""
-    nodes = [kwok.node(index, 8) for index in (330, 331, 332)]
+    """The scheduler is real: four nodes, of which another job takes those of all elastic engines for a while."""
+    nodes = [kwok.node(index, 8) for index in (330, 331, 332, 333)]
     for node in nodes:
         node["metadata"]["labels"]["only"] = "elastic"  # type: ignore[index]
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(nodes))
     kubectl("apply", "-f", "-", stdin=CLASSES)
     here = {"nodeSelector": {"only": "elastic"}}
     engines = {"name": "gen", "gpus": 8, "podTemplate": {"priorityClassName": "engines"}}
-    server = {"groups": [engines], "elastic": {"replicas": 2, "maxReplicas": 2}}
+    server = {"groups": [engines, {"name": "stay", "gpus": 8}], "elastic": {"replicas": 2, "maxReplicas": 2}}
+    stays = ("yields-a-0", "yields-stay-0")
+
+    def seen() -> tuple[str, int, int, list[str]]:
+        status, known = jobs.get("grpo", "yields")["status"], uids(jobs, "yields")
+        return status["phase"], status["attempt"], status["restarts"]["counted"], [known[pod] for pod in stays]
+
+    def wait_for_engines(number: int) -> None:
+        said = f"all 2 pods are ready, and {number} of 2 elastic ones"
+        wait_until(lambda: jobs.condition("yields", "Running")["message"].startswith(said), said, 60, interval=0.2)
+
     try:
         jobs.run(
             "yields",
@@ -100,26 +110,24 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
             failurePolicy=POLICY | {"maxRestarts": 0},
             podTemplate=here | {"priorityClassName": "training"},
         )
-        trainer = uids(jobs, "yields")["yields-a-0"]
+        wait_for_engines(2)
+        before = seen()
+        assert before[:3] == ("Running", 0, 0)
         jobs.run(
             "takes",
-            trainer={"groups": [{"name": "a", "gpus": 8}]},
-            podTemplate=here | {"priorityClassName": "between"},
+            trainer={"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
+            training={"promptsPerStep": 16},
+            podTemplate=here | {"priorityClassName": "urgent"},
         )
-        taken = jobs.get("pod", "takes-a-0")["spec"]["nodeName"]
-        assert taken != jobs.get("pod", "yields-a-0")["spec"]["nodeName"]
-
-        def ready() -> int:
-            groups = {group["name"]: group["ready"] for group in jobs.get("grpo", "yields")["status"]["groups"]}
-            return int(groups["gen"])
-
-        wait_until(lambda: ready() == 1, "one engine is left", 60, interval=0.2)
-        status = jobs.get("grpo", "yields")["status"]
-        assert (status["attempt"], status["restarts"]["counted"], uids(jobs, "yields")["yields-a-0"]) == (0, 0, trainer)
-        jobs.finish_pod("takes-a-0", 0, outcome(0))
+        wait_for_engines(0)
+        assert "yields-gen-0 has no node: " in jobs.condition("yields", "Running")["message"]
+        failure = jobs.get("grpo", "yields")["status"]["lastFailure"]
+        assert (failure["reason"], failure["pod"].startswith("yields-gen-")) == ("Preempted", True)
+        assert seen() == before
+        for ordinal in range(2):
+            jobs.finish_pod(f"takes-a-{ordinal}", 0, outcome(0))
         jobs.wait_for("takes", "Complete", "True")
-        wait_until(lambda: ready() == 2, "the engine is back", 60, interval=0.2)
-        status = jobs.get("grpo", "yields")["status"]
-        assert (status["phase"], status["attempt"], uids(jobs, "yields")["yields-a-0"]) == ("Running", 0, trainer)
+        wait_for_engines(2)
+        assert seen() == before
     finally:
-        kubectl("delete", "node", *(f"kwok-{index}" for index in (330, 331, 332)), "--wait=false")
+        kubectl("delete", "node", *(f"kwok-{index}" for index in (330, 331, 332, 333)), "--wait=false")

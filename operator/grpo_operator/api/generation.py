@@ -86,7 +86,8 @@ class ServerSpec(Section):
     elastic: ElasticSpec | None = Field(
         None,
         description="Lets the number of engines change while the job runs: that of the first group, whose own "
-        "`replicas` then does not count. Needs failurePolicy.onGenerationFailure RestartGeneration.",
+        "`replicas` then does not count. Of its pods only the first has to run; where there are other groups, none. "
+        "Needs failurePolicy.onGenerationFailure RestartGeneration.",
     )
     port: int = Field(8000, ge=1024, le=65535, description="HTTP port of each engine.")
     transfer_port: int = Field(

@@ -73,6 +73,7 @@ class Group:
     statefulset: str
     spec: PodGroup
     most: int | None = None  # most pods that an elastic group may have while the job runs
+    least: int = 1  # pods of an elastic group without which the job does not run
     in_gang: bool = False  # its pods get nodes together with those of the other groups in the gang
 
     @property
@@ -92,8 +93,8 @@ class Group:
 
     @cached_property
     def needed_pods(self) -> tuple[str, ...]:
-        """Names of the pods without which the job does not run. Of an elastic group, the first one."""
-        return self.pods if self.most is None else self._pods(1)
+        """Names of the pods without which the job does not run. Of an elastic group, the first `least`."""
+        return self.pods if self.most is None else self._pods(self.least)
 
     def _pods(self, number: int) -> tuple[str, ...]:
         return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(number))
@@ -126,7 +127,7 @@ class Topology:
     @cached_property
     def elastic_pods(self) -> tuple[str, ...]:
         """Names of the other pods that the spec asks for."""
-        return tuple(pod for group in self.groups if group.most is not None for pod in group.pods[1:])
+        return tuple(pod for group in self.groups for pod in group.pods[len(group.needed_pods) :])
 
     @cached_property
     def gang_pods(self) -> tuple[str, ...]:
@@ -154,7 +155,9 @@ def _plan_topology(job: Job) -> Topology:
     members = _members(job, trainers)
     if spec.generation.server is not None:
         first, *others = spec.generation.server.groups
-        generators = [_elastic_group(job, first, spec.generation.server.elastic)]
+        # Where engines of other groups stay, all elastic ones may leave: a scheduler takes any of one priority.
+        least = 0 if others else 1
+        generators = [_elastic_group(job, first, spec.generation.server.elastic, least)]
         generators += [_group(job, Role.GENERATION, group) for group in others]
         engines, transfer = _server_engines(job, generators, members[0])
         return Topology(groups=(*trainers, *generators), members=members, engines=engines, transfers=(transfer,))
@@ -168,11 +171,12 @@ def _group(job: Job, role: Role, spec: TrainerGroup | GenerationGroup) -> Group:
     return Group(role=role, statefulset=names.child_name(job.name, spec.name), spec=spec)
 
 
-def _elastic_group(job: Job, spec: GenerationGroup, elastic: ElasticSpec | None) -> Group:
+def _elastic_group(job: Job, spec: GenerationGroup, elastic: ElasticSpec | None, least: int) -> Group:
     group = _group(job, Role.GENERATION, spec)
     if elastic is None:
         return group
-    return replace(group, spec=spec.model_copy(update={"replicas": elastic.replicas}), most=elastic.max_replicas)
+    scaled = spec.model_copy(update={"replicas": elastic.replicas})
+    return replace(group, spec=scaled, most=elastic.max_replicas, least=least)
 
 
 def generation_devices(node_local: NodeLocalSpec | None, gpus: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import ProgressStatus
+from grpo_operator.api.status import Disruption, ProgressStatus
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import ObservedPod
 from grpo_operator.decide.plan import Mode
@@ -53,6 +53,27 @@ def test_the_contract_is_the_same_however_many_engines_there_are() -> None:
         ("job-gen-2", True),
         ("job-gen-3", True),
     ]
+
+
+def test_beside_engines_of_another_group_the_job_needs_none_of_the_elastic_ones() -> None:
+    spec = elastic(2)
+    spec["generation"]["server"]["groups"].append({"name": "stay", "gpus": 1})
+    case = Case(**spec)
+    assert [(one.name, one.elastic) for one in case.topology.engines] == [
+        *((f"job-gen-{ordinal}", True) for ordinal in range(4)),
+        ("job-stay-0", False),
+    ]
+    stays = replace(pod("job-stay-0", uid="job-stay-0-0"), group="stay", ready=True)
+    case.see(*trainers(case), stays, engine(0, ready=True), engine(1, ready=True))
+    assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 2 of 2 elastic ones"
+    taken = Disruption(reason="Preempted", message="for a pod of higher priority")
+    case.see(*trainers(case), stays, engine(0, disruption=taken, deletion_time=NOW), engine(1, ready=True), at=10)
+    waits = replace(engine(0, node=None, ip=None, unschedulable=NO_ROOM), uid="another")
+    case.see(*trainers(case), stays, waits, engine(1, ready=True), at=12)
+    assert (case.status.phase, case.status.attempt, case.status.restarts.counted) == ("Running", 0, 0)
+    assert case.message(Condition.RUNNING).endswith(f"1 of 2 elastic ones; job-gen-0 has no node: {NO_ROOM}")
+    case.see(*trainers(case), stays, waits, engine(1, ready=True), at=100_000)
+    assert (case.status.phase, case.status.placement) == ("Running", None), "no deadline waits for an elastic engine"
 
 
 def test_the_job_begins_without_the_elastic_engines() -> None:
