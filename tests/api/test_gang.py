@@ -1,4 +1,5 @@
-"""With scheduling.gang Native all pods of an attempt get nodes, or none; API server and scheduler are real."""
+"""With scheduling.gang Native all pods of an attempt get nodes, or none, whatever else takes or frees nodes; API server
+and scheduler are real."""
 
 import json
 from collections.abc import Iterator
@@ -76,6 +77,35 @@ def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_r
     jobs.wait_for(other, "Running", "True")
     wait_until(lambda: f"{other}-0" not in _groups(jobs), "the first attempt's PodGroup is deleted", 30)
     assert _placed(jobs, other) == NODES
+
+
+FIRST = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": "goes-first"},
+    "value": 1000,
+}
+
+
+def test_a_job_that_restarts_gets_its_nodes_back_from_one_of_lower_priority_that_waited(
+    jobs: Jobs, kubectl: Any, nodes: None
+) -> None:
+    kubectl("apply", "-f", "-", stdin=json.dumps(FIRST))
+    kubectl("taint", "node", "kwok-301", "kept-")
+    template = SPEC["podTemplate"] | {"priorityClassName": "goes-first"}
+    jobs.run("first", **(SPEC | {"podTemplate": template}))
+    jobs.apply(make_job("second", **SPEC))
+    jobs.wait_for("second", "Scheduled", "False", "Unschedulable")
+    jobs.finish_pod("first-b-0", 1, outcome(1))
+
+    def goes_on() -> bool:
+        status = jobs.get("grpo", "first")["status"]
+        return bool((status["attempt"], status["phase"]) == (1, "Running"))
+
+    wait_until(goes_on, "the first job's second attempt runs", 90, interval=0.2)
+    wait_until(lambda: _placed(jobs, "second") == [], "the second job waits whole", 60, interval=0.2)
+    assert _placed(jobs, "first") == NODES
+    assert jobs.get("grpo", "second")["status"]["restarts"]["counted"] == 0
 
 
 def test_gang_changes_only_while_the_job_is_suspended(jobs: Jobs) -> None:

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_operator.api import names
+
 Object = Mapping[str, Any]
 
 REMEMBERED = 100_000
@@ -27,8 +29,8 @@ class Applied:
 
     def is_in_force(self, manifest: Object, live: Object) -> bool:
         """Whether applying the manifest would not change the object, or must not."""
-        if live.get("immutable"):
-            return True  # as an earlier release wrote it: a running attempt keeps its contract
+        if live.get("immutable") or manifest.get("kind") == names.GANG_KIND:
+            return True  # a running attempt keeps its contract and its PodGroup, as an earlier release wrote them
         return contains(live, manifest) or self._made.get(live["metadata"]["uid"]) == _digest(manifest, live)
 
     def remember(self, manifest: Object, answer: Object) -> None:

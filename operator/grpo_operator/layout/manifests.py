@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_operator.api import names
+from grpo_operator.api.pod_template import merge
 from grpo_operator.layout.contracts import make_contract
-from grpo_operator.layout.pods import APP_PROTOCOLS, Manifest, child_labels, pod_template, port_numbers
+from grpo_operator.layout.pods import APP_PROTOCOLS, Manifest, child_labels, pod_template, port_numbers, topology_key
 from grpo_operator.layout.queueing import admit
 from grpo_operator.layout.topology import Group, Job, Topology
 
@@ -94,12 +95,22 @@ def contract_map(job: Job, topology: Topology, attempt: int) -> Manifest:
 
 
 def pod_group(job: Job, topology: Topology, attempt: int) -> Manifest:
-    """Return the PodGroup that gives all pods of an attempt nodes at once, or none."""
+    """Return the PodGroup that gives all pods of an attempt nodes at once, or none.
+
+    Other fields than the policy need feature gates of their own. An API server drops fields whose gate is off.
+    """
+    priority = merge(job.spec.pod_template, topology.groups[0].spec.pod_template).priority_class_name
+    key = topology_key(job) if job.spec.scheduling.topology_policy == "Required" else None
     return {
         "apiVersion": names.api_version(names.GANG_KIND),
         "kind": names.GANG_KIND,
         "metadata": _metadata(job, names.pod_group_name(job.name, attempt), attempt=attempt),
-        "spec": {"schedulingPolicy": {"gang": {"minCount": len(topology.gang_pods)}}},
+        "spec": {
+            "schedulingPolicy": {"gang": {"minCount": len(topology.gang_pods)}},
+            "disruptionMode": "PodGroup",  # an attempt that loses one pod ends
+            **({"priorityClassName": priority} if priority else {}),
+            **({"schedulingConstraints": {"topology": [{"key": key}]}} if key else {}),
+        },
     }
 
 

@@ -78,22 +78,24 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     return {"metadata": {"labels": labels} | ({"annotations": annotations} if annotations else {}), "spec": spec}
 
 
+def topology_key(job: Job) -> str | None:
+    """Return the node label by which Kubernetes' scheduler puts the job's pods near each other, if it is to do so."""
+    return None if job.queue or job.admission else job.spec.scheduling.topology_key  # Kueue chooses the place
+
+
 def _near_each_other(job: Job, user: Manifest) -> Manifest:
     """Return the user's affinity, and to the job's own pods by `scheduling.topologyKey`.
 
     The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
     """
-    scheduling = job.spec.scheduling
-    if scheduling.topology_key is None or job.queue or job.admission:  # Kueue chooses the place
+    if (label := topology_key(job)) is None:
         return user
-    own: Manifest = {
-        "topologyKey": scheduling.topology_key,
-        "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}},
-    }
-    key = f"{scheduling.topology_policy.lower()}DuringSchedulingIgnoredDuringExecution"
+    own: Manifest = {"topologyKey": label, "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
+    policy = job.spec.scheduling.topology_policy
+    key = f"{policy.lower()}DuringSchedulingIgnoredDuringExecution"
     pod = _inner(user, "podAffinity", dict, "affinity")
     terms = _inner(pod, key, list, "affinity.podAffinity")
-    near = own if scheduling.topology_policy == "Required" else {"weight": 100, "podAffinityTerm": own}
+    near = own if policy == "Required" else {"weight": 100, "podAffinityTerm": own}
     return {**user, "podAffinity": {**pod, key: [*terms, near]}}
 
 

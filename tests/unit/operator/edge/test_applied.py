@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_operator.api import names
 from grpo_operator.edge.applied import Applied, contains
 from grpo_operator.layout.manifests import manifests
 from support.control_plane.jobs import world
@@ -111,3 +112,16 @@ def test_another_type_of_the_same_value_is_a_difference() -> None:
 def test_children_are_in_force_as_soon_as_the_cluster_has_them() -> None:
     for child in manifests(*world(), 0):
         assert contains(child, child)
+
+
+def test_a_pod_group_stays_as_its_attempt_began_whatever_the_spec_says_now() -> None:
+    """The API server refuses a change of it, and would refuse every pass then."""
+
+    def group(**scheduling: str) -> dict[str, Any]:
+        made = manifests(*world(scheduling={"gang": "Native"} | scheduling), 0)
+        return next(child for child in made if child["kind"] == names.GANG_KIND)
+
+    began = group()
+    changed = group(topologyKey="rack", topologyPolicy="Required")
+    assert not contains(began, changed)
+    assert Applied().is_in_force(changed, began)

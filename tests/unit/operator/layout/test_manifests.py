@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from grpo_operator.api.crd import TARGETS, render
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import plan_topology
+from grpo_operator.layout.topology import Queue, plan_topology
 from grpo_workload.spec.contract import Contract
 from support.control_plane.jobs import job, spec, world
 
@@ -120,13 +121,32 @@ def test_elastic_engines_are_not_counted_in_a_gang() -> None:
     children = manifests(made, topology, 2)
     (group,) = (child for child in children if child["kind"] == names.GANG_KIND)
     assert group["metadata"]["name"] == "job-2"
-    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}, "a, b, and two of f"
+    assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}, "a, b, and two of f"
     sets = {child["metadata"]["name"]: child["spec"] for child in children if child["kind"] == "StatefulSet"}
     joined = {name: spec["template"]["spec"].get("schedulingGroup") for name, spec in sets.items()}
     own = {"podGroupName": "job-2"}
     assert joined == {"job-a": own, "job-b": own, "job-e": None, "job-f": own}
     with pytest.raises(ValueError, match=r"podTemplate\.schedulerName must not be set"):
         job(scheduling={"gang": "Native"}, podTemplate={"schedulerName": "volcano"})
+
+
+def test_a_gang_has_the_trainers_priority_leaves_whole_and_is_near_each_other_if_it_must() -> None:
+    def gang(queue: Queue | None = None, **scheduling: str) -> dict:
+        trainers = [
+            {"name": "a", "gpus": 1, "podTemplate": {"priorityClassName": "training"}},
+            {"name": "b", "gpus": 1},
+        ]
+        spec = {"trainer": {"groups": trainers}, "podTemplate": {"priorityClassName": "common"}}
+        made = replace(job(scheduling={"gang": "Native"} | scheduling, **spec), queue=queue)
+        made = manifests(made, plan_topology(made), 0)
+        return next(child for child in made if child["kind"] == names.GANG_KIND)["spec"]
+
+    alone = gang()
+    assert (alone["disruptionMode"], alone["priorityClassName"]) == ("PodGroup", "training")
+    assert alone == gang(topologyKey="rack"), "a PodGroup cannot say that it prefers a place"
+    must = {"topologyKey": "rack", "topologyPolicy": "Required"}
+    assert gang(**must) == alone | {"schedulingConstraints": {"topology": [{"key": "rack"}]}}
+    assert gang(Queue("team"), **must) == alone, "Kueue chooses the place"
 
 
 def test_pods_look_for_nodes_near_the_jobs_other_pods_beside_what_the_user_asks() -> None:
