@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ class Row:
 @click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True)
 @click.option("--device", type=click.Choice(list(ENGINES)), default="cuda", show_default=True)
 @click.option("--timeout", default=240, show_default=True, help="Longest time for one job, in seconds.")
+@click.option("--quantization", help="vLLM's: fp8 for example. Without it engines have the weights in bfloat16.")
 @click.option("--cores", help="Processor cores to use, as FIRST-LAST; all if not given.")
 @click.option("--model", type=click.Path(path_type=Path), help="Folder of the random model; made if missing.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("staleness.jsonl"), show_default=True)
@@ -109,6 +111,7 @@ def main(
     size: str,
     device: str,
     timeout: int,
+    quantization: str | None,
     cores: str | None,
     model: Path | None,
     output: Path,
@@ -128,11 +131,11 @@ def main(
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
         model = make_model(model or Path(scratch) / "model", size, device, kind="qwen2", max_length=4096).resolve()
         for row in rows:
-            line: dict[str, Any] = {"row": row.name, "size": size, "device": device}
+            line: dict[str, Any] = {"row": row.name, "size": size, "device": device, "quantization": quantization}
             begun = time.monotonic()
 
             def measured_row(folder: Path, row: Row = row) -> Any:
-                return measure(row, folder, model, steps, device, timeout)
+                return measure(row, folder, model, steps, device, timeout, quantization)
 
             line |= measured(row.name, scratch, measured_row)
             failed += "error" in line
@@ -143,11 +146,15 @@ def main(
     sys.exit(failed)
 
 
-def measure(row: Row, folder: Path, model: Path, steps: int, device: str, timeout: int) -> dict[str, Any]:
+def measure(
+    row: Row, folder: Path, model: Path, steps: int, device: str, timeout: int, quantization: str | None
+) -> dict[str, Any]:
     """Run a row's job and return what was measured. Raises JobError as `run_job`."""
     scale, warmup = SCALES[device], WARMUP + row.staleness
     steps += -steps % (row.staleness + 1)  # whole cycles: Colocate may sample several steps in one
     job = spec(row, device, model, folder / "prompts.jsonl", int(LONGEST * scale))
+    if quantization is not None:
+        job["generation"]["engineArgs"] |= {"quantization": quantization}
     write_prompts(folder / "prompts.jsonl", warmup + steps + row.staleness + 2)
     busy = Busy(device, warmup)
     metrics = run_job(
@@ -205,7 +212,8 @@ def as_table(lines: list[dict[str, Any]]) -> str:
             table.append(f"| {line['row']} | failed: {error.splitlines()[0]} |" + " |" * 8)
             continue
         means = [line["mean"].get(name) for name in phases]
-        cells = [line["row"], f"{line['tokens_per_second']:,}"]
+        name = " ".join(filter(None, [line["row"], line.get("quantization")]))
+        cells = [name, f"{line['tokens_per_second']:,}"]
         cells += ["" if mean is None else f"{mean:.2f}" for mean in means]
         cells += [" ".join(f"{share:.0%}" for share in line["busy"]["gpus"]), f"{line['busy']['cores']:.1f}"]
         table.append(f"| {' | '.join(cells)} |")
@@ -214,7 +222,7 @@ def as_table(lines: list[dict[str, Any]]) -> str:
 
 def spec(row: Row, device: str, model: Path, prompts: Path, longest: int) -> dict[str, Any]:
     """Spec of the job that runs a row."""
-    generation: dict[str, Any] = dict(ENGINES[device])
+    generation: dict[str, Any] = deepcopy(ENGINES[device])
     if row.topology == "server":
         generation |= {"topology": "Server", "server": {"groups": [{"name": "e", "gpus": 1}]}}
     if device == "cuda":

@@ -1,17 +1,20 @@
 """Seconds that training waits for a checkpoint: written before it goes on, and written meanwhile from a copy.
 
     nice python -m benchmarks.training.checkpoints
+    python -m benchmarks.training.checkpoints --device cuda --size 1.5
 
-A random model of SmolLM-135M's shape in bfloat16 under ZeRO-2, on CPUs: with one rank, then with two. Each saves its
-checkpoint in both ways, three times in turn, into a folder of TMPDIR. Prints one JSON line for each save, in which
-`stall` is what training waits for (the copy and the publishing, or all of it), and `writing` what the thread takes.
-The memory of the copy is allocated before, as in a run whose first checkpoint comes some steps after its begin.
+A random model in bfloat16 under ZeRO-2. On CPUs, of SmolLM-135M's shape: with one rank, then with two. On a GPU, of
+SIZE billion parameters, with one rank. Each saves its checkpoint in both ways, three times in turn, into a folder of
+TMPDIR. Prints one JSON line for each save, in which `stall` is what training waits for (the copy and the publishing, or
+all of it), and `writing` what the thread takes. The memory of the copy is allocated before, as in a run whose first
+checkpoint comes some steps after its begin.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,18 +22,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
+
+from benchmarks.common.models import SHAPES, make_model
+
 REPETITIONS = 3
+OPTIONS = "BENCH_OPTIONS"  # variable with the options of this program
+RANK = "import sys; from benchmarks.training import checkpoints; checkpoints.run_rank(*sys.argv[1:])"
 
 
-def run_rank(model: str, folder: str) -> None:
+def run_rank(model: str, folder: str, device_type: str) -> None:
     """Save on one rank; rank 0 prints."""
     from grpo_workload.ranks import environment
     from grpo_workload.spec.contract import Device
 
-    environment.prepare(Device.CPU, os.environ)
+    device = Device(device_type)
+    environment.prepare(device, os.environ)
     import torch.distributed as dist
     from transformers import AutoTokenizer
 
+    from benchmarks.common.busy import gpu_names
     from benchmarks.common.runs import versions
     from grpo_workload.policy.policy import Policy
     from grpo_workload.spec.trainer import TrainerConfig
@@ -43,7 +54,7 @@ def run_rank(model: str, folder: str) -> None:
         "rewards": [{"name": "unused", "stopped": {}}],
         "parallelism": {"zeroStage": 2},
     }
-    policy = Policy(TrainerConfig.model_validate(fields), Device.CPU, timeout_seconds=600, pad_token_id=2)
+    policy = Policy(TrainerConfig.model_validate(fields), device, timeout_seconds=600, pad_token_id=2)
     take_step(policy)
     tokenizer = AutoTokenizer.from_pretrained(model)
     ranks = dist.get_world_size()
@@ -84,8 +95,9 @@ def run_rank(model: str, folder: str) -> None:
                 "copied_bytes_rank_0": copied,
                 "load_average_before": round(load, 1),
                 "cores": os.cpu_count(),
+                "gpus": gpu_names() if device == Device.CUDA else [],
                 "versions": versions("torch", "transformers", "deepspeed"),
-                "command": "nice python -m benchmarks.training.checkpoints",
+                "command": " ".join(["python -m benchmarks.training.checkpoints", *shlex.split(os.environ[OPTIONS])]),
             }
             print(json.dumps(row), flush=True)
     background.end()
@@ -105,28 +117,21 @@ def take_step(policy: Any) -> None:
     policy.step(micro_batches(work, [sample], dist.get_rank()), work.num_micro_batches, work.scale)
 
 
-def main() -> None:
+@click.command()
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True, help="With cuda.")
+def main(device: str, size: str) -> None:
     """Make the model, and start the ranks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from support.trainer.tiny_model import make_tiny_tokenizer
-
     with tempfile.TemporaryDirectory() as scratch:
-        config = LlamaConfig(
-            vocab_size=49_152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            tie_word_embeddings=True,
-            dtype="bfloat16",
-        )
-        LlamaForCausalLM(config).bfloat16().save_pretrained(model := Path(scratch) / "model")
-        make_tiny_tokenizer().save_pretrained(model)
-        for count in (1, 2):
+        model = Path(scratch) / "model"
+        if device == "cuda":
+            make_model(model, size, device, kind="qwen2")
+        else:
+            make_small_model(model)
+        for count in (1, 2) if device == "cpu" else (1,):
             environ = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29547"}
-            command = [sys.executable, "-m", "benchmarks.training.checkpoints", str(model), scratch]
+            environ |= {OPTIONS: shlex.join(sys.argv[1:]), "LOCAL_WORLD_SIZE": str(count)}
+            command = [sys.executable, "-c", RANK, str(model), scratch, device]
             ranks = [
                 subprocess.Popen(command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
                 for rank in range(count)
@@ -135,5 +140,25 @@ def main() -> None:
                 sys.exit("a rank failed")
 
 
+def make_small_model(folder: Path) -> None:
+    """Write a random model of SmolLM-135M's shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from support.trainer.tiny_model import make_tiny_tokenizer
+
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    make_tiny_tokenizer().save_pretrained(folder)
+
+
 if __name__ == "__main__":
-    run_rank(*sys.argv[1:]) if len(sys.argv) > 1 else main()
+    main()

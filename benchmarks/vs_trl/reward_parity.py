@@ -59,15 +59,25 @@ def main() -> None:
 @click.option("--topology", type=click.Choice(["Colocate", "Server"]), required=True)
 @click.option("--seed", type=int, required=True)
 @click.option("--staleness", default=0, show_default=True, help="training.maxStaleness; ours alone.")
+@click.option("--quantization", help="generation.engineArgs.quantization, fp8 for example; ours alone.")
 @click.option("--steps", default=60, show_default=True)
 @click.option(
     "--gpus", default="0", show_default=True, help="Device numbers: the trainer's and, with Server, the engine's."
 )
 @click.option("--output", type=click.Path(path_type=Path), default=Path("parity.jsonl"), show_default=True)
-def run(side: str, topology: str, seed: int, staleness: int, steps: int, gpus: str, output: Path) -> None:
+def run(
+    side: str,
+    topology: str,
+    seed: int,
+    staleness: int,
+    quantization: str | None,
+    steps: int,
+    gpus: str,
+    output: Path,
+) -> None:
     """Train once and append a line."""
-    if staleness and side == "trl":
-        raise click.UsageError("--staleness is an option of ours")
+    if (staleness or quantization) and side == "trl":
+        raise click.UsageError("--staleness and --quantization are options of ours")
     from grpo_demo.pretrained import MODELS, install
 
     output = output.resolve()
@@ -76,10 +86,11 @@ def run(side: str, topology: str, seed: int, staleness: int, steps: int, gpus: s
     install(MODELS["smollm2"], hub)
     with tempfile.TemporaryDirectory() as scratch:
         if side == "ours":
-            curve = _ours(Path(scratch), topology, seed, staleness, steps)
+            curve = _ours(Path(scratch), topology, seed, staleness, quantization, steps)
         else:
             curve = _trl(Path(scratch), topology, seed, steps, gpus)
     line: dict[str, Any] = {"side": side, "topology": topology, "seed": seed, "staleness": staleness, **curve}
+    line |= {"quantization": quantization}
     line |= {"final_accuracy": round(statistics.mean(curve["accuracy"][-LAST:]), 4), "learning_rate": RATE}
     line["versions"] = versions("torch", "transformers", "deepspeed", "trl", "vllm")
     line["command"] = " ".join(["python -m benchmarks.vs_trl.reward_parity", *sys.argv[1:-2]])
@@ -100,7 +111,8 @@ def plot(lines: Path, image: Path) -> None:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in map(json.loads, lines.read_text().splitlines()):
         ahead = f" maxStaleness {row['staleness']}" if row.get("staleness") else ""
-        groups[f"{row['side']} {row['topology']}{ahead}"].append(row)
+        rounded = f" {row['quantization']}" if row.get("quantization") else ""
+        groups[f"{row['side']} {row['topology']}{ahead}{rounded}"].append(row)
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot(
         xlabel="step", ylabel="accuracy", title="SmolLM2-135M-Instruct, one-digit sums: mean and range over seeds"
@@ -118,12 +130,14 @@ def plot(lines: Path, image: Path) -> None:
     figure.savefig(image)
 
 
-def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) -> dict[str, list[Any]]:
+def _ours(
+    folder: Path, topology: str, seed: int, staleness: int, quantization: str | None, steps: int
+) -> dict[str, list[Any]]:
     generation: dict[str, Any] = {
         "topology": topology,
         "maxModelLen": CONTEXT,
         "kvCacheMemory": str(CACHE),
-        "engineArgs": {"enforce_eager": True},
+        "engineArgs": {"enforce_eager": True} | ({"quantization": quantization} if quantization else {}),
     }
     if topology == "Colocate":
         generation["colocate"] = {
@@ -156,7 +170,9 @@ def _ours(folder: Path, topology: str, seed: int, staleness: int, steps: int) ->
         sys.exit(str(error))
     curves = {"accuracy": "rewards/accuracy/mean", "reward": "reward"}
     if staleness:
-        curves |= {"versions_behind": "staleness/mean", "ess": "trained/sampling/ess"}
+        curves |= {"versions_behind": "staleness/mean"}
+    if staleness or quantization:
+        curves |= {"kl": "trained/sampling/kl", "ess": "trained/sampling/ess"}
     # A step whose groups all have equal rewards trains on nothing, and has no `trained/`.
     return {curve: [row.get(metric) for row in rows] for curve, metric in curves.items()}
 

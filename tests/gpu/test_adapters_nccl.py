@@ -1,4 +1,4 @@
-"""Adapters pushed over NCCL arrive at an engine on the second GPU, which keeps its own weights; prints seconds."""
+"""Adapters pushed over NCCL arrive at an engine, which keeps its own weights; prints seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.trainer.random_llama import make_random_llama
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.vllm,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
 LORA = LoraConfig(r=4, alpha=6, push="adapters")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from support.paths import PROGRAMS
+from support.trainer.gpu_jobs import run_on_gpu
 from support.trainer.tiny_model import make_tiny_model
 
 pytestmark = [
@@ -28,7 +23,6 @@ STEPS = 8
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
     spec = {
-        "device": {"type": "cuda"},
         "model": {"path": str(make_tiny_model(tmp_path / "model")), "dtype": "float16"},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": [{"name": "even", "function": "token_reward:even_tokens"}],
@@ -41,17 +35,8 @@ def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
         },
         "parallelism": {"zeroStage": stage},
         "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
-        "trainer": {"groups": [{"name": "t", "gpus": 1}]},
     }
-    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "half"}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "grpo_cli", "run", str(tmp_path / "job.yaml"), "--output", str(tmp_path / "run")]
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
-
-    (file,) = (tmp_path / "run").glob("*/data/*/*/*/metrics.jsonl")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = run_on_gpu(tmp_path, spec)
     scales, skipped = [row["loss_scale"] for row in rows], [row["skipped"] for row in rows]
     kl = [row["trained/sampling/kl"] for row in rows]
     print(f"ZeRO-{stage}: loss scales {scales}, skipped {skipped}, KL to the engine {kl}")

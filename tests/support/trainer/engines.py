@@ -114,8 +114,9 @@ def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
 class Engines:
     """The engine pods of a contract, each a launcher that starts vLLM."""
 
-    def __init__(self, folder: Path, contract: Contract) -> None:
-        self.folder, self.contract = folder, contract
+    def __init__(self, folder: Path, contract: Contract, *, each_a_host: bool = False) -> None:
+        """`each_a_host`: pods call themselves hosts of their own, so that NCCL lets them share a GPU."""
+        self.folder, self.contract, self._each_a_host = folder, contract, each_a_host
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}  # by engine
         self._may_end: set[subprocess.Popen[bytes]] = set()  # launchers whose end is no failure
         (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
@@ -172,6 +173,8 @@ class Engines:
             "POD_UID": f"uid-of-{engine.pod}",
             "OMP_NUM_THREADS": "1",
         }
+        if self._each_a_host:
+            environ["NCCL_HOSTID"] = engine.pod
         with self.log(engine).open("ab") as log:
             command = [sys.executable, "-m", "grpo_workload.engine_pod"]
             process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)

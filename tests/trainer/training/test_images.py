@@ -7,31 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
-from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from grpo_workload.spec.contract import Contract, ExitCode
+from support.trainer.colours import LEARNT, make_rows
 from support.trainer.engines import Engines, make_contract
 from support.trainer.tiny_vision import make_tiny_vision
 
 pytestmark = pytest.mark.vllm
-
-LEARNT = 0.8  # a mean reward that a model which ignores images cannot reach: it gets 0.5
-
-
-def make_rows(folder: Path) -> str:
-    """Write rows whose messages are all the same: only their images, of several sizes, say what is right.
-
-    Two of 14 rows have no image, so that there are micro-batches without any.
-    """
-    sizes = [(56, 56), (90, 60), (60, 120)]
-    images = [Image.new("RGB", sizes[index % 3], ("red", "blue")[index % 2]) for index in range(12)] + [None, None]
-    rows = {"prompt": [[{"role": "user", "content": "Which?"}]] * len(images), "image": images}
-    datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).save_to_disk(folder)
-    return str(folder)
 
 
 def make_job(model: Path, rows: str, *, max_steps: int, **training: Any) -> dict[str, Any]:

@@ -105,9 +105,8 @@ def engine_command(
         "data_parallel_size": engine.data_parallel,
         "max_model_len": generation.max_model_len,
         "kv_cache_memory_bytes": generation.kv_cache_bytes,
-        "gpu_memory_utilization": generation.gpu_share
-        if generation.kv_cache_bytes is None and contract.device == Device.CUDA
-        else None,
+        # Also with a cache of fixed size: vLLM refuses to start where less than this share of the GPU is free.
+        "gpu_memory_utilization": generation.gpu_share if contract.device == Device.CUDA else None,
         "weight_transfer_config": {"backend": TRANSFER_BACKENDS[contract.device]},
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss needs them
         "uvicorn_log_level": "warning",  # every rank polls the health of every engine

@@ -55,8 +55,8 @@ class GenerationConfig(Section):
         None,
         gt=0,
         le=0.9,
-        description="Share of a GPU's memory that vLLM uses when kvCacheMemory is not set. Default: 0.3 with Colocate, "
-        "0.9 with Server and NodeLocal.",
+        description="Share of a GPU's memory that vLLM uses when kvCacheMemory is not set, and that must be free when "
+        "it starts. Default: 0.3 with Colocate, 0.9 with Server and NodeLocal.",
     )
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."

@@ -1,0 +1,70 @@
+"""An engine that quantizes to FP8 samples from pushed weights, nearly as the trainer; prints the differences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
+from support.trainer.engines import PROMPTS, weights_of
+from support.trainer.launchers import free_ports
+from support.trainer.nccl_engines import change
+from support.trainer.random_llama import make_random_llama, mean_difference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A random Llama of 0.4 billion parameters in bfloat16; its name is its folder."""
+    return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=24, heads=16)
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any) -> Iterator[Any]:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+    environment.prepare(Device.CUDA, os.environ)
+    from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
+
+    engine = {"enforce_eager": True, "quantization": "fp8"}
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {"maxCompletionLength": 16},
+            "generation": {"maxModelLen": 128, "kvCacheMemory": "2Gi", "engineArgs": engine},
+        }
+    )
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    ready = ColocateGenerator(config, Device.CUDA)
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+def test_an_engine_in_fp8_follows_pushes(model: Any, generator: Any) -> None:
+    for version in range(1, 4):
+        change(model)
+        stale = mean_difference(model, generator, PROMPT_LIST, 8)
+        generator.sleep()
+        generator.sync_weights(weights_of(model), version)
+        fresh = mean_difference(model, generator, PROMPT_LIST, 8)
+        print(f"push {version}: log-probabilities differ by {stale:.4f} before, {fresh:.4f} after")
+        assert fresh < stale / 4
