@@ -31,7 +31,7 @@ OPTIONS = "BENCH_OPTIONS"  # variable with the options of this program
 RANK = "import sys; from benchmarks.training import checkpoints; checkpoints.run_rank(*sys.argv[1:])"
 
 
-def run_rank(model: str, folder: str, device_type: str) -> None:
+def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     """Save on one rank; rank 0 prints."""
     from grpo_workload.ranks import environment
     from grpo_workload.spec.contract import Device
@@ -64,7 +64,7 @@ def run_rank(model: str, folder: str, device_type: str) -> None:
     if lacking := background.staging.reserve(copied):
         sys.exit(lacking)
     background.thread.submit(int).result()
-    for step in range(2 * REPETITIONS):
+    for step in range(0 if way == "both" else 1, 2 * REPETITIONS, 1 if way == "both" else 2):
         state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=ranks, zero_stage=2)
         load = os.getloadavg()[0]
         dist.barrier()
@@ -120,7 +120,8 @@ def take_step(policy: Any) -> None:
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True, help="With cuda.")
-def main(device: str, size: str) -> None:
+@click.option("--way", type=click.Choice(["both", "meanwhile"]), default="both", show_default=True)
+def main(device: str, size: str, way: str) -> None:
     """Make the model, and start the ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
@@ -131,7 +132,7 @@ def main(device: str, size: str) -> None:
         for count in (1, 2) if device == "cpu" else (1,):
             environ = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29547"}
             environ |= {OPTIONS: shlex.join(sys.argv[1:]), "LOCAL_WORLD_SIZE": str(count)}
-            command = [sys.executable, "-c", RANK, str(model), scratch, device]
+            command = [sys.executable, "-c", RANK, str(model), scratch, device, way]
             ranks = [
                 subprocess.Popen(command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
                 for rank in range(count)

@@ -56,7 +56,6 @@ def generator(model: Any) -> Iterator[Any]:
     ready = ColocateGenerator(config, Device.CUDA)
     yield ready
     ready.close()
-    dist.destroy_process_group()
 
 
 def test_an_engine_in_fp8_follows_pushes(model: Any, generator: Any) -> None:

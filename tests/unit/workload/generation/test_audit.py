@@ -1,0 +1,40 @@
+"""What a push left in an engine's model is compared where it can be, and a model of 8-bit weights passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from grpo_workload.generation.audit import audited, check_same, rows_of
+from grpo_workload.weights.differ import WeightsDifferError
+
+
+class Quantized(nn.Module):
+    """As vLLM holds a layer that it has quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> set[str]:
+        self.weight.data = weights["weight"].to(torch.float8_e4m3fn)
+        return {"weight"}
+
+
+@pytest.mark.parametrize("is_initial", [True, False])
+def test_weights_that_the_engine_quantizes_are_loaded(is_initial: bool) -> None:
+    model = Quantized()
+    with audited(model, is_initial=is_initial, is_quantized=True):
+        model.load_weights({"weight": torch.full((4, 4), 2.0)})
+    assert torch.equal(model.weight.float(), torch.full((4, 4), 2.0))
+
+
+def test_a_parameter_that_was_replaced_by_other_values_is_named() -> None:
+    model = nn.Linear(3, 2)
+    before = rows_of(model)
+    check_same(model, before)
+    with torch.no_grad():
+        model.weight[1] *= 1.5
+    with pytest.raises(WeightsDifferError, match=r"others in weight \(by \d+%\)"):
+        check_same(model, before)
