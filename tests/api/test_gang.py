@@ -108,6 +108,44 @@ def test_a_job_that_restarts_gets_its_nodes_back_from_one_of_lower_priority_that
     assert jobs.get("grpo", "second")["status"]["restarts"]["counted"] == 0
 
 
+def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_theirs_alone(
+    jobs: Jobs, kubectl: Any, nodes: None
+) -> None:
+    third: Any = kwok.node(302, 8)
+    third["metadata"]["labels"]["only"] = "gang"
+    kubectl("apply", "-f", "-", stdin=json.dumps(third))
+    engines = [{"name": "more", "gpus": 8}, {"name": "stay", "gpus": 8}]
+    spec = SPEC | {
+        "trainer": {"groups": [{"name": "a", "gpus": 8}]},
+        "generation": {"topology": "Server", "server": {"groups": engines, "elastic": {"maxReplicas": 1}}},
+        "failurePolicy": {"onGenerationFailure": "RestartGeneration"},
+    }
+
+    def uids() -> dict[str, str]:
+        found = jobs.list("pod", "training.grpo.dev/job=engines")
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+    def runs_with(engines: int) -> None:
+        said = f"all 2 pods are ready, and {engines} of 1 elastic ones"
+        wait_until(lambda: jobs.condition("engines", "Running")["message"].startswith(said), said, 60, interval=0.2)
+
+    try:
+        jobs.run("engines", **spec)
+        runs_with(engines=0)
+        assert _groups(jobs) == {"engines-0": 2}
+        kubectl("taint", "node", "kwok-301", "kept-")
+        runs_with(engines=1)
+        before = uids()
+        jobs("delete", "pod", "engines-stay-0", "--wait=false")
+        wait_until(lambda: uids().get("engines-stay-0") not in (None, before["engines-stay-0"]), "a new pod", 60)
+        runs_with(engines=1)
+        kept = {name: uid for name, uid in uids().items() if name != "engines-stay-0"}
+        assert kept == {name: uid for name, uid in before.items() if name != "engines-stay-0"}
+        assert _placed(jobs, "engines") == [*NODES, "kwok-302"]
+    finally:
+        kubectl("delete", "node", "kwok-302", "--wait=false")
+
+
 def test_gang_changes_only_while_the_job_is_suspended(jobs: Jobs) -> None:
     jobs.apply(make_job("alone"))
     jobs.wait_for("alone", "Running", "True")

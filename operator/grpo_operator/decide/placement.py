@@ -4,6 +4,9 @@ vain. Pure.
 Pods that need more GPUs come first: the scheduler takes pods one by one, and one of a smaller group may take the only
 node on which one of a larger group fits, although it fits elsewhere.
 
+Engines that the job does not need come last: they would take nodes that trainer pods need. Those that are not in the
+gang wait until the gang has its nodes, since a job that waits is to hold no GPU.
+
 Two jobs that each hold what the other needs would wait for each other. So an attempt that has not run yet gives its
 GPUs back when no other pod has found a node for `scheduling.timeoutSeconds`. One of which no pod has a node holds
 nothing, and waits until `startupDeadlineSeconds`.
@@ -64,24 +67,36 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
     )
 
 
-def held_groups(draft: Draft, topology: Topology, observed: Observed) -> frozenset[str]:
-    """Return the StatefulSets whose pods must not exist yet in an attempt that begins."""
+def find_limits(draft: Draft, topology: Topology, observed: Observed) -> dict[str, int]:
+    """Return how many pods StatefulSets may have yet in an attempt that begins; those that are missing, all."""
     if draft.status.running_time is not None:
-        return frozenset()
-    return frozenset(group.statefulset for group in _held(topology, pods_of_attempt(draft, topology, observed)))
+        return {}
+    pods = pods_of_attempt(draft, topology, observed)
+    held = {group.statefulset: 0 for group in _held(topology, pods)}
+    known = (observed.pods.get(name) for name in topology.elastic_pods)
+    begun = any(pod is not None and pod.attempt == draft.status.attempt for pod in known)
+    if begun or _placed(pods, topology.needed_pods):
+        return held
+    return {group.statefulset: len(group.needed_pods) for group in topology.elastic_groups} | held
 
 
 def _held(topology: Topology, pods: Sequence[ObservedPod]) -> tuple[Group, ...]:
-    """Return the groups with fewer GPUs a pod than one whose pods the scheduler has not all looked at.
+    """Return the groups whose pods must not exist yet.
 
-    It looks at none of a gang before all of them exist.
-    Where it finds no node for a larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees.
+    Those with fewer GPUs a pod than one whose pods the scheduler has not all looked at. Where it finds no node for a
+    larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees. Of a gang it looks at no pod
+    before all exist.
     """
     if topology.gang_pods:
-        return ()
+        return () if _placed(pods, topology.gang_pods) else topology.elastic_groups
     looked_at = {pod.name for pod in pods if pod.node is not None or pod.unschedulable is not None}
     most = max((group.spec.gpus for group in topology.groups if not looked_at.issuperset(group.needed_pods)), default=0)
     return tuple(group for group in topology.groups if group.spec.gpus < most)
+
+
+def _placed(pods: Sequence[ObservedPod], names: Sequence[str]) -> bool:
+    """Return whether all pods of these names have a node."""
+    return {pod.name for pod in pods if pod.node is not None}.issuperset(names)
 
 
 def find_obstacle(topology: Topology, pods: list[ObservedPod]) -> tuple[Reason, str] | None:

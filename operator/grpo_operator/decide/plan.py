@@ -7,6 +7,7 @@ because the kubelet restarts the container and soon overwrites it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from grpo_operator.decide.deletions import Deletion, describe_held, find_deletio
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.placement import find_placement_timeout, held_groups
+from grpo_operator.decide.placement import find_limits, find_placement_timeout
 from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
 from grpo_operator.decide.scaling import Scale, find_scale
@@ -68,7 +69,7 @@ class Plan:
 
     status: GRPOJobStatus
     mode: Mode = Mode.KEEP
-    held: frozenset[str] = frozenset()  # StatefulSets that must wait until others' pods have nodes
+    limits: Mapping[str, int] = field(default_factory=dict)  # pods of StatefulSets that wait until others have nodes
     deletions: tuple[Deletion, ...] = ()
     delete_job: bool = False
     scale: Scale | None = None  # to write into the spec
@@ -126,7 +127,7 @@ def plan(
     return Plan(
         status=new,
         mode=_mode(new, topology, observed),
-        held=held_groups(draft, topology, observed),
+        limits=find_limits(draft, topology, observed),
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),

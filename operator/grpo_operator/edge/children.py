@@ -53,14 +53,15 @@ def find_changes(
         return Changes(decided, stops)
     avoid = [node.name for node in decided.status.avoid_nodes]
     with doing("building the job's objects"):
-        wanted = manifests(job, topology, decided.status.attempt, avoid, policies=policies)
+        now = topology.limited(decided.limits)
+        wanted = manifests(job, now, decided.status.attempt, avoid, policies=policies)
     seen = {(child.kind, child.name): child for child in observed.children}
     places = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted]
     applies = [
         manifest
         for place, manifest in zip(places, wanted, strict=True)
         if ((child := seen.get(place)) is None or not applied.is_in_force(manifest, child.raw))
-        and not (place[0] == "StatefulSet" and place[1] in decided.held)
+        and not (place[0] == "StatefulSet" and decided.limits.get(place[1]) == 0)
     ]
     # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
     # switched off.

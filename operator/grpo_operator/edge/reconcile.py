@@ -146,7 +146,7 @@ class Reconciler:
         finally:
             await self._tell(seen.raw, decided if written else None, seen.now)
         self._deleted_pods.recorded(key, seen.observed.gone)
-        if not decided.held:
+        if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
             self._instruments.children_applied(key)
         if holds(decided.status, Condition.BLOCKED):
             await self._recover(key, seen)
@@ -180,7 +180,7 @@ class Reconciler:
 
     def _find_changes(self, key: Key, seen: Sight, decided: Plan) -> Changes:
         status, policies = decided.status, self._network_policies
-        basis = seen.job, decided.mode, status.attempt, status.avoid_nodes, decided.held, *seen.observed.children
+        basis = seen.job, decided.mode, status.attempt, status.avoid_nodes, decided.limits, *seen.observed.children
         if self._in_force.pop(key, None) == basis:  # nearly always the same objects, and so quickly compared
             changes = Changes(decided)
         else:

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -130,6 +130,11 @@ class Topology:
         return tuple(pod for group in self.groups for pod in group.pods[len(group.needed_pods) :])
 
     @cached_property
+    def elastic_groups(self) -> tuple[Group, ...]:
+        """Groups whose number of pods may change while the job runs."""
+        return tuple(group for group in self.groups if group.most is not None)
+
+    @cached_property
     def gang_pods(self) -> tuple[str, ...]:
         """Names of the pods that get nodes together, if any do."""
         return tuple(pod for group in self.groups if group.in_gang for pod in group.pods)
@@ -138,6 +143,17 @@ class Topology:
     def trainer_pods(self) -> frozenset[str]:
         """Names of the pods that train."""
         return frozenset(member.pod for member in self.members)
+
+    def limited(self, pods: Mapping[str, int]) -> Topology:
+        """Return this topology with at most so many pods in each of these StatefulSets."""
+
+        def limit(group: Group) -> Group:
+            most = pods.get(group.statefulset, group.spec.replicas)
+            if group.spec.replicas <= most:
+                return group
+            return replace(group, spec=group.spec.model_copy(update={"replicas": most}))
+
+        return replace(self, groups=tuple(map(limit, self.groups)))
 
 
 def plan_topology(job: Job) -> Topology:

@@ -96,27 +96,73 @@ def unplaced(name: str) -> ObservedPod:
 
 def test_pods_with_more_gpus_find_their_nodes_before_others_exist() -> None:
     case = Case(**UNEQUAL)
-    assert case.see().held == {"job-seven", "job-four"}
+    assert case.see().limits == {"job-seven": 0, "job-four": 0}
     assert "job-eight-0 is missing" in case.message(Condition.SCHEDULED)
-    assert case.see(unplaced(EIGHT_0), unplaced(EIGHT_1)).held == {"job-seven", "job-four"}
+    assert case.see(unplaced(EIGHT_0), unplaced(EIGHT_1)).limits == {"job-seven": 0, "job-four": 0}
     assert case.message(Condition.SCHEDULED) == "2 pods wait for the scheduler; the first is job-eight-0"
-    assert case.see(pod(EIGHT_0), unplaced(EIGHT_1)).held == {"job-seven", "job-four"}
-    assert case.see(pod(EIGHT_0), pod(EIGHT_1)).held == {"job-four"}
-    assert case.see(pod(SEVEN), pod(EIGHT_0), pod(EIGHT_1)).held == frozenset()
+    assert case.see(pod(EIGHT_0), unplaced(EIGHT_1)).limits == {"job-seven": 0, "job-four": 0}
+    assert case.see(pod(EIGHT_0), pod(EIGHT_1)).limits == {"job-four": 0}
+    assert case.see(pod(SEVEN), pod(EIGHT_0), pod(EIGHT_1)).limits == {}
     assert "job-four-0 is missing" in case.message(Condition.SCHEDULED)
 
 
 def test_smaller_groups_do_not_wait_where_a_larger_one_has_no_room() -> None:
     """An autoscaler must see all pods to add nodes for all at once."""
     case = Case(**UNEQUAL)
-    assert case.see(pod(EIGHT_0), homeless(EIGHT_1)).held == {"job-four"}
-    assert case.see(pod(EIGHT_0), homeless(EIGHT_1), homeless(SEVEN)).held == frozenset()
+    assert case.see(pod(EIGHT_0), homeless(EIGHT_1)).limits == {"job-four": 0}
+    assert case.see(pod(EIGHT_0), homeless(EIGHT_1), homeless(SEVEN)).limits == {}
 
 
 def test_groups_of_a_running_attempt_are_not_held_back() -> None:
     case = Case(**UNEQUAL)
     case.see_all_ready(at=10)
-    assert case.see(pod(SEVEN), pod(EIGHT_0), pod(FOUR), at=11).held == frozenset()
+    assert case.see(pod(SEVEN), pod(EIGHT_0), pod(FOUR), at=11).limits == {}
+
+
+TRAINER, ENGINE, MORE = "job-a-0", "job-gen-0", "job-gen-1"
+
+
+def with_engines(*others: str, **scheduling: str) -> Case:
+    """Return a job of one trainer pod, three elastic engines and one engine for each other group."""
+    groups = [{"name": "gen", "gpus": 1}, *({"name": name, "gpus": 1} for name in others)]
+    server = {"groups": groups, "elastic": {"replicas": 3, "maxReplicas": 3}}
+    return Case(
+        trainer={"groups": [{"name": "a", "gpus": 1}]},
+        generation={"topology": "Server", "server": server},
+        failurePolicy={"onGenerationFailure": "RestartGeneration"},
+        scheduling=scheduling,
+    )
+
+
+def placed(name: str) -> ObservedPod:
+    """Return the pod of `homeless` with a node."""
+    return pod(name, uid=f"{name}-0")
+
+
+def test_engines_that_the_job_does_not_need_take_no_node_before_it_has_its_own() -> None:
+    case = with_engines()
+    assert case.see().limits == {"job-gen": 1}
+    assert case.see(homeless(TRAINER), placed(ENGINE)).limits == {"job-gen": 1}
+    assert case.see(placed(TRAINER), placed(ENGINE)).limits == {}
+    # Engines that exist are not deleted again while another pod is replaced.
+    assert case.see(placed(TRAINER), homeless(ENGINE), homeless(MORE)).limits == {}
+    case.see_all_ready()
+    assert case.see(placed(TRAINER), homeless(ENGINE)).limits == {}, "it has run"
+    assert case.status.attempt == 0
+    beside = with_engines("stay")
+    assert beside.see(homeless(TRAINER), placed("job-stay-0")).limits == {"job-gen": 0}
+    assert beside.see(placed(TRAINER), placed("job-stay-0")).limits == {}
+
+
+def test_elastic_engines_wait_until_the_gang_has_its_nodes() -> None:
+    """A job that waits holds no GPU, and its own engines must not take the gang's nodes."""
+    case = with_engines(gang="Native")
+    assert case.see(homeless(TRAINER)).limits == {"job-gen": 0}
+    assert NO_ROOM in case.message(Condition.SCHEDULED)
+    assert case.see(placed(TRAINER)).limits == {"job-gen": 1}
+    assert "job-gen-0 is missing" in case.message(Condition.SCHEDULED)
+    assert case.see(placed(TRAINER), homeless(ENGINE)).limits == {"job-gen": 1}
+    assert case.see(placed(TRAINER), placed(ENGINE)).limits == {}
 
 
 @settings(max_examples=50)
