@@ -104,3 +104,15 @@ def make_model(family: str, **fields: Any) -> Any:
             if not tensor.any():
                 tensor.normal_(std=0.02)
     return model
+
+
+def make_routed_model(family: str, *, ties: bool = False, **fields: Any) -> Any:
+    """Return a mixture of experts in which the choice of experts matters; with `ties`, rounding decides it."""
+    model = make_model(family, **fields)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                parameter *= 10
+            elif ties and ".gate." in name:
+                parameter *= 1e-6
+    return model

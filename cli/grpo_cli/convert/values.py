@@ -186,6 +186,14 @@ correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
     "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",
 )
+_replay = one_of(
+    {"disabled": "disabled", "R3": "r3"}, "{value} would replay what the trainer chose; R3 replays what vLLM chose"
+)
+
+
+def verl_replay(value: Any) -> bool:
+    """Return whether routers replay the choice of the generator."""
+    return bool(_replay(value) == "R3")
 
 
 def target_modules(value: Any) -> list[str]:

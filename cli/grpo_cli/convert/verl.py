@@ -80,6 +80,7 @@ VERL = Table.of("verl", "0.7.0",
             v.one_of({"vanilla": "vanilla", "gspo": "gspo", "cispo": "cispo", "gmpo": "geo_mean"},
                 "the loss {value} is not supported: vanilla is taken; use vanilla, gspo, cispo or geo_mean"),
             "lossType: cispo, or gmpo for geo_mean; gspo is importanceSamplingLevel: sequence with lossType: grpo"),
+        differs("router_replay.mode", "training.routerReplay", v.verl_replay, "R3 is true"),
         same("entropy_coeff", "training.entropyCoef", v.number),
         differs("use_kl_loss", "@use_kl_loss", v.boolean, "beta is kl_loss_coef with it, 0 without", default=False),
         differs("kl_loss_coef", "@kl_coef", v.number, "training.beta"),
@@ -134,7 +135,8 @@ VERL = Table.of("verl", "0.7.0",
         not_needed("mode load_format layered_summon calculate_log_probs disable_log_stats agent "
             "engine_kwargs trace profiler log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
             "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu update_weights_bucket_megabytes skip_rollout "
-            "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length checkpoint_engine", _INSIDE),
+            "cudagraph_capture_sizes multi_stage_wake_up prompt_length response_length checkpoint_engine "
+            "enable_rollout_routing_replay", _INSIDE),
     ),
     under("algorithm.",
         same("adv_estimator", "training.advantageEstimator", v.verl_estimator),

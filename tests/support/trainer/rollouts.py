@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener
 from grpo_workload.ranks.seeds import prompt_seed
@@ -55,7 +57,15 @@ class Sampled:
 
 
 def _completion(version: int) -> Completion:
-    return Completion(token_ids=(1,), logprobs=(-1.0,), text="a", finish_reason="stop", weight_version=version)
+    routed = np.ones((2, 1, 1), np.uint8)
+    return Completion(
+        token_ids=(1,),
+        logprobs=(-1.0,),
+        text="a",
+        finish_reason="stop",
+        weight_version=version,
+        routed_experts=routed,
+    )
 
 
 def make_run(

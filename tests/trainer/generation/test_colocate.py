@@ -2,13 +2,14 @@
 
 With `training.maxStaleness` it samples later steps too. Pushes cut them, and they continue under the new weights.
 
-Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled.
+Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled; with
+`training.routerReplay` also where rounding decides between experts.
 """
 
 import pytest
 import torch
 
-from support.families import make_model
+from support.families import make_model, make_routed_model
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 LENGTHS, EOS = (6, 9, 12), 2
@@ -79,9 +80,20 @@ def check_ahead(ahead):
     assert any(one.weight_version < 5 <= one.weight_version + one.weight_updates for one in completions[2])
 
 
-def save_with_tokenizer(family, folder):
+def save_with_tokenizer(family, folder, make=make_model, **fields):
     tokenizer = make_tiny_tokenizer()
-    model = make_model(family, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+    fields |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model = make(family, **fields)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.vllm
+def test_replayed_routers_choose_as_vllm_did_where_experts_tie(run_program, tmp_path):
+    """Without the replay single tokens differ by far more than rounding; with it none does."""
+    folder = save_with_tokenizer("qwen3_moe", tmp_path / "model", make_routed_model, ties=True)
+    (result,) = run_program("router_replay.py", 1, folder, "cpu")
+    assert result["replayed"]["max"] < 1e-4
+    assert result["own"]["max"] > 0.1
+    assert result["own"]["kl"] > 100 * max(result["replayed"]["kl"], 1e-6)

@@ -6,13 +6,16 @@ Calls are repeated only where that is safe, and each error names the engine to b
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import pickle
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -93,6 +96,18 @@ async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
     assert (first.token_ids, first.logprobs, first.text, first.finish_reason) == ((8, 2), (-1.5, -2.5), "a", "stop")
     assert (second.token_ids, second.weight_version) == ((7,), 5)
     assert math.isnan(second.logprobs[0]), "null is a log-probability that is not a number"
+
+
+async def test_experts_that_a_completion_was_routed_to_are_as_the_engine_saved_them() -> None:
+    routed = np.arange(12, dtype=np.uint16).reshape(3, 2, 2) + 300
+    np.save(file := io.BytesIO(), routed)
+    choices = [choice | {"routed_experts": b64encode(file.getvalue()).decode()} for choice in ANSWER["choices"]]
+    handler = Failing(0, busy, {"choices": choices})
+    async with client_of("/v1/completions", handler.handle) as client:
+        found = await client.complete([1, 2], model="m", num_samples=2, sampling={}, version=5)
+    for completion in found:
+        assert completion.routed_experts is not None
+        np.testing.assert_array_equal(completion.routed_experts, routed)
 
 
 @pytest.mark.parametrize("failure", [drop, busy, broken])

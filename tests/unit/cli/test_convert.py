@@ -256,6 +256,14 @@ def test_verls_correction_of_the_rollout_is_taken_over(options: str, correction:
     assert not [finding for finding in conversion.left if "correction" in finding.name]
 
 
+@pytest.mark.parametrize(("mode", "field"), [("disabled", False), ("R3", True), ("R2", None)])
+def test_verls_router_replay_of_the_rollout_is_taken_over(mode: str, field: bool | None) -> None:
+    name = "actor_rollout_ref.actor.router_replay.mode"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {name}={mode}")
+    assert conversion.spec["training"].get("routerReplay") is field
+    assert (name in {finding.name for finding in conversion.left}) == (field is None)
+
+
 def test_samples_that_verl_rejects_are_told() -> None:
     given = "rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0"
     conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo algorithm.rollout_correction.{given}")

@@ -1,7 +1,8 @@
 """Which rank samples which prompts, and samples packed into micro-batches: sequences end to end, without padding.
 
 Shapes: B sequences of a micro-batch, N tokens of all of them, K completion tokens of all of them, C tokens of the
-longest completion. Values of completion tokens are right-padded to [B, C]; the model itself never sees padding.
+longest completion, L layers, X experts of a token. Values of completion tokens are right-padded to [B, C]; the model
+itself never sees padding.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class MicroBatch:
     # Sequences of one prompt have the same object.
     images_B: tuple[Mapping[str, Tensor], ...] = ()
     is_image_1N: Tensor | None = None  # bool: True at the tokens in whose place features of these images are
+    # int16: the experts that vLLM sent each token to, -1 where the trainer's routers choose; None: they do everywhere.
+    experts_NLX: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -102,6 +105,7 @@ class MicroBatch:
             targets_K=self.targets_K[inside_K],
             images_B=self.images_B[rows],
             is_image_1N=None if self.is_image_1N is None else self.is_image_1N[:, tokens],
+            experts_NLX=None if self.experts_NLX is None else self.experts_NLX[tokens],
             **{name: tensor[rows] for name in _BY_SEQUENCE if (tensor := getattr(self, name)) is not None},
         )
 
@@ -159,8 +163,20 @@ def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
             [torch.tensor(completion.logprobs, dtype=torch.float32) for completion in completions]
         ),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        experts_NLX=_experts(sequences, completions),
         **(_images(sequences, samples) if any(sample.prompt.images for sample in samples) else {}),
     )
+
+
+def _experts(sequences: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Tensor | None:
+    shape = next((one.routed_experts.shape[1:] for one in completions if one.routed_experts is not None), None)
+    if shape is None:
+        return None
+    parts = [torch.full((len(ids), *shape), -1, dtype=torch.int16) for ids in sequences]
+    for part, completion in zip(parts, completions, strict=True):
+        if (routed := completion.routed_experts) is not None:
+            part[:-1] = torch.from_numpy(routed[: len(part) - 1].astype("int16"))
+    return torch.cat(parts)
 
 
 def _images(sequences: Sequence[Sequence[int]], samples: Sequence[Sample]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 Message = dict[str, Any]
@@ -49,6 +50,9 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     weight_version: int  # version of the weights that sampled it: the oldest, if they were updated meanwhile
     weight_updates: int = 0  # number of updates of the weights while it was sampled
+    # Experts that vLLM sent each token of prompt and completion to, but the last: [tokens - 1, layers, experts of a
+    # token]; 0 in layers without experts. None without `training.routerReplay`.
+    routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ _OURS = frozenset(
         "distributed_executor_backend",
         "logprobs_mode",
         "enable_sleep_mode",
+        "enable_return_routed_experts",
     }
     | {
         "data_parallel_size",
@@ -78,6 +79,7 @@ class ColocateGenerator:
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": self._can_sleep,
+            "enable_return_routed_experts": training.router_replay,
             "gpu_memory_utilization": generation.gpu_share,
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
@@ -238,4 +240,5 @@ class ColocateGenerator:
             text=answer.text,
             finish_reason=answer.finish_reason,
             weight_version=self._version,
+            routed_experts=answer.routed_experts,
         )

@@ -8,14 +8,16 @@ too.
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from packaging.version import Version
 from pydantic import ValidationError
 
@@ -148,6 +150,11 @@ def encode_images(images: PromptImages) -> list[str]:
         return b64encode(file.getvalue()).decode()
 
     return [encode(image) for image in images.images]
+
+
+def decode_array(text: str | None) -> NDArray[Any] | None:
+    """Return an array that an answer over HTTP has, as the bytes of a .npy file in base64."""
+    return None if text is None else np.load(BytesIO(b64decode(text)), allow_pickle=False)
 
 
 def check_read(token_ids: Sequence[int], read: Sequence[int]) -> None:

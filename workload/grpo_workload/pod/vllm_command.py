@@ -38,6 +38,7 @@ _OURS = frozenset(
         "weight_transfer_config",
         "disable_log_stats",  # without statistics nobody can tell whether an engine makes progress
         "logprobs_mode",
+        "enable_return_routed_experts",
         "max_model_len",
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
@@ -108,6 +109,7 @@ def engine_command(
         # Also with a cache of fixed size: vLLM refuses to start where less than this share of the GPU is free.
         "gpu_memory_utilization": generation.gpu_share if contract.device == Device.CUDA else None,
         "weight_transfer_config": {"backend": TRANSFER_BACKENDS[contract.device]},
+        "enable_return_routed_experts": config.training.router_replay or None,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss needs them
         "uvicorn_log_level": "warning",  # every rank polls the health of every engine
     }

@@ -24,6 +24,7 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import logprobs_plain
 from grpo_workload.policy.kept_words import find_kept, hide_others
 from grpo_workload.policy.logit_change import LogitChange, unchanged
+from grpo_workload.policy.router_replay import RouterReplay
 
 WORDS = 8192
 """Number of words in a slice of the vocabulary."""
@@ -42,9 +43,19 @@ class PerToken(NamedTuple):
 class LogprobHead:
     """Makes a model's output layer (lm_head) return log-probabilities and entropies instead of logits, on request."""
 
-    def __init__(self, model: Any, layers: Sequence[Any] | None = None, *, trains_entropy: bool = False) -> None:
-        """Wrap the model's output layer, or `layers` if it has several; `trains_entropy` gives entropies a graph."""
-        self._trains_entropy = trains_entropy
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[Any] | None = None,
+        *,
+        trains_entropy: bool = False,
+        replay: RouterReplay | None = None,
+    ) -> None:
+        """Wrap the model's output layer, or `layers` if it has several; `trains_entropy` gives entropies a graph.
+
+        `replay` has the model's routers, which then choose the experts that micro-batches say.
+        """
+        self._trains_entropy, self.replay = trains_entropy, replay
         self._model, self._change = model, LogitChange.of(model)
         self._asked: tuple[Tensor, Tensor, float, Truncation | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
@@ -61,6 +72,8 @@ class LogprobHead:
             temperature: divides the logits.
             truncation: what sampling left out; None for nothing.
         """
+        if self.replay is not None:
+            self.replay.use(batch.experts_NLX)
         with self.targets(batch.places_K, batch.targets_K, temperature, truncation):
             values_K3 = model(**batch.model_inputs()).logits
         entropy_K = values_K3[:, 1] if self._trains_entropy else values_K3[:, 1].detach()

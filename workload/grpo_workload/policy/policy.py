@@ -34,6 +34,7 @@ from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
+from grpo_workload.policy.router_replay import RouterReplay
 from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.contract import Device
@@ -80,10 +81,11 @@ class Policy:
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
+        replay = RouterReplay(model) if config.training.router_replay else None
         self.adapters = add_adapters(model, config)
         layers = output_layers(model) if self.adapters else None
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
-        self.head = LogprobHead(model, layers, trains_entropy=trains_entropy)
+        self.head = LogprobHead(model, layers, trains_entropy=trains_entropy, replay=replay)
         if config.parallelism.gradient_checkpointing:
             # Layers without dropout draw no random numbers: storing the generators' states for each would be a waste.
             has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,10 @@ class Reference:
 
     @torch.no_grad()
     def _logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        # Its routers choose by themselves: the experts are those of the policy.
+        own = replace(batch, experts_NLX=None)
         with self.adapters.disabled() if self.adapters else nullcontext():
-            return self.head.per_token(self.model, batch, temperature).logprobs_BT
+            return self.head.per_token(self.model, own, temperature).logprobs_BT
 
 
 def frozen_copy(

@@ -13,6 +13,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,8 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
     with _undisturbed(policy):
         try:
             together, alone = micro_batch([first, second] if packs else [second]), micro_batch([second])
+            if (replay := policy.head.replay) is not None:  # raises if a router cannot be replayed
+                _last(policy, replace(alone, experts_NLX=replay.own_choice(alone.num_tokens)))
             found = _Found(
                 trained_T=_train(policy, together),
                 packed_T=_last(policy, together),

@@ -123,6 +123,19 @@ class TrainerConfig(Section):
             ),
         ),
         Rule(
+            "!self.training.routerReplay || (self.generation.engine == 'vLLM' && "
+            "(self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'))",
+            "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate: there "
+            "completions that were cut are computed again with newer weights, whose routers may choose other experts",
+            lambda c: (
+                not c.training.router_replay
+                or (
+                    c.generation.engine == "vLLM"
+                    and (c.training.max_staleness == 0 or c.generation.topology is not Topology.COLOCATE)
+                )
+            ),
+        ),
+        Rule(
             "!has(self.lora) || !self.training.syncRefModel",
             "training.syncRefModel needs a job without lora: with adapters, the reference is the model without them",
             lambda c: c.lora is None or not c.training.sync_ref_model,

@@ -121,6 +121,13 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         description="Texts at which a completion ends, for example </answer>. It keeps the text and counts as "
         "ended by itself. Set it where the model goes on after its answer.",
     )
+    router_replay: bool = Field(
+        False,
+        description="For mixtures of experts: train each token through the experts that vLLM chose for it (R3), where "
+        "the trainer's routers, which round differently, would choose others. Set it where sampling/kl of such a model "
+        "is high. It takes 1 byte for each layer and expert of a token (2 from 257 experts on): 384 bytes a token for "
+        "Qwen3-30B-A3B.",
+    )
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
 
     @property

@@ -26,6 +26,7 @@ from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.families import ALL, NOT_RELOADED, TESTED
 from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
 from grpo_workload.policy.lora import Adapters, add_adapters
+from grpo_workload.policy.router_replay import find_routers
 from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.generation import Topology
@@ -160,6 +161,13 @@ def _inputs(subject: Subject) -> str:
     return "text and images" if vision.has_vision(subject.model.config) else "text alone"
 
 
+def _router_replay(subject: Subject) -> str | None:
+    """Refuse to replay the routers of a model that has none, or others than those of `router_replay`."""
+    if not subject.config.training.router_replay:
+        return None
+    return f"the experts of {len(find_routers(subject.model))} layers are those that vLLM chooses"
+
+
 def _lora(subject: Subject) -> str | None:
     """Refuse target modules that do not exist or cannot have adapters, and adapters that cannot be pushed."""
     if subject.adapters is None:
@@ -240,6 +248,7 @@ AT_START: Aspects = {
     "family": _family,
     "attention": _attention,
     "inputs": _inputs,
+    "router replay": _router_replay,  # before adapters, which wrap routers
     "lora": _lora,
     "push": _push,
     "tensor parallel": _split,

@@ -15,6 +15,7 @@ from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.resample import num_further, places, teaches
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.policy.router_replay import check_routed
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, weights_of
@@ -134,9 +135,13 @@ def _prompts(run: Run, take: Callable[[], list[Prompt]], clock: Clock) -> tuple[
 
 
 def _fits(run: Run, group: Group, prompt: Prompt) -> bool:
-    """Whether a group from the journal is of this prompt, and fits the current settings."""
+    """Whether a group from the journal is of this prompt, and fits the current settings.
+
+    With `routerReplay` none does: the journal would be many times as large with the experts.
+    """
     return (
-        group.prompt_ids == prompt.token_ids
+        not run.config.training.router_replay
+        and group.prompt_ids == prompt.token_ids
         and len(group.completions) == run.config.training.num_generations
         and set(group.rewards) == {reward.name for reward in run.rewards}
     )
@@ -178,6 +183,9 @@ def _fill(
     run.report.phase("Rewarding")
     flat = [completion for group in answers for completion in group]
     each = [prompt for prompt in prompts for _ in range(training.num_generations)]
+    if training.router_replay:
+        for prompt, completion in zip(each, flat, strict=True):
+            check_routed(prompt, completion)
     state = TrainerState(global_step=now, max_steps=training.max_steps)
     table = run.event_loop.run(score(run.rewards, each, flat, run.pulse.beat, state=state))
     reported = take_logged(run.rewards)

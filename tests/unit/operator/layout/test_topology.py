@@ -146,6 +146,14 @@ REFUSED = [
         "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
     ),
     (
+        {"training": {"routerReplay": True, "maxStaleness": 1}},
+        "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+    ),
+    (
+        {"training": {"routerReplay": True}, "generation": {"engine": "Transformers"}},
+        "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+    ),
+    (
         {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
         "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
     ),

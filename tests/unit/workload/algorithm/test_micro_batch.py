@@ -1,5 +1,8 @@
 """Prompts are shared evenly among ranks, packing respects its limits, and micro-batches have the documented layout."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +58,25 @@ def test_layout_of_a_micro_batch():
     assert batch.sampling_logprobs_BC.tolist() == [[-1.25, -1.5, -1.75], [-1.0, 0.0, 0.0]]
     assert batch.advantages_B.tolist() == [2.0, -1.0]
     assert batch.rows(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def routed(sample, experts):
+    completion = replace(sample.completion, routed_experts=np.array(experts, np.uint8))
+    return replace(sample, completion=completion)
+
+
+def test_experts_are_at_their_tokens_and_unknown_at_the_last_token_and_where_none_came():
+    samples = [make_sample((1,), (5, 6)), make_sample((1, 2), (4,)), make_sample((9,), (7,))]
+    samples[0] = routed(samples[0], [[[0, 255]], [[1, 2]], [[8, 8]]])  # vLLM may know the last token's, too
+    samples[2] = routed(samples[2], [[[3, 4]]])
+    batch = micro_batch(samples)
+    nothing = [[-1, -1]]
+    assert batch.experts_NLX.tolist() == [[[0, 255]], [[1, 2]], *[nothing] * 4, [[3, 4]], nothing]
+    assert [half.experts_NLX.tolist() for half in batch.halves()] == [
+        batch.experts_NLX[:3].tolist(),
+        batch.experts_NLX[3:].tolist(),
+    ]
+    assert micro_batch([make_sample()]).experts_NLX is None
 
 
 def test_rows_is_differentiable():

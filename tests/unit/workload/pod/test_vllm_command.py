@@ -69,6 +69,14 @@ def test_an_engine_gets_its_parallel_sizes_model_port_and_devices() -> None:
     assert not {"RANK", "MASTER_ADDR"} & environ.keys()
 
 
+def test_engines_return_the_experts_that_they_choose_if_routers_are_replayed() -> None:
+    job = contract()
+    training = job.config.training.model_copy(update={"router_replay": True})
+    replayed = job.model_copy(update={"config": job.config.model_copy(update={"training": training})})
+    assert "--enable-return-routed-experts" in engine_command(replayed, job.engines[0], {})[0]
+    assert not [flag for flag in engine_command(job, job.engines[0], {})[0] if "routed" in flag]
+
+
 def test_each_start_serves_the_model_under_another_name() -> None:
     job = contract()
     names = {value(engine_command(job, job.engines[0], {})[0], "--served-model-name") for _ in range(3)}

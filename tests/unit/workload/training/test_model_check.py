@@ -71,6 +71,14 @@ def test_families_work_without_their_weights(family: str, lora: dict[str, Any], 
     check(tmp_path, config_of(family), **settings_of(family), **lora)
 
 
+@pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
+def test_routers_are_found_before_anything_starts(lora: dict[str, Any], tmp_path: Path) -> None:
+    replay = {"training": {"routerReplay": True}}
+    check(tmp_path, config_of("qwen3_moe"), **replay, **lora)
+    with pytest.raises(ConfigError, match=r"training.routerReplay: LlamaForCausalLM is no mixture of experts"):
+        check(tmp_path, LLAMA, **replay, **lora)
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gemma3_text", "deepseek_v3", "granitemoe"])
 def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(family: str, tmp_path: Path) -> None:
     make_model(family).to(torch.bfloat16).save_pretrained(tmp_path)

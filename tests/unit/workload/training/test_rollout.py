@@ -70,6 +70,19 @@ def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_be
     resumed.journal.close()
 
 
+def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_without_experts(tmp_path: Path) -> None:
+    run = make_run(tmp_path, Sampled(), router_replay=True)
+    first = roll_out(run, 0, Clock()).rollouts[0]
+    run.journal.close()
+
+    _, known = begin_branch(tmp_path, attempt=1, step=0)
+    assert len(known) == len(SHARE)
+    resumed = make_run(tmp_path, again := Sampled(), known=known, router_replay=True)
+    assert rows(roll_out(resumed, 0, Clock()).rollouts[0]) == rows(first)
+    assert list(again.begun) == [0, 1]
+    resumed.journal.close()
+
+
 def generations(run: Run, first: int = 0) -> list[Generation]:
     """Return the generations of a run from its step `first` to its last."""
     found = [roll_out(run, first, Clock())]

@@ -219,6 +219,7 @@ class EngineClient:
             text=choice["text"],
             finish_reason=choice["finish_reason"],
             weight_version=version,
+            routed_experts=vllm_api.decode_array(choice.get("routed_experts")),
         )
 
     async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:

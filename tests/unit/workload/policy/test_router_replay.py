@@ -1,0 +1,183 @@
+"""Replayed routers choose the experts that they are told, in each family, packed or not, and in recomputation, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention
+from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.reference import Reference
+from grpo_workload.policy.router_replay import RouterReplay, check_routed, find_routers
+from grpo_workload.policy.trial import try_policy
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.trainer import TrainerConfig
+from support.families import FAMILIES, SIZES, make_model
+
+attention.register()
+EXPERTS = 4
+PACKED = [name for name, fields in FAMILIES.items() if "num_experts_per_tok" in fields]
+
+
+def make_samples(*lengths: tuple[int, int]) -> list[Sample]:
+    """Samples of these lengths of prompt and completion, with random experts for each token and layer."""
+    random, made = np.random.default_rng(0), []
+    for prompt, completion in lengths:
+        tokens = prompt + completion
+        ids = random.integers(3, SIZES["vocab_size"], tokens).tolist()
+        order = random.random((tokens - 1, SIZES["num_hidden_layers"], EXPERTS)).argsort(axis=2)
+        answer = Completion(
+            token_ids=tuple(ids[prompt:]),
+            logprobs=(0.0,) * completion,
+            text="",
+            finish_reason="stop",
+            weight_version=0,
+            routed_experts=order[:, :, :2].astype(np.uint8),
+        )
+        asked = Prompt(index=0, text="", token_ids=tuple(ids[:prompt]))
+        made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
+    return made
+
+
+def make_head(family: str) -> tuple[Any, LogprobHead]:
+    model = make_model(family)
+    model.set_attn_implementation(attention.VARLEN)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # each expert gives something else
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=random)
+    return model, LogprobHead(model, replay=RouterReplay(model))
+
+
+def with_experts(sample: Sample, experts: Any) -> Sample:
+    return replace(sample, completion=replace(sample.completion, routed_experts=experts))
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_a_token_goes_through_its_experts_alone_also_when_recomputed(family: str) -> None:
+    model, head = make_head(family)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    told = np.broadcast_to(np.array([2, 0], np.uint8), (11, SIZES["num_hidden_layers"], 2))
+    samples = [with_experts(sample, told) for sample in make_samples((3, 9), (7, 5))]
+    head.per_token(model, micro_batch(samples), 1.0).logprobs_BT.sum().backward()
+    stacked = [one for one in model.modules() if isinstance(getattr(one, "experts", None), nn.Module)]
+    assert stacked
+    for block in stacked:
+        for name, parameter in block.experts.named_parameters():
+            trained = parameter.grad.flatten(1).abs().sum(dim=1) > 0
+            assert trained.tolist() == [True, False, True, False], name
+    for router in find_routers(model).values():
+        assert router.weight.grad.abs().sum() > 0  # the choice is told, the router still learns
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_sequences_have_the_values_of_each_alone(family: str) -> None:
+    model, head = make_head(family)
+    samples = make_samples((3, 9), (5, 1), (1, 6))
+    samples[1] = with_experts(samples[1], None)  # its routers choose
+    packed = head.per_token(model, micro_batch(samples), 1.0).logprobs_BT
+    halves = [head.per_token(model, half, 1.0).logprobs_BT for half in micro_batch(samples).halves()]
+    torch.testing.assert_close(torch.cat(halves), packed)
+    for row, sample in zip(packed, samples, strict=True):
+        alone = head.per_token(model, micro_batch([sample]), 1.0).logprobs_BT[0]
+        torch.testing.assert_close(row[: len(alone)], alone)
+    own = head.per_token(model, micro_batch([with_experts(sample, None) for sample in samples]), 1.0).logprobs_BT
+    differences_B = (packed - own).abs().amax(dim=1)
+    assert differences_B[0] > 0.1
+    assert differences_B[1] < 1e-5
+
+
+def written_out(family: str, logits_NE: Tensor, chosen_NX: Tensor) -> Tensor:
+    """The weights of chosen experts, by the family's formula."""
+    if family == "granitemoe":
+        return logits_NE.gather(1, chosen_NX).softmax(dim=1)
+    if family == "deepseek_v3":
+        scores_NX = logits_NE.sigmoid().gather(1, chosen_NX)
+        return 2.5 * scores_NX / scores_NX.sum(dim=1, keepdim=True)
+    scores_NX = logits_NE.softmax(dim=1).gather(1, chosen_NX)
+    return scores_NX if family == "qwen3_moe" else scores_NX / scores_NX.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoe", "deepseek_v3"])
+def test_weights_of_told_experts_are_those_of_the_routers_own_logits(family: str) -> None:
+    model = make_model(family)
+    order = -1 if family == "granitemoe" else 1  # it returns the experts first
+    replay, (name, router) = RouterReplay(model), list(find_routers(model).items())[-1]
+    experts_NLX = torch.stack([torch.randperm(EXPERTS)[:2] for _ in range(12)]).view(6, 2, 2).to(torch.int16)
+    experts_NLX[4] = -1
+    replay.use(experts_NLX)
+    hidden_NH = torch.randn(6, SIZES["hidden_size"])
+    logits_NE, weights_NX, indices_NX = router(hidden_NH)[::order]
+    assert indices_NX[:4].tolist() == experts_NLX[:4, int(name.split(".")[2])].tolist()
+    torch.testing.assert_close(weights_NX, written_out(family, logits_NE, indices_NX))
+    replay.use(None)
+    *_, own_NX = router(hidden_NH)[::order]
+    assert indices_NX[4].tolist() == own_NX[4].tolist()
+
+
+def test_the_reference_chooses_by_itself() -> None:
+    model, head = make_head("qwen3_moe")
+    (sample,) = make_samples((3, 9))
+    own = Reference(model, head).logprobs(micro_batch([sample]), 1.0)
+    torch.testing.assert_close(own, head.per_token(model, micro_batch([with_experts(sample, None)]), 1.0).logprobs_BT)
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_the_trial_at_the_start_accepts_it(family: str) -> None:
+    model, head = make_head(family)
+    policy: Any = SimpleNamespace(module=model, head=head, device=model.device, is_partitioned=False)
+    try_policy(policy, CONFIG)
+
+
+CONFIG = TrainerConfig.model_validate(
+    {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+)
+
+
+def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = make_head("mixtral")
+    router = type(next(iter(find_routers(model).values())))
+
+    def by_sorting(self: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        logits = nn.functional.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
+        scores, indices = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        return logits, scores[:, : self.top_k], indices[:, : self.top_k]
+
+    monkeypatch.setattr(router, "forward", by_sorting)
+    head = LogprobHead(model, replay=RouterReplay(model))
+    policy: Any = SimpleNamespace(module=model, head=head, device=model.device, is_partitioned=False)
+    with pytest.raises(ConfigError, match=r"routerReplay: MixtralTopKRouter does not choose its experts by torch.topk"):
+        try_policy(policy, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [("llama", "LlamaForCausalLM is no mixture of experts"), ("llama4_text", "Llama4TextMoe has no router")],
+)
+def test_models_whose_routers_cannot_be_replayed_are_refused(family: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"training.routerReplay: {why}"):
+        find_routers(make_model(family))
+
+
+@pytest.mark.parametrize(
+    ("routed", "why"),
+    [
+        (None, "returned the experts of 0 tokens of a sequence, not of 8"),
+        (np.ones((7, 2, 2), np.uint8), "returned the experts of 7 tokens of a sequence, not of 8"),
+        (np.zeros((8, 2, 2), np.uint8), "does not tell which ones it chose"),
+    ],
+)
+def test_experts_that_vllm_does_not_tell_are_noticed(routed: Any, why: str) -> None:
+    (sample,) = make_samples((3, 6))
+    check_routed(sample.prompt, sample.completion)
+    with pytest.raises(ConfigError, match=why):
+        check_routed(sample.prompt, with_experts(sample, routed).completion)
