@@ -48,6 +48,17 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize",
         ),
         ({"lora": {"path": "/data/sft", "modulesToSave": ["lm_head"]}}, "path needs push merged"),
+        (
+            {
+                "lora": {"loadIn4Bit": True, "push": "adapters"},
+                "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}},
+            },
+            "loadIn4Bit needs push merged",
+        ),
+        (
+            {"lora": {"loadIn4Bit": True}, "parallelism": {"zeroStage": 3}},
+            "lora.loadIn4Bit needs parallelism.zeroStage 0, 1 or 2",
+        ),
         ({"training": {"klInReward": True}}, "klInReward needs beta over 0"),
         ({"training": {"maxStaleness": 1, "maxResampleTimes": 1}}, "maxStaleness over 0 needs maxResampleTimes 0"),
         ({"training": {"syncRefModel": True}}, "syncRefModel needs beta over 0"),

@@ -87,6 +87,8 @@ def _lora(draft: Draft) -> None:
         draft.fields.setdefault("lora.targetModules", ["all-linear"])
         if facts.get("lora_excludes_vision"):
             draft.set("model.freezeVisionTower", True, "with lora, the tower gets no adapters")
+        if draft.fields.get("lora.loadIn4Bit") and draft.fields.get("parallelism.zeroStage") == 3:
+            draft.set("parallelism.zeroStage", 2, "weights in 4 bits are not partitioned")
     else:
         draft.drop("lora")
         draft.findings = [_without_lora(each) for each in draft.findings if not _is_default_of_lora(each)]

@@ -16,6 +16,7 @@ _PACKED = "sequences are packed, and micro-batches cut by tokens (docs/training.
 ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
 EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
+FOUR_BIT = "weights in 4 bits are NF4 with nested (double) quantization"
 SEQUENCES = "a sequence stays on one rank: over 1 is offloadActivations, to host memory instead of to other ranks"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
@@ -38,8 +39,10 @@ MODEL = rows(
     not_needed("lora_task_type", "a job trains language models"),
     left("use_rslora", "adapters are scaled by alpha / r: multiply lora.alpha by sqrt(r)", False),
     left("use_dora", "DoRA is not supported: plain LoRA is trained", False),
-    left("load_in_8bit load_in_4bit", "weights are not quantized: use lora, zeroStage 3 or offloadOptimizer", False),
-    not_needed("bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage", "only load_in_4bit uses it"),
+    left("load_in_8bit", "weights are quantized to 4 bits only: use lora.loadIn4Bit", False),
+    same("load_in_4bit", "lora.loadIn4Bit", v.boolean),
+    left("bnb_4bit_quant_type", FOUR_BIT, "nf4"),
+    not_needed("use_bnb_nested_quant bnb_4bit_quant_storage", FOUR_BIT),
 )
 
 DATA = rows(

@@ -29,14 +29,20 @@ def own_name(name):
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
-def check(result, model, adapters, whole=()):
+def check(result, model, adapters, whole=(), *, in_4_bits=False):
     """Check one training's result. `whole`: last parts of the names of modules that are trained whole."""
     plain = AutoModelForCausalLM.from_pretrained(model)
     names = dict(plain.named_parameters())
+    if in_4_bits:
+        for name, weight in result["first"].items():
+            change = float((weight - names[name].detach()).norm() / names[name].detach().norm())
+            assert 0.05 < change < 0.2 if "_proj" in name else change == 0, name
+        plain.load_state_dict(result["first"], strict=False)
     frozen = [name for name in result["own"] if "lora_" not in name and "modules_to_save" not in name]
     assert {own_name(name) for name in frozen} == names.keys()
     for name in frozen:
-        assert result["own"][name].equal(names[own_name(name)]), f"{name} was written to"
+        before = result["initial"][name] if in_4_bits else names[own_name(name)]
+        assert result["own"][name].equal(before), f"{name} was written to"
     for name, weight in result["first"].items():
         assert weight.equal(names[name]), "adapters changed weights before the first step"
 
@@ -62,16 +68,16 @@ def test_engines_get_the_weights_that_peft_would_merge_and_a_checkpoint_holds_th
 ):
     (folder := tmp_path / "data").mkdir()
     whole = ("lm_head", "embed_tokens", "norm")
-    run_program("lora_steps.py", 2, tiny_model, folder, 0.1, "0", "2", "3")
+    run_program("lora_steps.py", 2, tiny_model, folder, 0.1, "0", "2", "3", "2-4bit")
     run_program("lora_steps.py", 2, untied_model, folder, 0.0, f"2:{','.join(whole)}", f"3:{','.join(whole)}")
     results = {path.stem: torch.load(path) for path in folder.glob("*.pt")}
-    assert len(results) == 5
+    assert len(results) == 6
     for plan, result in results.items():
         checkpoint = folder / plan / "checkpoints" / "step-2"
-        check(result, untied_model if ":" in plan else tiny_model, checkpoint / "model", whole if ":" in plan else ())
-        for ours, theirs in zip(
-            result["metrics"], results["2:lm_head,embed_tokens,norm" if ":" in plan else "0"]["metrics"], strict=True
-        ):
+        base, trained = (untied_model, whole) if ":" in plan else (tiny_model, ())
+        check(result, base, checkpoint / "model", trained, in_4_bits=plan.endswith("4bit"))
+        like = "2:lm_head,embed_tokens,norm" if ":" in plan else plan if plan.endswith("4bit") else "0"
+        for ours, theirs in zip(result["metrics"], results[like]["metrics"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), plan
         for file in (checkpoint / "deepspeed").glob("*model_states.pt"):
             names = torch.load(file, weights_only=False)["module"]

@@ -1,9 +1,9 @@
 """Two steps with a colocated vLLM, then more completions.
 
-colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE STALENESS; TRAINS is "all", or "adapters". OUT gets
-the ranks' results in rank order: among them the differences between log-probabilities of the engine and of the trained
-and the initial model, their ratios under truncated sampling, and what is said of weights that differ. With a
-`training.maxStaleness` over 0, also what is sampled ahead.
+colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE STALENESS; TRAINS is "all", "adapters", or "4bit" for
+adapters of a model in 4 bits. OUT gets the ranks' results in rank order: among them the differences between
+log-probabilities of the engine and of the trained and the initial model, their ratios under truncated sampling, and
+what is said of weights that differ. With a `training.maxStaleness` over 0, also what is sampled ahead.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -100,7 +100,8 @@ def complaints(policy, generator, check):
     generator.sync_weights(policy.weights(), 3)  # it was asleep
     with torch.no_grad():
         for parameter in policy.module.parameters():
-            parameter.data.mul_(1.5)
+            if parameter.is_floating_point():
+                parameter.data.mul_(1.5)
     for attempt in (
         lambda: check.run(policy, generator, 3),
         lambda: generator.sync_weights(policy.weights(), 0),
@@ -130,7 +131,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
                 "maxStaleness": staleness,
             },
             "parallelism": {"zeroStage": zero_stage},
-            **({"lora": {"modulesToSave": ["norm"]}} if trains == "adapters" else {}),
+            **({} if trains == "all" else {"lora": {"modulesToSave": ["norm"], "loadIn4Bit": trains == "4bit"}}),
             "generation": {
                 "tensorParallel": tensor_parallel,
                 "maxModelLen": MAX_MODEL_LEN,

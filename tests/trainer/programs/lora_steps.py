@@ -1,9 +1,9 @@
 """Two optimizer steps on adapters, a checkpoint, and a third step twice: directly, and resumed from the checkpoint.
 
-lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE or STAGE:MODULE,... with modules that are trained whole. For
-each plan, FOLDER gets a checkpoint, and PLAN.pt with the metrics, the exported weights, and all parameters of the
-policy; also after a fourth step, whose loss is infinite on the last rank. Where no modules are trained whole, another
-policy begins with the adapters of the checkpoint.
+lora_steps.py MODEL FOLDER BETA PLAN...: a PLAN is STAGE, STAGE:MODULE,... with modules that are trained whole, or
+STAGE-4bit. For each plan, FOLDER gets a checkpoint, and PLAN.pt with the metrics, the exported weights, and all
+parameters of the policy; also after a fourth step, whose loss is infinite on the last rank. Where no modules are
+trained whole, another policy begins with the adapters of the checkpoint.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -45,7 +45,8 @@ def main(model, folder, beta, plans):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join(Device.CPU, 300)
     for plan in plans:
-        stage, _, whole = plan.partition(":")
+        stages, _, whole = plan.partition(":")
+        stage, _, bits = stages.partition("-")
         config = TrainerConfig.model_validate(
             {
                 "model": {"path": model, "dtype": "float32"},
@@ -58,7 +59,12 @@ def main(model, folder, beta, plans):
                     "beta": beta,
                     "importanceSamplingCorrection": "none",
                 },
-                "lora": {"r": 4, "alpha": 8, "modulesToSave": whole.split(",") if whole else []},
+                "lora": {
+                    "r": 4,
+                    "alpha": 8,
+                    "modulesToSave": whole.split(",") if whole else [],
+                    "loadIn4Bit": bool(bits),
+                },
                 "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0"},
             }
         )

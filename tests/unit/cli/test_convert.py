@@ -430,6 +430,22 @@ def test_saved_adapters_are_those_with_which_training_begins() -> None:
     assert left.note.startswith("only one may be named")
 
 
+def test_a_model_in_4_bits_is_taken_over() -> None:
+    trl = "model_name_or_path: org/model\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\ndeepspeed: zero3.json\n"
+    conversion = _text("trl.yaml", f"{trl}use_peft: true\n")
+    assert conversion.spec["lora"] == {"loadIn4Bit": True, "dropout": 0.05, "targetModules": ["all-linear"]}
+    assert conversion.spec["parallelism"]["zeroStage"] == 2
+    assert "lora" not in _text("trl.yaml", trl).spec, "TRL refuses to train it without adapters"
+    text = (INPUTS / "swift-all-maps.sh").read_text().rstrip().removesuffix("$@")
+    for options, lora, left in (
+        ("--quant_method bnb --quant_bits 4 --bnb_4bit_quant_type nf4", True, []),
+        ("--quant_method hqq --quant_bits 8 --bnb_4bit_quant_type fp4", None, ["method", "bits", "type"]),
+    ):
+        conversion = _text("swift-all-maps.sh", f"{text} --train_type lora {options}")
+        assert conversion.spec["lora"].get("loadIn4Bit") == lora
+        assert [one.name.rpartition("_")[2] for one in conversion.left if "quant" in one.name] == left
+
+
 def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
     text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
     for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):

@@ -22,12 +22,16 @@ from transformers import AutoModelForCausalLM
 
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
+from grpo_workload.policy.four_bit import quantize
+from grpo_workload.policy.lora import Adapters
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.rewards.process import RewardProcess
+from grpo_workload.spec.lora import LoraConfig as AdapterConfig
 from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
+from grpo_workload.weights.export import Export
 from support.documents import PAGES, blocks
 from support.paths import EXAMPLES, ROOT
 from support.trainer.tiny_model import make_tiny_model
@@ -152,7 +156,13 @@ def _verl(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _adapters(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder that it writes is a whole model, with the logits of the model with its adapters."""
+    """The folder that it writes is a whole model, with the logits of the model with its adapters.
+
+    Or, for a model in 4 bits, what it loads is the model that was trained.
+    """
+    if "BitsAndBytesConfig" in code:
+        _adapters_in_4_bits(code, folder, monkeypatch)
+        return
     base = make_tiny_model(folder / "base")
     torch.manual_seed(0)  # how far apart sums in another order are depends on the adapters
     adapted = get_peft_model(
@@ -165,6 +175,22 @@ def _adapters(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(8)[None]
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, adapted.eval()(ids).logits, atol=1e-4)
+
+
+def _adapters_in_4_bits(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_tiny_model(folder / "base")
+    trained = AutoModelForCausalLM.from_pretrained(base)
+    unrounded = trained(ids := torch.arange(8)[None]).logits
+    config = AdapterConfig(r=2, load_in_4bit=True)
+    quantize(trained, config, torch.device("cpu"))
+    adapters = Adapters(trained, config, seed=1)
+    adapters.save(folder / "step-N/model", dict(Export(adapters.saved(), is_partitioned=False)))
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    # In training mode: in evaluation, bitsandbytes would compute in bfloat16 on some CPUs.
+    torch.testing.assert_close(names["model"].train()(ids).logits, trained.train()(ids).logits, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(trained(ids).logits, unrounded, atol=1e-4)
 
 
 CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {

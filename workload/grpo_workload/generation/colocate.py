@@ -67,7 +67,7 @@ class ColocateGenerator:
         level = generation.sleep_level
         self._cycle = SleepCycle(level)
         self._device, self._field = device, config.model.field
-        self._version = 0
+        self._version, self._begins_as_loaded = 0, config.begins_as_loaded
         self._sampling = sampling_parameters(training) | {"logprobs": 0}  # only the sampled token's
         self._can_sleep = device == Device.CUDA and level > 0
         arguments: dict[str, Any] = {
@@ -155,7 +155,8 @@ class ColocateGenerator:
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
         self._wake(self._cycle.begin_push())
-        load_weights(self._llm, self._field, weights, device=self._device, is_initial=version == 0)
+        is_initial = version == 0 and self._begins_as_loaded
+        load_weights(self._llm, self._field, weights, device=self._device, is_initial=is_initial)
         self._wake(self._cycle.end_push())
         self._version = version
         if not self._llm.reset_prefix_cache():

@@ -12,6 +12,8 @@ from grpo_workload.spec.trainer import TrainerConfig
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+SAVED_BY_4_BITS = {dtype: size - 0.5 - (1 + 4 / 256) / 64 for dtype, size in BYTES.items()}
+"""Bytes for each parameter. 64 have a constant of one byte, and 256 of these one of four."""
 MOST = 0.9  # largest share of a GPU that generation.gpuMemoryUtilization allows
 
 
@@ -36,9 +38,16 @@ class Footprint:
 
 
 def training_footprint(
-    config: TrainerConfig, *, num_parameters: int, world_size: int, num_adapted: int | None = None
+    config: TrainerConfig,
+    *,
+    num_parameters: int,
+    world_size: int,
+    num_adapted: int | None = None,
+    num_quantized: int = 0,
 ) -> Footprint:
     """Return what DeepSpeed holds on each GPU after its first step; with LoRA it trains `num_adapted` extra parameters.
+
+    Of the others, `num_quantized` are in 4 bits.
 
     Measured in DeepSpeed 0.19 over two ranks, for every stage in bfloat16 and float32. float16 is assumed to equal
     bfloat16, except at stage 1, where it is assumed to equal stage 2.
@@ -54,6 +63,7 @@ def training_footprint(
     else:  # the reference is the model without its adapters
         present, num_parameters = num_parameters + num_adapted, num_adapted
     weights = size * (math.ceil(present / world_size) if stage == 3 else present)
+    weights -= int(num_quantized * SAVED_BY_4_BITS[dtype])
     share = math.ceil(num_parameters / world_size)
     if offload == "cpu":
         return Footprint(weights=weights, optimizer=0, gradients=0)
@@ -89,7 +99,13 @@ def _half_states(stage: int, *, share: int, num_parameters: int) -> tuple[int, i
 
 
 def check_room(
-    config: TrainerConfig, *, total: int, num_parameters: int, world_size: int, num_adapted: int | None = None
+    config: TrainerConfig,
+    *,
+    total: int,
+    num_parameters: int,
+    world_size: int,
+    num_adapted: int | None = None,
+    num_quantized: int = 0,
 ) -> None:
     """Refuse a share of the GPU, or a cache size, that leaves too little for training or for the engine's own weights.
 
@@ -104,13 +120,20 @@ def check_room(
         num_parameters: number of parameters of the whole model, without adapters; tied ones count once.
         world_size: number of ranks that ZeRO partitions over.
         num_adapted: number of parameters that LoRA trains; None without LoRA.
+        num_quantized: how many of `num_parameters` the trainer has in 4 bits; the engine has none.
 
     Raises:
         ConfigError: names generation.gpuMemoryUtilization, or generation.kvCacheMemory if that is set, the bytes, and
             a value that would work.
     """
     generation = config.generation
-    training = training_footprint(config, num_parameters=num_parameters, world_size=world_size, num_adapted=num_adapted)
+    training = training_footprint(
+        config,
+        num_parameters=num_parameters,
+        world_size=world_size,
+        num_adapted=num_adapted,
+        num_quantized=num_quantized,
+    )
     room = total - (training.most if generation.sleep_level == 0 else training.states) if training.most <= total else 0
     weights = math.ceil(BYTES[config.model.dtype] * num_parameters / generation.tensor_parallel)
     cache = generation.kv_cache_bytes

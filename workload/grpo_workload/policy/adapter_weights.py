@@ -5,6 +5,7 @@ Shapes: E experts, O outputs and I inputs of a layer, R rank of an adapter, K = 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.weights.export import Weight, full, plain
+from grpo_workload.weights.export import Weight, full, plain, values_of
 
 ADAPTER = "default"  # peft's name for an unnamed adapter
 SLICE_ELEMENTS = 2**22  # number of elements of a weight that are merged at a time, in float32
@@ -38,8 +39,13 @@ def merged(model: nn.Module) -> list[Weight]:
         make = partial(
             total_experts if of_experts else total, scale=layer.scaling[ADAPTER], is_transposed=is_transposed
         )
-        weights.append(Weight(name, (parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight), make))
+        factors_AB = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        weights.append(Weight(name, (parameter, *factors_AB), _on_values(values_of(parameter), make)))
     return weights
+
+
+def _on_values(values: Callable[[Tensor], Tensor], make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda data, *factors: make(values(data), *factors)
 
 
 def _adapter_of(modules: dict[str, nn.Module], path: str) -> Any:

@@ -76,7 +76,7 @@ class Adapters:
         )
         left_out = [rf"{re.escape(name)}\..*" for name in excluded]
         if names == [ALL_LINEAR]:
-            left_out += [rf".*\.{re.escape(name)}" for name in _refused(model, settings)]
+            left_out += [rf".*\.{re.escape(name)}" for name in refused(model, settings)]
         settings.exclude_modules = "|".join(left_out) or None
         # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
         try:
@@ -223,7 +223,7 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                 )
 
 
-def _refused(model: Any, settings: peft.LoraConfig) -> list[str]:
+def refused(model: Any, settings: peft.LoraConfig) -> list[str]:
     """Names of linear layers that peft refuses in this family: fused kernels of Mamba read their weights alone."""
     refused = []
     for name in sorted({_last(path) for path, module in model.named_modules() if isinstance(module, _KINDS)}):

@@ -81,6 +81,10 @@ class Policy:
         model = load_model(config, device)
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
+        if config.lora is not None and config.lora.load_in_4bit:
+            from grpo_workload.policy.four_bit import quantize  # late: see `environment.show_bitsandbytes`
+
+            quantize(model, config.lora, self.device)
         replay = RouterReplay(model) if config.training.router_replay else None
         self.adapters = add_adapters(model, config)
         layers = output_layers(model) if self.adapters else None

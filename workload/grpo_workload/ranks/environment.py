@@ -1,8 +1,10 @@
-"""Variables that torch, accelerate, DeepSpeed and vLLM read during import. Torch-free, so it can run before them."""
+"""What torch, accelerate, DeepSpeed, vLLM and peft look at during import. Torch-free, so it can run before them."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import MutableMapping
 
 from grpo_workload.spec.contract import Device
@@ -16,6 +18,7 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ: the rank's variables; changed in place.
         is_engine_split: whether several ranks together hold one copy of the model for generation.
     """
+    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # hides it
     environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs inside the rank
     environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -30,3 +33,11 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         threads = len(os.sched_getaffinity(0)) // int(environ.get("LOCAL_WORLD_SIZE", "1"))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+
+
+def show_bitsandbytes() -> None:
+    """Let bitsandbytes be imported. `prepare` hides it: peft would import it in every rank, which takes a second."""
+    if sys.modules.get("bitsandbytes") is None:
+        sys.modules.pop("bitsandbytes", None)
+    # When it is imported, it reports that it does without an optional package for CPUs.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

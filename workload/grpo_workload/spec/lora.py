@@ -50,6 +50,12 @@ class LoraConfig(Section):
             f"push adapters needs r of at most {ADAPTER_RANKS[-1]}, vLLM's largest rank; push merged takes any",
             lambda c: c.push == "merged" or c.r <= ADAPTER_RANKS[-1],
         ),
+        Rule(
+            "self.push == 'merged' || !self.loadIn4Bit",
+            "loadIn4Bit needs push merged: with push adapters, engines would add them to weights that are not rounded "
+            "to 4 bits, and sample from another model than the one that is trained",
+            lambda c: c.push == "merged" or not c.load_in_4bit,
+        ),
     )
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
@@ -72,6 +78,12 @@ class LoraConfig(Section):
         (),
         max_length=64,
         description="Modules whose own weights are trained as well, by the end of their names, for example lm_head.",
+    )
+    load_in_4bit: bool = Field(
+        False,
+        description="QLoRA: while training, the linear layers' own weights are in 4 bits (NF4 of bitsandbytes with "
+        "double quantization), for GPUs that do not hold the model in 16 bits. They take a quarter of the memory, and "
+        "passes are slower. Engines get the rounded weights, in model.dtype.",
     )
     push: Literal["merged", "adapters"] = Field(
         "merged",

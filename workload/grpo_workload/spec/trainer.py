@@ -147,6 +147,12 @@ class TrainerConfig(Section):
             lambda c: not c.pushes_adapters or c.generation.topology is not Topology.COLOCATE,
         ),
         Rule(
+            "!has(self.lora) || !self.lora.loadIn4Bit || self.parallelism.zeroStage < 3",
+            "lora.loadIn4Bit needs parallelism.zeroStage 0, 1 or 2: stage 3 would partition the weights, and cannot "
+            "partition the constants of their 4-bit blocks",
+            lambda c: c.lora is None or not c.lora.load_in_4bit or c.parallelism.zero_stage < 3,
+        ),
+        Rule(
             "self.parallelism.offloadOptimizer != 'generating' || self.generation.topology == 'Colocate'",
             "parallelism.offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has "
             "its own GPUs; none or cpu would work",
@@ -192,6 +198,11 @@ class TrainerConfig(Section):
     def adapters(self) -> dict[str, Any] | None:
         """The section lora as JSON, without `push`: the settings that a checkpoint of adapters must match."""
         return None if self.lora is None else {name: value for name, value in dump(self.lora).items() if name != "push"}
+
+    @property
+    def begins_as_loaded(self) -> bool:
+        """Whether the policy begins with the weights that engines load themselves."""
+        return self.lora is None or (self.lora.path is None and not self.lora.load_in_4bit)
 
     @property
     def pushes_adapters(self) -> bool:

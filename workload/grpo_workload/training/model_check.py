@@ -80,6 +80,15 @@ class Subject:
         """Number of parameters of the adapters; None without `lora`."""
         return num_parameters(self.adapters.trained()) if self.adapters else None
 
+    @cached_property
+    def num_quantized(self) -> int:
+        """Number of parameters that are in 4 bits (`lora.loadIn4Bit`). ConfigError if none can be."""
+        if self.config.lora is None or not self.config.lora.load_in_4bit:
+            return 0
+        from grpo_workload.policy.four_bit import layers  # late: see `environment.show_bitsandbytes`
+
+        return num_parameters(layer.weight for layer in layers(empty_model(self.config), self.config.lora).values())
+
     @property
     def num_parameters(self) -> int:
         """Number of parameters of the model without adapters; tied ones count once."""
@@ -172,7 +181,11 @@ def _lora(subject: Subject) -> str | None:
     """Refuse target modules that do not exist or cannot have adapters, and adapters that cannot be pushed."""
     if subject.adapters is None:
         return None
-    return f"{(subject.num_adapted or 0) / 1e6:.1f} million parameters in {', '.join(subject.adapters.adapted())}"
+    share = subject.num_quantized / subject.num_parameters
+    rounded = f"; {share:.0%} of the model's own in 4 bits" if subject.num_quantized else ""
+    return (
+        f"{(subject.num_adapted or 0) / 1e6:.1f} million parameters in {', '.join(subject.adapters.adapted())}{rounded}"
+    )
 
 
 def _push(subject: Subject) -> str | None:
@@ -201,11 +214,12 @@ def _split(subject: Subject) -> str | None:
 def _memory(subject: Subject) -> str:
     """Refuse a colocated engine that leaves too little of the GPU for training, or for its own weights."""
     config, world_size = subject.config, subject.contract.world_size
-    own, adapted = subject.num_parameters, subject.num_adapted
+    own, adapted, quantized = subject.num_parameters, subject.num_adapted, subject.num_quantized
+    sizes: dict[str, Any] = {"num_parameters": own, "num_adapted": adapted, "num_quantized": quantized}
     colocated = subject.has_vllm and config.generation.topology is Topology.COLOCATE
     if colocated and subject.gpu_bytes is not None:
-        check_room(config, total=subject.gpu_bytes, num_parameters=own, world_size=world_size, num_adapted=adapted)
-    need = training_footprint(config, num_parameters=own, world_size=world_size, num_adapted=adapted)
+        check_room(config, total=subject.gpu_bytes, world_size=world_size, **sizes)
+    need = training_footprint(config, world_size=world_size, **sizes)
     parts = {"weights": need.weights, "optimizer states": need.optimizer, "gradients": need.gradients}
     listed = ", ".join(f"{number / GIB:.1f} GiB of {name}" for name, number in parts.items())
     return (

@@ -6,6 +6,7 @@ ZeRO-3 keeps weights in parts and LoRA keeps them in factors; both are put toget
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -22,9 +23,9 @@ GATHER_BYTES = 2**28
 
 
 class Weight(NamedTuple):
-    """One weight to export. It has the type and shape of the first of its `parameters`.
+    """One weight to export. It has the type and shape of the first of its `parameters`, before quantization.
 
-    `make` computes it from the values of all of them.
+    `make` computes it from the data of all of them.
     """
 
     name: str
@@ -73,7 +74,16 @@ class Group(NamedTuple):
 
 def plain(name: str, parameter: Tensor) -> Weight:
     """Return the weight that is just the parameter itself."""
-    return Weight(name, (parameter,), lambda value: value)
+    return Weight(name, (parameter,), values_of(parameter))
+
+
+def values_of(parameter: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what computes a parameter's values from its data: the data itself, unless it has 4 bits for each value."""
+    if (state := getattr(parameter, "quant_state", None)) is None:
+        return lambda data: data
+    from bitsandbytes.functional import dequantize_4bit
+
+    return partial(dequantize_4bit, quant_state=state)
 
 
 def full(model: nn.Module) -> list[Weight]:
@@ -163,5 +173,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 def _spec(name: str, parameter: Tensor) -> TensorSpec:
-    # A partitioned parameter is itself empty; DeepSpeed keeps the full shape in `ds_shape`.
-    return TensorSpec(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+    # A partitioned parameter is itself empty; DeepSpeed keeps the full shape in `ds_shape`. Data of 4 bits are packed
+    # into bytes; bitsandbytes keeps the values' type and shape in `quant_state`.
+    values = getattr(parameter, "quant_state", None) or parameter
+    return TensorSpec(name, values.dtype, tuple(getattr(parameter, "ds_shape", values.shape)))

@@ -211,6 +211,17 @@ def test_with_lora_only_adapters_have_states_and_the_model_is_its_own_reference(
     check_room(config(gpuMemoryUtilization=0.5), **lora, num_adapted=40_000_000)
 
 
+def test_weights_in_4_bits_take_a_quarter_of_the_trainers_memory_and_none_of_the_engines() -> None:
+    sizes = {"num_parameters": 5000, "num_adapted": 100, "num_quantized": 2**12}
+    need = training_footprint(config(beta=0.1), world_size=2, **sizes)
+    # 64 weights have a constant of a byte, and 256 of these one of 4 bytes.
+    assert need.weights == 2 * (5100 - 2**12) + 2**11 + 2**6 + 1
+    gpu = {"total": 24 * GIB, "num_parameters": 7_600_000_000, "world_size": 1, "num_adapted": 40_000_000}
+    with pytest.raises(ValueError, match="No value would work"):
+        check_room(config(gpuMemoryUtilization=0.75), **gpu)
+    check_room(config(gpuMemoryUtilization=0.7), **gpu, num_quantized=6_500_000_000)
+
+
 def test_parameters_are_counted_once_and_whole() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(3, 4, bias=False))
     model[1].weight = model[0].weight

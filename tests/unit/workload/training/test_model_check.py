@@ -178,6 +178,19 @@ def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
     assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
 
 
+def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None:
+    config_of("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16).save_pretrained(tmp_path)
+    without_vllm = {"engine": "Transformers"}
+    plain = found_in(make_contract(tmp_path, lora={}, generation=without_vllm))
+    found = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
+    assert found["lora"].text == plain["lora"].text + "; 100% of the model's own in 4 bits"
+    assert "holds 1.5 GiB of weights" in plain["memory"].text
+    assert "holds 0.4 GiB of weights" in found["memory"].text
+    config_of("granitemoe").save_pretrained(tmp_path)
+    experts = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
+    assert "; 23% of the model's own in 4 bits" in experts["lora"].text
+
+
 @pytest.mark.parametrize("family", VISION)
 def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) -> None:
     folder, without_vllm = make_tiny_vision(tmp_path, family), {"engine": "Transformers"}

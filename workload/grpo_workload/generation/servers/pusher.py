@@ -49,7 +49,9 @@ class Pusher:
         """Index of the transfer group in which this rank sends."""
         for index, group in enumerate(contract.transfers):
             if group.sender == rank:
-                self.sender, self.transfer = WeightSender(group, link, backend, keep=keep), index
+                as_loaded = contract.config.begins_as_loaded
+                self.sender = WeightSender(group, link, backend, keep=keep, begins_as_loaded=as_loaded)
+                self.transfer = index
 
     def begin(self) -> None:
         """Wait for the engines, which have loaded the initial weights, and form the transfer groups.

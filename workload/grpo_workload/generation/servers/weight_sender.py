@@ -37,11 +37,13 @@ PIECE_BYTES: dict[Backend, int] = {"nccl": 2**28, "gloo": 2**26}
 class WeightSender:
     """Rank 0 of a transfer group."""
 
-    def __init__(self, group: TransferGroup, link: EngineLink, backend: Backend, *, keep: bool) -> None:
-        """`keep`: whether requests go on through updates."""
+    def __init__(
+        self, group: TransferGroup, link: EngineLink, backend: Backend, *, keep: bool, begins_as_loaded: bool
+    ) -> None:
+        """`keep`: whether requests go on through updates. `begins_as_loaded`: see `TrainerConfig`."""
         self._link, self._backend = link, backend
         self._clients: Sequence[EngineClient] = ()  # of the engines in the group
-        self._keep = keep
+        self._keep, self._begins_as_loaded = keep, begins_as_loaded
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._joining = Joining(group, link, backend, self._use_device)
         self._has_joined = False
@@ -79,7 +81,7 @@ class WeightSender:
         """
         assert self._formed is not None, "join comes first"
         piece_bytes = PIECE_BYTES[self._backend]
-        info = describe(specs) | {"piece_bytes": piece_bytes, "is_initial": version == 0}
+        info = describe(specs) | {"piece_bytes": piece_bytes, "is_initial": version == 0 and self._begins_as_loaded}
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
             (self._take_pausing() or self._pause()).result()
             self._each(lambda client: client.start_update())
