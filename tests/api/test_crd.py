@@ -61,6 +61,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
         ),
         ({"training": {"klInReward": True}}, "klInReward needs beta over 0"),
         ({"training": {"maxStaleness": 1, "maxResampleTimes": 1}}, "maxStaleness over 0 needs maxResampleTimes 0"),
+        (
+            {"training": {"presencePenalty": 0.5, "maxStaleness": 1}},
+            "presencePenalty and frequencyPenalty need maxStaleness 0",
+        ),
         ({"training": {"syncRefModel": True}}, "syncRefModel needs beta over 0"),
         ({"training": {"syncRefModel": True, "beta": 0.1}, "lora": {"r": 8}}, "syncRefModel needs a job without lora"),
         ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),

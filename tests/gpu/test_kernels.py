@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import attention, logprobs
@@ -151,6 +152,24 @@ def test_truncated_logprobs_are_those_of_the_kept_words(dtype, truncation):
     torch.testing.assert_close(values[:, 2].double(), of_all, atol=close, rtol=0)
     for ours, theirs in zip(gradients, expected, strict=True):
         assert ((ours.double() - theirs).norm() / theirs.norm()).item() < (1e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
+@pytest.mark.parametrize("truncation", [None, Truncation(0.8, top_p=0.7)], ids=str)
+def test_logprobs_under_penalties_are_those_of_the_cpu(truncation):
+    batch = micro_batch(list(samples()))
+    random = torch.Generator().manual_seed(0)
+    shapes = (len(batch.targets_K), 64), (20_001, 64)
+    hidden, weight = (torch.randn(*shape, generator=random) / 8 for shape in shapes)
+    pull, results = torch.randn(len(hidden), 3, generator=random), []
+    for device in ("cpu", "cuda"):
+        own = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
+        moved = batch.to(device)
+        penalised = Penalties(1.3, 0.4, 0.2).on(moved)
+        values = logprobs.logprobs_and_entropies(*own, None, moved.targets_K, 0.8, truncation, penalised=penalised)
+        gradients = torch.autograd.grad((values * pull.to(device)).sum(), own)
+        results.append([one.detach().cpu() for one in (values, *gradients)])
+    for ours, expected in zip(*results, strict=True):
+        assert ((ours - expected).norm() / expected.norm()).item() < 1e-3
 
 
 def test_offloaded_activations_leave_the_device_and_give_the_same_gradient():

@@ -47,11 +47,18 @@ def read(file: str, text: str, format_: str | None = None) -> list[Source]:
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
         return [Source(file, format_, dict(_flat(found, sections)))]
-    inner, sampling = found.get("model_init_kwargs"), found.get("generation_kwargs")
-    options = (inner if isinstance(inner, dict) else {}) | found
-    if isinstance(sampling, dict):
-        options = {name: value for name, value in options.items() if name != "generation_kwargs"} | sampling
-    return [Source(file, format_, options)]
+    inner = found.get("model_init_kwargs")
+    return [Source(file, format_, _with_sampling((inner if isinstance(inner, dict) else {}) | found))]
+
+
+def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
+    """Options and the keys of TRL's `generation_kwargs`, which is a mapping in a file and JSON on a command line."""
+    sampling = options.get("generation_kwargs")
+    if isinstance(sampling, str) and _is_mapping(sampling):
+        sampling = yaml.safe_load(sampling)
+    if not isinstance(sampling, dict):
+        return options
+    return {name: value for name, value in options.items() if name != "generation_kwargs"} | sampling
 
 
 def _is_mapping(text: str) -> bool:
@@ -99,10 +106,10 @@ def _command(file: str, command: Command, format_: str | None) -> Source | None:
         return Source(file, "ms-swift", flags, environment)
     if words[:2] == ["trl", "grpo"]:
         flags.pop("config", None)
-        return Source(file, "trl", flags, environment)
+        return Source(file, "trl", _with_sampling(flags), environment)
     if format_ == "verl" and any("=" in word for word in words):
         return Source(file, "verl", dict(_overrides(words)), environment)
-    return Source(file, "trl", flags, environment) if format_ == "trl" and flags else None
+    return Source(file, "trl", _with_sampling(flags), environment) if format_ == "trl" and flags else None
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:

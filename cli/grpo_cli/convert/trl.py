@@ -18,6 +18,7 @@ BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps 
 EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
 FOUR_BIT = "weights in 4 bits are NF4 with nested (double) quantization"
 SEQUENCES = "a sequence stays on one rank: over 1 is offloadActivations, to host memory instead of to other ranks"
+PENALISED = "the log-probabilities that are trained on are under it, too"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
 # fmt: off
@@ -157,11 +158,14 @@ GENERATION = rows(
     same("top_p", "training.topP", v.number),
     same("top_k", "training.topK", v.top_k),
     same("min_p", "training.minP", v.number),
-    left("repetition_penalty", "a penalty makes samples differ from the policy (docs/training.md): remove it", 1.0),
-    left("generation_kwargs", "in a YAML file its keys are read as options", "{}"),
+    differs("repetition_penalty", "training.repetitionPenalty", v.number, PENALISED),
+    differs("presence_penalty", "training.presencePenalty", v.number, PENALISED),
+    differs("frequency_penalty", "training.frequencyPenalty", v.number, PENALISED),
     same("stop", "training.stop", v.texts),
-    left("presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids min_tokens",
+    left("generation_kwargs", "its keys are read as options, but this is neither a mapping nor JSON", "{}"),
+    left("logit_bias bad_words allowed_token_ids min_tokens",
         "it makes samples differ from the policy (docs/training.md): remove it", 0, "[]"),
+    left("stop_token_ids", "training.stop takes texts; generation_config.json of the model lists tokens", "[]"),
     same("chat_template_kwargs", "dataset.chatTemplateKwargs", v.mapping),
     left("max_tool_calling_iterations", "completions have one turn: tools are not supported"),
     differs("use_vllm", "@use_vllm", v.boolean, "vLLM samples; Transformers is for debugging", default=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo_cli.convert import values as v
 from grpo_cli.convert.rows import Table, differs, left, not_needed, same, under
-from grpo_cli.convert.trl import EPOCHS, SEQUENCES
+from grpo_cli.convert.trl import EPOCHS, PENALISED, SEQUENCES
 
 _INSIDE = "internal to verl"
 _LOGS = "curves are in metrics.jsonl and at /metrics (docs/metrics.md)"
@@ -112,6 +112,7 @@ VERL = Table.of("verl", "0.7.0",
         same("temperature", "training.temperature", v.number),
         same("top_p", "training.topP", v.number),
         same("top_k", "training.topK", v.top_k),
+        differs("repetition_penalty", "training.repetitionPenalty", v.number, PENALISED),
         same("tensor_model_parallel_size", "generation.tensorParallel", v.integer, default=2),
         same("gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share, default=0.5),
         same("max_model_len", "generation.maxModelLen", v.integer),

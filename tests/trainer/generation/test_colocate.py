@@ -2,7 +2,7 @@
 
 With `training.maxStaleness` it samples later steps too. Pushes cut them, and they continue under the new weights.
 
-Under top-p, top-k and min-p, trainer and engine give the same log-probabilities to what was sampled; with
+Under top-p, top-k, min-p and penalties, trainer and engine give the same log-probabilities to what was sampled; with
 `training.routerReplay` also where rounding decides between experts.
 """
 
@@ -45,11 +45,14 @@ def test_vllm_samples_from_the_trained_weights(
         assert set(result["versions"]) == {2}
         assert result["texts"] == result["whole_texts"]
         assert result["is_stopped"] is (None if staleness else True)
-        for mean, without, largest in result["truncated"]:
+        for mean, without, largest, _ in result["truncated"]:
             assert without < 0.95, "a trainer that knows of no truncation must be noticed"
             assert abs(mean - 1) < 0.01
             # One of 20 kept words more or less changes the others by 5%; in bfloat16 it may be a few words.
             assert largest < (0.1 if dtype == "float32" else 0.5)
+        *_, largest, without = result["penalised"]  # no token is at a boundary
+        assert without > 0.2, "a trainer that knows of no penalty must be noticed"
+        assert largest < (1e-4 if dtype == "float32" else 0.1)
         assert max(result["logged"]) < (1e-4 if dtype == "float32" else 0.1)
         assert result["trained"] < (1e-4 if dtype == "float32" else 0.1)
         if dtype == "bfloat16":

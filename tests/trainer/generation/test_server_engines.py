@@ -22,12 +22,16 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.penalties import Penalties
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineDiffersError
 from grpo_workload.generation.servers.token_watch import replicas
+from grpo_workload.policy.logprobs import LogprobHead
 from grpo_workload.spec.contract import ExitCode, Outcome
+from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
@@ -170,7 +174,9 @@ def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, ca
 
 def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGenerator, model: Any) -> None:
     contract = with_ranks(engines.contract, 1)
-    training = contract.config.training.model_copy(update={"max_staleness": 1, "max_completion_length": 480})
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
+    sampling = {"max_staleness": 1, "max_completion_length": 480} | penalties
+    training = contract.config.training.model_copy(update=sampling)
     config = contract.config.model_copy(update={"training": training})
     ahead = ServerGenerator(contract.model_copy(update={"config": config}), 0, lambda: weights_of(model))
     many = 24  # so many that an engine is still at them when the push comes, also one that began first
@@ -199,7 +205,7 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
     assert (tried.weight_version, tried.weight_updates) == (5, 0)
     assert heard.groups == dict(enumerate(groups)), "the listener that was there when they began hears of them"
     cut = [
-        (own_logprobs(old, prompt, one) - torch.tensor(one.logprobs)).abs()
+        difference(old, prompt, one, training)
         for prompt, group in zip(prompts(), groups, strict=True)
         for one in group
         if (one.weight_version, one.weight_updates) == (4, 1)
@@ -213,7 +219,15 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
     for prompt, group in zip(later, fresh, strict=True):
         for one in group:
             assert (one.weight_version, one.weight_updates) == (5, 0)
-            assert (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs().max() < 1e-4
+            assert difference(model, prompt, one, training).max() < 1e-4
+
+
+def difference(model: Any, prompt: Prompt, completion: Completion, training: TrainingConfig) -> torch.Tensor:
+    """Return |log-probability of the trainer - of the engine| of each token, under penalties."""
+    batch = micro_batch([Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)])
+    with torch.no_grad():
+        own = LogprobHead(model).per_token(model, batch, 1.0, penalties=Penalties.of(training)).logprobs_BT[0]
+    return (own - torch.tensor(completion.logprobs)).abs()
 
 
 def tokens_sampled(generator: ServerGenerator) -> list[float]:

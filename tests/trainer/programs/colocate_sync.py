@@ -2,8 +2,8 @@
 
 colocate_sync.py MODEL OUT ZERO_STAGE TENSOR_PARALLEL TRAINS DTYPE STALENESS; TRAINS is "all", "adapters", or "4bit" for
 adapters of a model in 4 bits. OUT gets the ranks' results in rank order: among them the differences between
-log-probabilities of the engine and of the trained and the initial model, their ratios under truncated sampling, and
-what is said of weights that differ. With a `training.maxStaleness` over 0, also what is sampled ahead.
+log-probabilities of the engine and of the trained and the initial model, their ratios under truncated and penalised
+sampling, and what is said of weights that differ. With a `training.maxStaleness` over 0, also what is sampled ahead.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -22,6 +22,7 @@ from sampled_ahead import ENGINE_ARGS, sample_ahead
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.colocate import ColocateGenerator
@@ -42,14 +43,21 @@ NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE, MAX_MODEL_LEN = 4, 12, 2, 0.7, 64
 export.GATHER_BYTES = 2**12
 
 
-TRUNCATED = ({"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.05, "top_k": 100, "top_p": 0.9})
+TRUNCATED = (
+    {"top_p": 0.7},
+    {"top_k": 20},
+    {"min_p": 0.05, "top_k": 100, "top_p": 0.9},
+    {"top_k": 20, "repetition_penalty": 1.3},
+)
+PENALISED = {"repetition_penalty": 1.3, "presence_penalty": -2.0, "frequency_penalty": 0.5}  # tokens come again
+CUT_PENALISED = {"repetition_penalty": 0.7}  # where completions may be cut, the spec refuses the others
 
 
 def truncated_ratios(policy, generator, prompts, training):
-    """Sample under the truncations of `training`.
+    """Sample under the truncations and penalties of `training`.
 
-    Return the mean ratio policy / engine over all tokens, the same if the trainer knew of no truncation, and the
-    largest |log ratio|.
+    Return the mean ratio policy / engine over all tokens, the same if the trainer knew of neither, the largest
+    |log ratio|, and that if the trainer knew of neither.
     """
     generator._sampling |= sampling_parameters(training)
     samples = [
@@ -59,12 +67,19 @@ def truncated_ratios(policy, generator, prompts, training):
     ]
     batch = micro_batch(samples)
     with torch.no_grad():
-        known = policy.head.per_token(policy.deepspeed_engine, batch, TEMPERATURE, Truncation.of(training))
+        known = policy.head.per_token(
+            policy.deepspeed_engine, batch, TEMPERATURE, Truncation.of(training), Penalties.of(training)
+        )
     logs, whole_logs = (
         (logprobs_BT - batch.sampling_logprobs_BC)[batch.is_token_BC]
         for logprobs_BT in (known.logprobs_BT, known.whole_logprobs_BT)
     )
-    return float(logs.exp().mean()), float(whole_logs.exp().mean()), float(logs.abs().max())
+    return (
+        float(logs.exp().mean()),
+        float(whole_logs.exp().mean()),
+        float(logs.abs().max()),
+        float(whole_logs.abs().max()),
+    )
 
 
 def stops(generator, prompts, training):
@@ -177,10 +192,10 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     # One prompt among different ones on every rank.
     common = Prompt(index=9, text="", token_ids=(5, 6, 7), seed=11)
     *_, answers = generator.generate([*reversed(prompts), common], NUM_GENERATIONS)
-    truncated = [
+    *truncated, penalised = (
         truncated_ratios(policy, generator, prompts, config.training.model_copy(update=options))
-        for options in TRUNCATED
-    ]
+        for options in (*TRUNCATED, CUT_PENALISED if staleness else PENALISED)
+    )
     generator._sampling |= sampling_parameters(config.training)
     is_stopped = None if staleness else stops(generator, prompts, config.training)
     samples = list(generate())
@@ -190,6 +205,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
         "texts": [sample.completion.text for sample in samples],
         "whole_texts": [text_of(tokenizer, sample.prompt, sample.completion) for sample in samples],
         "truncated": truncated,
+        "penalised": penalised,
         "is_stopped": is_stopped,
         "logged": logged,
         "spreads": spreads,

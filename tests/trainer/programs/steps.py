@@ -1,7 +1,7 @@
 """Two optimizer steps on fixed samples under each ZeRO stage: steps.py MODEL OUT MICRO_BATCH_SIZE BETA STAGE...
 
-With a BETA over 0, the other terms of the loss have a weight, too: of the entropy, over tokens of high entropy. Then
-rank 0 also saves the KL divergences of completions before and after the two steps.
+With a BETA over 0, the other terms of the loss have a weight, too: of the entropy, over tokens of high entropy. Tokens
+that came before have penalties. Rank 0 also saves the KL divergences of completions before and after the two steps.
 
 A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
 the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
@@ -47,6 +47,8 @@ def main(model, out, micro_batch_size, beta, stages):
                     "maxGradNorm": 0.5,
                     "beta": beta,
                     "entropyCoef": beta,
+                    "repetitionPenalty": 1 + beta,
+                    "frequencyPenalty": beta,
                     "topEntropyQuantile": 0.6 if beta else 1,
                     "importanceSamplingCorrection": "none",
                 },

@@ -309,19 +309,39 @@ def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("run.sh", "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --stop_words '</answer>' '####'"),
+        (
+            "run.sh",
+            "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --stop_words '</answer>' '####' "
+            "--repetition_penalty 1.1 --presence_penalty 0.5",
+        ),
+        (
+            "trl.sh",
+            "trl grpo --model_name_or_path a/b --repetition_penalty 1.1 "
+            """--generation_kwargs '{"stop": ["</answer>", "####"], "presence_penalty": 0.5}'""",
+        ),
         (
             "trl.yaml",
-            "model_name_or_path: a/b\ngeneration_kwargs:\n  stop: ['</answer>', '####']\n  presence_penalty: 0.5\n",
+            "model_name_or_path: a/b\nrepetition_penalty: 1.1\n"
+            "generation_kwargs:\n  stop: ['</answer>', '####']\n  presence_penalty: 0.5\n",
         ),
     ],
 )
-def test_texts_that_end_completions_are_taken_over_and_penalties_are_not(file: str, text: str) -> None:
+def test_what_sampling_is_told_besides_temperature_is_taken_over(file: str, text: str) -> None:
     conversion = _text(file, text)
-    assert conversion.spec["training"]["stop"] == ["</answer>", "####"]
-    left = {one.name for one in conversion.left}
-    assert ("presence_penalty" in left) == (file == "trl.yaml")
-    assert "generation_kwargs" not in left
+    training = conversion.spec["training"]
+    assert training["stop"] == ["</answer>", "####"]
+    assert (training["repetitionPenalty"], training["presencePenalty"]) == (1.1, 0.5)
+    assert not {one.name for one in conversion.left} & {"generation_kwargs", "presence_penalty", "repetition_penalty"}
+
+
+def test_verls_penalty_is_taken_over_and_biases_of_trls_are_not() -> None:
+    penalty = "actor_rollout_ref.rollout.repetition_penalty=1.05"
+    text = (INPUTS / "verl.sh").read_text().replace("trainer.save_freq=20", f"trainer.save_freq=20 +{penalty}")
+    assert _text("verl.sh", text).spec["training"]["repetitionPenalty"] == 1.05
+    conversion = _text("trl.yaml", "model_name_or_path: a/b\ngeneration_kwargs: {logit_bias: {5: 1.0}}\n")
+    assert "logit_bias" in {one.name for one in conversion.left}
+    conversion = _text("trl.sh", "trl grpo --model_name_or_path a/b --generation_kwargs $KWARGS")
+    assert "generation_kwargs" in {one.name for one in conversion.left}, "it is not known what is in it"
 
 
 def test_verls_overlong_buffer_is_a_further_reward() -> None:

@@ -129,9 +129,9 @@ def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
         "top_p": training.top_p,
         "top_k": training.top_k,
         "min_p": training.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        "repetition_penalty": training.repetition_penalty,
+        "presence_penalty": training.presence_penalty,
+        "frequency_penalty": training.frequency_penalty,
     }
 
 

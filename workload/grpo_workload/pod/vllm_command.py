@@ -65,7 +65,7 @@ def check_engine_args(arguments: Mapping[str, JsonValue], ours: frozenset[str]) 
     if other := sorted(_OTHER_DISTRIBUTION & arguments.keys()):
         raise ConfigError(
             f"generation.engineArgs: {', '.join(other)} cannot be set: completions would follow another distribution "
-            "than the trainer's log-probabilities; training.temperature, topP, topK and minP would work"
+            "than the trainer's log-probabilities; training.temperature, topP, topK, minP and penalties would work"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo_workload.algorithm.penalties import Penalised
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logit_change import LogitChange
 
@@ -30,6 +31,7 @@ def find_kept(
     targets_K: Tensor,
     truncation: Truncation,
     change: LogitChange,
+    penalised: Penalised | None = None,
 ) -> Tensor:
     """Return the bits [K, Y] of the words that `truncation` keeps; the targets, which were sampled, are always kept."""
     num_words = weight_VH.size(0)
@@ -37,7 +39,10 @@ def find_kept(
     rows = max(1, LOGITS // num_words)
     for start in range(0, len(targets_K), rows):
         part = slice(start, start + rows)
-        kept_KV = truncation.kept(change.apply(torch.nn.functional.linear(hidden_KH[part], weight_VH, bias_V)))
+        logits_KV = change.apply(torch.nn.functional.linear(hidden_KH[part], weight_VH, bias_V))
+        if penalised is not None:
+            penalised.apply(logits_KV := logits_KV.float(), start, 0)
+        kept_KV = truncation.kept(logits_KV)
         kept_KY[part] = _packed(kept_KV.scatter_(1, targets_K[part].unsqueeze(1), True))
     return kept_KY
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.penalties import Penalised, Penalties
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import logprobs_plain
 from grpo_workload.policy.kept_words import find_kept, hide_others
@@ -57,12 +58,17 @@ class LogprobHead:
         """
         self._trains_entropy, self.replay = trains_entropy, replay
         self._model, self._change = model, LogitChange.of(model)
-        self._asked: tuple[Tensor, Tensor, float, Truncation | None] | None = None
+        self._asked: tuple[Tensor, Tensor, float, Truncation | None, Penalised | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
             self._wrap(layer)
 
     def per_token(
-        self, model: Any, batch: MicroBatch, temperature: float, truncation: Truncation | None = None
+        self,
+        model: Any,
+        batch: MicroBatch,
+        temperature: float,
+        truncation: Truncation | None = None,
+        penalties: Penalties | None = None,
     ) -> PerToken:
         """Run `model` for log-probabilities and entropies of the completion tokens.
 
@@ -71,14 +77,18 @@ class LogprobHead:
             batch: on the model's device.
             temperature: divides the logits.
             truncation: what sampling left out; None for nothing.
+            penalties: what sampling did to the logits of words that came before; None for nothing.
         """
         if self.replay is not None:
             self.replay.use(batch.experts_NLX)
-        with self.targets(batch.places_K, batch.targets_K, temperature, truncation):
+        penalised = None if penalties is None else penalties.on(batch)
+        with self.targets(batch.places_K, batch.targets_K, temperature, truncation, penalised):
             values_K3 = model(**batch.model_inputs()).logits
         entropy_K = values_K3[:, 1] if self._trains_entropy else values_K3[:, 1].detach()
         logprobs_BT, entropy_BT = batch.rows(values_K3[:, 0]), batch.rows(entropy_K)
-        return PerToken(logprobs_BT, entropy_BT, batch.rows(values_K3[:, 2]) if truncation else logprobs_BT)
+        return PerToken(
+            logprobs_BT, entropy_BT, batch.rows(values_K3[:, 2]) if truncation or penalties else logprobs_BT
+        )
 
     def _wrap(self, output: nn.Linear) -> None:
         plain = output.forward
@@ -86,7 +96,7 @@ class LogprobHead:
         def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:
             if self._asked is None:
                 return plain(hidden)
-            places_K, targets_K, temperature, truncation = self._asked
+            places_K, targets_K, temperature, truncation, penalised = self._asked
             hidden_KH = hidden.flatten(0, -2).index_select(0, places_K)
             return logprobs_and_entropies(
                 hidden_KH,
@@ -96,6 +106,7 @@ class LogprobHead:
                 temperature,
                 truncation,
                 self._change,
+                penalised,
                 trains_entropy=self._trains_entropy,
             )
 
@@ -103,13 +114,18 @@ class LogprobHead:
 
     @contextmanager
     def targets(
-        self, places_K: Tensor, targets_K: Tensor, temperature: float, truncation: Truncation | None = None
+        self,
+        places_K: Tensor,
+        targets_K: Tensor,
+        temperature: float,
+        truncation: Truncation | None = None,
+        penalised: Penalised | None = None,
     ) -> Iterator[None]:
         """Within it, the model's `logits` are `logprobs_and_entropies` of the tokens `targets_K`.
 
         `places_K` are the positions of their hidden states, counted over all rows of the batch.
         """
-        self._asked = places_K, targets_K, temperature, truncation
+        self._asked = places_K, targets_K, temperature, truncation, penalised
         try:
             with unchanged(self._model):
                 yield
@@ -125,6 +141,7 @@ def logprobs_and_entropies(
     temperature: float,
     truncation: Truncation | None = None,
     change: LogitChange = _NO_CHANGE,
+    penalised: Penalised | None = None,
     *,
     trains_entropy: bool = False,
 ) -> Tensor:
@@ -132,14 +149,16 @@ def logprobs_and_entropies(
 
     [K, 2] in float32, in nats. Temperature 0 (greedy) counts as 1, as in vLLM. Entropies have a gradient only with
     `trains_entropy`. TRL computes the same from whole logits, by `selective_log_softmax` and `entropy_from_logits`.
-    With a truncation [K, 3]: first the log-probabilities under it, then those two of the whole distribution.
+    With a truncation or penalties [K, 3]: first the log-probabilities under them, then those two of the whole
+    distribution.
     """
     kept_KY = None
     if truncation is not None:
         with torch.no_grad():
-            kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation, change)
+            kept_KY = find_kept(hidden_KH, weight_VH, bias_V, targets_K, truncation, change, penalised)
     apply = cast(Callable[..., Tensor], _Function.apply)
-    return apply(hidden_KH, weight_VH, bias_V, targets_K, 1 / (temperature or 1.0), kept_KY, change, trains_entropy)
+    scale = 1 / (temperature or 1.0)
+    return apply(hidden_KH, weight_VH, bias_V, targets_K, scale, kept_KY, change, penalised, trains_entropy)
 
 
 class _Function(torch.autograd.Function):
@@ -155,24 +174,27 @@ class _Function(torch.autograd.Function):
         scale: float,
         kept_KY: Tensor | None,
         change: LogitChange,
+        penalised: Penalised | None,
         trains_entropy: bool,
     ) -> Tensor:
         fold, _ = _passes(hidden_KH)
-        ctx.scale, ctx.change, ctx.trains_entropy = scale, change, trains_entropy
+        ctx.scale, ctx.change, ctx.penalised, ctx.trains_entropy = scale, change, penalised, trains_entropy
+        is_whole = kept_KY is None and penalised is None
         whole_4K, kept_4K = _no_words(targets_K), _no_words(targets_K)
-        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change):
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, change, penalised):
             fold(logits_KW, targets_K - start, scale, whole_4K)
-            if kept_KY is not None:
-                hide_others(logits_KW, kept_KY, start)
+            if not is_whole:
+                _restrict(logits_KW, start, penalised, kept_KY)
                 fold(logits_KW, targets_K - start, scale, kept_4K)
         largest_K, sum_K, weighted_K, target_K = whole_4K
         lse_K = largest_K + sum_K.log()
-        kept_lse_K = lse_K if kept_KY is None else kept_4K[0] + kept_4K[1].log()
+        kept_lse_K = lse_K if is_whole else kept_4K[0] + kept_4K[1].log()
         # Rounding may bring the entropy to just below 0 where a token is certain.
         entropy_K = (lse_K - weighted_K / sum_K).clamp(min=0)
         ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, lse_K, kept_lse_K, kept_KY, entropy_K)
-        columns = [target_K - kept_lse_K, entropy_K]
-        return torch.stack(columns if kept_KY is None else [*columns, target_K - lse_K], dim=1)
+        if is_whole:
+            return torch.stack([target_K - lse_K, entropy_K], dim=1)
+        return torch.stack([kept_4K[3] - kept_lse_K, entropy_K, target_K - lse_K], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -186,19 +208,23 @@ class _Function(torch.autograd.Function):
         hidden_gradient_KH = torch.zeros_like(hidden_KH, dtype=torch.float32) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
         bias_gradient_V = torch.empty_like(bias_V) if needs_bias else None
-        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change):
+        for start, logits_KW in _slices(hidden_KH, weight_VH, bias_V, ctx.change, ctx.penalised):
             words, places_K = slice(start, start + logits_KW.size(1)), targets_K - start
             slope_KW = ctx.change.slope(logits_KW)
-            if kept_KY is None:
+            if len(columns) == 2:
                 unfold(logits_KW, places_K, lse_K, gradient_K, ctx.scale, entropy)
             else:
                 whole_KW = logits_KW.clone()
                 unfold(whole_KW, places_K, lse_K, columns[2].contiguous(), ctx.scale, entropy)
-                hide_others(logits_KW, kept_KY, start)
+                penalty = _restrict(logits_KW, start, ctx.penalised, kept_KY)
                 unfold(logits_KW, places_K, kept_lse_K, gradient_K, ctx.scale)
+                if penalty is not None:
+                    place_P, slope_P = penalty
+                    logits_KW.view(-1)[place_P] *= slope_P
                 logits_KW += whole_KW
             if ctx.change != _NO_CHANGE:
                 logits_KW *= slope_KW
+            logits_KW = logits_KW.to(hidden_KH.dtype)
             if hidden_gradient_KH is not None:
                 _add_product(hidden_gradient_KH, logits_KW, weight_VH[words])
             if weight_gradient_VH is not None:
@@ -206,7 +232,7 @@ class _Function(torch.autograd.Function):
             if bias_gradient_V is not None:
                 bias_gradient_V[words] = logits_KW.sum(dim=0)
         hidden_gradient = hidden_gradient_KH.to(hidden_KH.dtype) if hidden_gradient_KH is not None else None
-        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None, None, None
+        return hidden_gradient, weight_gradient_VH, bias_gradient_V, None, None, None, None, None, None
 
 
 def _no_words(targets_K: Tensor) -> Tensor:
@@ -216,10 +242,23 @@ def _no_words(targets_K: Tensor) -> Tensor:
     return state_4K
 
 
+def _restrict(
+    logits_KW: Tensor, start: int, penalised: Penalised | None, kept_KY: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Change a slice of the logits to what sampling drew from; return what `Penalised.apply` does."""
+    penalty = None if penalised is None else penalised.apply(logits_KW, 0, start)
+    if kept_KY is not None:
+        hide_others(logits_KW, kept_KY, start)
+    return penalty
+
+
 def _slices(
-    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, change: LogitChange
+    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, change: LogitChange, penalised: Penalised | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first word and the logits [K, W] of each slice of the vocabulary; all slices share one buffer."""
+    """Yield the first word and the logits [K, W] of each slice of the vocabulary; all slices share one buffer.
+
+    With penalties they are in float32: rounding after them would move equal logits in the same direction every time.
+    """
     num_words = weight_VH.size(0)
     buffer = hidden_KH.new_empty(hidden_KH.size(0) * min(WORDS, num_words))
     for start in range(0, num_words, WORDS):
@@ -229,7 +268,7 @@ def _slices(
             torch.mm(hidden_KH, rows_WH.T, out=logits_KW)
         else:
             torch.addmm(bias_V[start : start + WORDS], hidden_KH, rows_WH.T, out=logits_KW)
-        yield start, change.apply(logits_KW)
+        yield start, change.apply(logits_KW) if penalised is None else change.apply(logits_KW).float()
 
 
 def _add_product(sum_KH: Tensor, left_KW: Tensor, right_WH: Tensor) -> None:

@@ -19,6 +19,7 @@ from transformers import get_scheduler
 
 from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.activation_offload import Activations
@@ -172,7 +173,9 @@ class Policy:
         reference = self._reference if training.kl_coef > 0 else None
         ref_logprobs_BT = reference.logprobs(batch, training.temperature) if reference else None
         with self._activations.offloaded() if self._activations else nullcontext():
-            model = self.head.per_token(self.deepspeed_engine, batch, training.temperature, Truncation.of(training))
+            model = self.head.per_token(
+                self.deepspeed_engine, batch, training.temperature, Truncation.of(training), Penalties.of(training)
+            )
         output, differences = batch_loss(
             model, batch, training, scale=scale, ref_logprobs_BT=ref_logprobs_BT, own_loss=self._own_loss
         )
@@ -230,10 +233,17 @@ class Policy:
         return self._states.on_device() if self._states else nullcontext()
 
     @torch.no_grad()
-    def logprobs(self, batch: MicroBatch, temperature: float = 1.0, truncation: Truncation | None = None) -> Tensor:
+    def logprobs(
+        self,
+        batch: MicroBatch,
+        temperature: float = 1.0,
+        truncation: Truncation | None = None,
+        penalties: Penalties | None = None,
+    ) -> Tensor:
         """Log-probabilities of the completion tokens [B, T], see `LogprobHead.per_token`; collective under ZeRO-3."""
         self.deepspeed_engine.eval()
-        return self.head.per_token(self.deepspeed_engine, batch.to(self.device), temperature, truncation).logprobs_BT
+        moved = batch.to(self.device)
+        return self.head.per_token(self.deepspeed_engine, moved, temperature, truncation, penalties).logprobs_BT
 
     @torch.no_grad()
     def divergence(self, batch: MicroBatch, temperature: float) -> Tensor:

@@ -136,6 +136,26 @@ class TrainerConfig(Section):
             ),
         ),
         Rule(
+            "self.training.repetitionPenalty == 1.0 && self.training.presencePenalty == 0.0 && "
+            "self.training.frequencyPenalty == 0.0 || self.generation.engine == 'vLLM'",
+            "training.repetitionPenalty, presencePenalty and frequencyPenalty need generation.engine vLLM",
+            lambda c: (
+                (c.training.repetition_penalty, c.training.presence_penalty, c.training.frequency_penalty) == (1, 0, 0)
+                or c.generation.engine == "vLLM"
+            ),
+        ),
+        Rule(
+            "self.training.presencePenalty == 0.0 && self.training.frequencyPenalty == 0.0 || "
+            "self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'",
+            "training.presencePenalty and frequencyPenalty need maxStaleness 0 where topology is Colocate: there a "
+            "completion may be cut, and vLLM counts tokens only from the cut on; repetitionPenalty would work",
+            lambda c: (
+                (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0)
+                or c.training.max_staleness == 0
+                or c.generation.topology is not Topology.COLOCATE
+            ),
+        ),
+        Rule(
             "!has(self.lora) || !self.training.syncRefModel",
             "training.syncRefModel needs a job without lora: with adapters, the reference is the model without them",
             lambda c: c.lora is None or not c.training.sync_ref_model,

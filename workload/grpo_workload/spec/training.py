@@ -115,6 +115,26 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
         "whole vocabulary.",
     )
+    repetition_penalty: float = Field(
+        1.0,
+        ge=0.1,
+        le=10,
+        description="Over 1: tokens that prompt or completion already have are less likely. Set 1.05 where completions "
+        "repeat themselves without end. The trainer's log-probabilities are those under penalties.",
+    )
+    presence_penalty: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="Subtracted from the logits of tokens that the completion already has. Set it in place of "
+        "repetitionPenalty where completions must repeat tokens of their prompts.",
+    )
+    frequency_penalty: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="The same, once for each time that the token came. Set it where a few repetitions are right.",
+    )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
         (),
         max_length=16,

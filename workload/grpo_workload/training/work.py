@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from grpo_workload.algorithm.micro_batch import MicroBatch
+from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
 from grpo_workload.algorithm.truncation import Truncation
@@ -48,5 +49,5 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
 def _with_old_logprobs(run: Run, batch: MicroBatch) -> MicroBatch:
     training = run.config.training
     with explained_memory(batch):
-        logprobs_BC = run.policy.logprobs(batch, training.temperature, Truncation.of(training))
+        logprobs_BC = run.policy.logprobs(batch, training.temperature, Truncation.of(training), Penalties.of(training))
     return replace(batch, old_logprobs_BC=logprobs_BC.cpu())

@@ -154,6 +154,15 @@ REFUSED = [
         "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
     ),
     (
+        {"training": {"repetitionPenalty": 1.1}, "generation": {"engine": "Transformers"}},
+        "training.repetitionPenalty, presencePenalty and frequencyPenalty need generation.engine vLLM",
+    ),
+    (
+        {"training": {"frequencyPenalty": 0.1, "maxStaleness": 1}},
+        "training.presencePenalty and frequencyPenalty need maxStaleness 0 where topology is Colocate: there a "
+        "completion may be cut, and vLLM counts tokens only from the cut on; repetitionPenalty would work",
+    ),
+    (
         {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
         "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
     ),

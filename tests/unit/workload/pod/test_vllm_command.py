@@ -112,7 +112,9 @@ def test_arguments_that_the_trainer_sets_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["logits_processors", "watermark-config"])
 def test_arguments_that_change_the_distribution_are_refused(name: str) -> None:
     job = contract(engineArgs={name: ["x"]})
-    with pytest.raises(ValueError, match=r"cannot be set: .* training.temperature, topP, topK and minP would work"):
+    with pytest.raises(
+        ValueError, match=r"cannot be set: .* training.temperature, topP, topK, minP and penalties would work"
+    ):
         engine_command(job, job.engines[0], {})
 
 
@@ -128,6 +130,12 @@ def test_a_request_switches_off_what_a_generation_config_may_switch_on() -> None
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def test_a_request_has_the_penalties_of_the_job() -> None:
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3}
+    sampling = vllm_api.sampling_parameters(TrainingConfig(**penalties))
+    assert penalties.items() <= sampling.items()
 
 
 def test_a_model_that_cannot_be_split_over_the_engine_is_refused(tmp_path: Path) -> None:
