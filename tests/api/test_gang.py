@@ -3,10 +3,12 @@ and scheduler are real."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo_cli.cluster.kube import connect
 from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job, outcome
@@ -46,13 +48,15 @@ def _groups(jobs: Jobs) -> dict[str, int]:
 
 
 def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_run_one_after_the_other(
-    jobs: Jobs, kubectl: Any, nodes: None
+    jobs: Jobs, kubectl: Any, kubeconfig: Path, nodes: None
 ) -> None:
     for name in ("first", "second"):
         jobs.apply(make_job(name, **SPEC))
         message = jobs.wait_for(name, "Scheduled", "False", "Unschedulable")["message"]
         assert "-0: " in message, message
     assert _groups(jobs) == {"first-0": 2, "second-0": 2}
+    found = connect(str(kubeconfig), None, jobs.namespace).listed("PodGroup")
+    assert [one["metadata"]["name"] for one in found] == ["first-0", "second-0"], "grpo diagnose finds them"
     assert [_placed(jobs, "first"), _placed(jobs, "second")] == [[], []]
 
     kubectl("taint", "node", "kwok-301", "kept-")

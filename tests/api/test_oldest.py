@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.api, pytest.mark.oldest]
             {"scheduling": {"gang": "Native"}},
             {"scheduling": {"gang": None}},
             "spec.scheduling.gang Native: when the operator started, the API server did not serve PodGroups "
-            "(scheduling.k8s.io/v1alpha2); switch gang scheduling on",
+            "(scheduling.k8s.io/v1beta1 or scheduling.k8s.io/v1alpha2); switch gang scheduling on",
         ),
         (
             {"trainer": {"groups": [{"name": "a", "gpus": 1, "resourceClaimTemplateName": "gpus"}]}},

@@ -115,7 +115,14 @@ class Kube:
 
     def listed(self, kind: str, selector: str = "") -> list[Object]:
         """Return objects of a kind in the namespace, by label; each has its `kind`, which items of a list lack."""
-        return [item | {"kind": kind} for item in self._get(self._path(kind), {"labelSelector": selector})["items"]]
+        query, older = {"labelSelector": selector}, names.OLDER_PATHS.get(kind)
+        try:
+            found = self._get(self._path(kind), query)
+        except ApiException as error:
+            if older is None or error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            found = self._get(older.format(self.namespace), query)
+        return [item | {"kind": kind} for item in found["items"]]
 
     def listed_everywhere(self, kind: str, selector: str = "") -> list[Object]:
         """Return objects of a kind in all namespaces, or of the cluster, by label."""

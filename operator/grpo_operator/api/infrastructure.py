@@ -66,9 +66,9 @@ class SchedulingSpec(Section):
     gang: Literal["Native"] | None = Field(
         None,
         description="Native: Kubernetes' scheduler gives the pods of an attempt nodes all together, or none, so a job "
-        "that waits holds no GPU. Elastic engines are not counted: they come one by one. Needs Kubernetes 1.36 with "
-        "gang scheduling switched on (docs/gpus-and-networks.md). Default: pods get nodes one by one, and give them "
-        "back after timeoutSeconds.",
+        "that waits holds no GPU. Elastic engines are not counted: they come one by one. Needs Kubernetes 1.36 or "
+        "1.37 with gang scheduling switched on (docs/gpus-and-networks.md). Default: pods get nodes one by one, and "
+        "give them back after timeoutSeconds.",
     )
     topology_key: Annotated[str, Field(min_length=1, max_length=317)] | None = Field(
         None,

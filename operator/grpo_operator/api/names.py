@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 GROUP = "training.grpo.dev"
@@ -37,7 +37,7 @@ PATHS = {
     "Service": "/api/v1/namespaces/{}/services",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "PodGroup": "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups",
+    "PodGroup": "/apis/scheduling.k8s.io/v1beta1/namespaces/{}/podgroups",
     "Workload": "/apis/kueue.x-k8s.io/v1beta2/namespaces/{}/workloads",
     "ResourceFlavor": "/apis/kueue.x-k8s.io/v1beta2/resourceflavors",
     "WorkloadPriorityClass": "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
@@ -49,6 +49,9 @@ PATHS = {
     "Node": "/api/v1/nodes",
 }
 """API path of each kind, with a placeholder for the namespace."""
+
+OLDER_PATHS = {"PodGroup": "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"}
+"""Paths in clusters that do not serve the newer version: that of Kubernetes 1.36."""
 
 WATCHED_KINDS = ("Pod", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap", "Job")
 """Kinds of which the operator watches all objects that carry its label."""
@@ -78,9 +81,9 @@ NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_FORM = "metadata.name must start with a letter and contain only a-z, 0-9 and -: a Service gets this name"
 
 
-def api_version(kind: str) -> str:
+def api_version(kind: str, paths: Mapping[str, str] = PATHS) -> str:
     """Return the apiVersion of a kind: "apps/v1"."""
-    return PATHS[kind].removeprefix("/apis/").removeprefix("/api/").partition("/namespaces/")[0]
+    return paths[kind].removeprefix("/apis/").removeprefix("/api/").partition("/namespaces/")[0]
 
 
 class Role(StrEnum):

@@ -29,15 +29,23 @@ class Cluster:
 
     def __init__(self, transport: Transport) -> None:
         self._transport, self._send = transport, transport.request
+        self._paths = dict(_PATHS)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
 
     async def serves(self, kind: str) -> bool:
-        """Whether the API server serves a kind of an API group."""
+        """Whether the API server serves a kind of an API group; if so, it is used in that version from then on."""
+        for paths in (_PATHS, names.OLDER_PATHS):
+            if kind in paths and await self._has(kind, names.api_version(kind, paths)):
+                self._paths[kind] = paths[kind]
+                return True
+        return False
+
+    async def _has(self, kind: str, api_version: str) -> bool:
         try:
-            found = await self._send("get", "APIResourceList", f"/apis/{names.api_version(kind)}")
+            found = await self._send("get", "APIResourceList", f"/apis/{api_version}")
         except ApiException as error:
             if error.status == 404:
                 return False
@@ -56,7 +64,7 @@ class Cluster:
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return an object, or None if it does not exist."""
         try:
-            return await self._send("get", kind, _path(kind, namespace, name))
+            return await self._send("get", kind, self._path(kind, namespace, name))
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -68,7 +76,7 @@ class Cluster:
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
         """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
-        answer = await self._send("list", kind, _path(kind, namespace), label_selector=label_selector)
+        answer = await self._send("list", kind, self._path(kind, namespace), label_selector=label_selector)
         return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
 
     async def page(self, kind: str, namespace: str | None, selector: str, limit: int, token: str) -> Object:
@@ -77,7 +85,7 @@ class Cluster:
         `token` is `metadata.continue` of the part before, "" for the first one. Items lack `apiVersion` and `kind`.
         """
         query = [("labelSelector", selector), ("limit", str(limit)), *([("continue", token)] if token else [])]
-        return await self._send("list", kind, _scope(kind, namespace), query_params=query)
+        return await self._send("list", kind, self._scope(kind, namespace), query_params=query)
 
     def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Object]:
         """Yield the watch events ({type, object}) after a resourceVersion, with bookmarks, until the server ends it."""
@@ -88,7 +96,7 @@ class Cluster:
             "timeoutSeconds": str(WATCH_SECONDS),
             "watch": "true",
         }
-        return self._transport.stream(_scope(kind, namespace), list(query.items()))
+        return self._transport.stream(self._scope(kind, namespace), list(query.items()))
 
     async def apply(self, manifest: Object, *, is_ours: bool) -> Object:
         """Apply the manifest server-side under our field manager. Return the object as it is then.
@@ -108,7 +116,7 @@ class Cluster:
         if is_ours:
             await self._apply(manifest, dry_run="All")
             return
-        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
         strict = [("dryRun", "All"), ("fieldValidation", "Strict"), ("fieldManager", names.MANAGER)]
         try:
             await self._offer("dry-create", manifest, path, query_params=strict)
@@ -121,7 +129,7 @@ class Cluster:
     async def check_owner(self, manifest: Object) -> None:
         """Raise ForeignError if an object of the manifest's name exists that has another controller or none."""
         metadata = manifest["metadata"]
-        path, name = _path(manifest["kind"], metadata["namespace"]), metadata["name"]
+        path, name = self._path(manifest["kind"], metadata["namespace"]), metadata["name"]
         # A list, for which the operator has the right anyway.
         found = await self._send("list", manifest["kind"], path, field_selector=f"metadata.name={name}")
         for live in found["items"]:
@@ -132,7 +140,7 @@ class Cluster:
         return await self._offer(
             "dry-apply" if "dry_run" in params else "apply",
             manifest,
-            _path(manifest["kind"], metadata["namespace"], metadata["name"]),
+            self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
             content_type="application/apply-patch+yaml",
             field_manager=names.MANAGER,
             force_conflicts="true",
@@ -142,6 +150,8 @@ class Cluster:
     async def _offer(self, verb: str, manifest: Object, path: str, **params: Any) -> Object:
         """Send a manifest and return the answer. Raises RefusedError if the API server refuses it permanently."""
         kind = manifest["kind"]
+        if self._paths[kind] == names.OLDER_PATHS.get(kind):
+            manifest = _of_an_older_version(manifest)
         try:
             return await self._send(verb, kind, path, body=manifest, **params)
         except ApiException as error:
@@ -153,7 +163,7 @@ class Cluster:
         """Set the replicas of the StatefulSet with this UID to 0, and change nothing else. Return it as it is then, or
         None if it no longer exists.
         """
-        path, body = _path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
+        path, body = self._path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
         try:
             return await self._send(
                 "scale", "StatefulSet", path, body=body, content_type=_MERGE, field_manager=names.MANAGER
@@ -174,7 +184,7 @@ class Cluster:
         if force:
             options["gracePeriodSeconds"] = 0
         try:
-            await self._send("delete", kind, _path(kind, namespace, name), body=options)
+            await self._send("delete", kind, self._path(kind, namespace, name), body=options)
         except ApiException as error:
             if error.status not in (404, 409):  # gone, or another object by now
                 raise
@@ -182,7 +192,7 @@ class Cluster:
     async def patch_status(self, kind: str, metadata: Object, status: Object) -> Object:
         """Set fields in the status of an object as it was read. Raises ConflictError if it changed since."""
         read = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
-        path = _path(kind, metadata["namespace"], metadata["name"]) + "/status"
+        path = self._path(kind, metadata["namespace"], metadata["name"]) + "/status"
         body = {"metadata": read, "status": status}
         try:
             return await self._send(
@@ -202,7 +212,7 @@ class Cluster:
 
     async def _change_job(self, verb: str, job: Object, subresource: str, **params: Any) -> Object:
         """Change a job as it was read, and return the answer. Raises ConflictError if it changed since."""
-        path = _path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + subresource
+        path = self._path(names.KIND, job["metadata"]["namespace"], job["metadata"]["name"]) + subresource
         try:
             return await self._send(verb, names.KIND, path, field_manager=names.MANAGER, **params)
         except ApiException as error:
@@ -233,20 +243,24 @@ class Cluster:
             "reportingInstance": names.MANAGER,
         }
         try:
-            await self._send("create", "Event", _path("Event", metadata["namespace"]), body=event)
+            await self._send("create", "Event", self._path("Event", metadata["namespace"]), body=event)
         except (ApiException, ForbiddenError, aiohttp.ClientError, OSError) as error:
             said = reason_of(error) if isinstance(error, ApiException) else error
             log.warning(
                 "%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, said
             )
 
+    def _path(self, kind: str, namespace: str, name: str | None = None) -> str:
+        return self._paths[kind].format(namespace) + (f"/{name}" if name else "")
 
-def _path(kind: str, namespace: str, name: str | None = None) -> str:
-    return _PATHS[kind].format(namespace) + (f"/{name}" if name else "")
+    def _scope(self, kind: str, namespace: str | None) -> str:
+        return self._paths[kind].replace("/namespaces/{}", "" if namespace is None else f"/namespaces/{namespace}")
 
 
-def _scope(kind: str, namespace: str | None) -> str:
-    return _PATHS[kind].replace("/namespaces/{}", "" if namespace is None else f"/namespaces/{namespace}")
+def _of_an_older_version(pod_group: Object) -> Object:
+    """Return a PodGroup as Kubernetes 1.36 has it."""
+    version = names.api_version(names.GANG_KIND, names.OLDER_PATHS)
+    return pod_group | {"apiVersion": version, "spec": pod_group["spec"] | {"disruptionMode": "PodGroup"}}
 
 
 def _check_owner(manifest: Object, live: Object) -> None:

@@ -39,8 +39,8 @@ _TOKEN = (
 
 _GANG = (
     "spec.scheduling.gang Native: when the operator started, the API server did not serve PodGroups "
-    f"({names.api_version(names.GANG_KIND)}); switch gang scheduling on (docs/gpus-and-networks.md) and restart the "
-    "operator, or leave gang out"
+    f"({names.api_version(names.GANG_KIND)} or {names.api_version(names.GANG_KIND, names.OLDER_PATHS)}); switch gang "
+    "scheduling on (docs/gpus-and-networks.md) and restart the operator, or leave gang out"
 )
 
 

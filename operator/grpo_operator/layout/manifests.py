@@ -107,7 +107,7 @@ def pod_group(job: Job, topology: Topology, attempt: int) -> Manifest:
         "metadata": _metadata(job, names.pod_group_name(job.name, attempt), attempt=attempt),
         "spec": {
             "schedulingPolicy": {"gang": {"minCount": len(topology.gang_pods)}},
-            "disruptionMode": "PodGroup",  # an attempt that loses one pod ends
+            "disruptionMode": {"all": {}},  # an attempt that loses one pod ends
             **({"priorityClassName": priority} if priority else {}),
             **({"schedulingConstraints": {"topology": [{"key": key}]}} if key else {}),
         },

@@ -112,7 +112,9 @@ def test_nodes_and_credentials_need_the_administrators_leave(spec: dict[str, Any
 
 def test_a_gang_needs_a_cluster_that_has_them() -> None:
     made = job(scheduling={"gang": "Native"})
-    assert "did not serve PodGroups (scheduling.k8s.io/v1alpha2)" in (find_fault(made, Allowed()) or "")
+    assert "did not serve PodGroups (scheduling.k8s.io/v1beta1 or scheduling.k8s.io/v1alpha2)" in (
+        find_fault(made, Allowed()) or ""
+    )
     assert find_fault(made, Allowed(gang=True)) is None
 
 

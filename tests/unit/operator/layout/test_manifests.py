@@ -142,7 +142,7 @@ def test_a_gang_has_the_trainers_priority_leaves_whole_and_is_near_each_other_if
         return next(child for child in made if child["kind"] == names.GANG_KIND)["spec"]
 
     alone = gang()
-    assert (alone["disruptionMode"], alone["priorityClassName"]) == ("PodGroup", "training")
+    assert (alone["disruptionMode"], alone["priorityClassName"]) == ({"all": {}}, "training")
     assert alone == gang(topologyKey="rack"), "a PodGroup cannot say that it prefers a place"
     must = {"topologyKey": "rack", "topologyPolicy": "Required"}
     assert gang(**must) == alone | {"schedulingConstraints": {"topology": [{"key": "rack"}]}}
