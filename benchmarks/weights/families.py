@@ -8,17 +8,10 @@ how much log-probabilities of vLLM and the trainer differ after each push (mean 
 pushes that were left out on purpose were noticed (of 2), or the error that ended it. Modes: `all`, full weights under
 ZeRO-2; `adapters`, LoRA under ZeRO-2; `zero3`, full weights under ZeRO-3. tests/trainer/programs/family_pushes.py does
 the work, in a process of its own for each line.
-
-    python -m benchmarks.weights.families --router-replay --family qwen3_moe --family mixtral --output replay.jsonl
-
-compares samples of vLLM with the trainer instead, with the experts that vLLM chose (`replayed`) and with those that the
-trainer's routers choose (`own`): sampling/kl in nats a token, and the largest difference of log-probabilities. Models
-have 8 layers of 32 experts, of which 4 for each token. On a GPU vLLM returns the experts.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -34,7 +27,7 @@ import torch
 from benchmarks import ROOT
 from benchmarks.common.runs import about, append
 from grpo_cli.local.processes import free_ports
-from support.families import FAMILIES, MASKED, STATEFUL, make_model, make_routed_model
+from support.families import FAMILIES, MASKED, STATEFUL, make_model
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 PROGRAMS = ROOT / "tests" / "trainer" / "programs"
@@ -44,8 +37,6 @@ SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_atte
 EXPERTS = {"moe_intermediate_size": 256}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
-MANY = {"num_hidden_layers": 8, "num_experts_per_tok": 4}
-NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of the number of experts
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
 ON_A_GPU = {
     "qwen2_moe": EXPERTS,
@@ -69,45 +60,32 @@ ERROR_CHARS = 400
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--family", "families", multiple=True, help="All that are tested, if not given.")
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
-@click.option("--router-replay", is_flag=True, help="Compare samples with and without router replay, without pushes.")
 @click.option("--at-once", default=1, show_default=True, help="Processes side by side.")
 @click.option("--timeout", default=300, show_default=True, help="Longest time for one line, in seconds.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("families.jsonl"), show_default=True)
 def main(
-    device: str,
-    families: tuple[str, ...],
-    modes: tuple[str, ...],
-    router_replay: bool,
-    at_once: int,
-    timeout: int,
-    output: Path,
+    device: str, families: tuple[str, ...], modes: tuple[str, ...], at_once: int, timeout: int, output: Path
 ) -> None:
     """Run the program for each family and mode, and append a line for each."""
-    names, make = families or (*FAMILIES, *STATEFUL, *MASKED), make_model
-    if router_replay:
-        names, modes, make = families or ("qwen3_moe",), ("router replay",), make_routed_model
+    names = families or (*FAMILIES, *STATEFUL, *MASKED)
     head = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU"}
-    options = {"router-replay": "", "device": device} if router_replay else {"device": device}
-    head |= about("benchmarks.weights.families", **options)
+    head |= about("benchmarks.weights.families", device=device)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(at_once) as threads:
         tokenizer = make_tiny_tokenizer()
         for family in names:
             fields = SIZES | ON_A_GPU.get(family, {}) if device == "cuda" else {}
             # Longer than the program's sequences: vLLM's windows of cohere2 hold one token more than transformers'.
             fields |= {"sliding_window": 512} if family == "cohere2" else {}
-            if router_replay:
-                fields |= MANY | {name: 32 for name in NUMBERS if name in FAMILIES[family]}
             ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
             dtype = torch.bfloat16 if device == "cuda" else torch.float32
             try:
-                make(family, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
+                make_model(family, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
             except Exception as error:  # of this family alone; its lines say that there is no model
                 print(f"no model of {family}: {error}", flush=True)
             tokenizer.save_pretrained(Path(scratch) / family)
 
         def measure(mode: str, family: str) -> None:
-            compare = _replay if router_replay else _push
-            result = compare(Path(scratch) / family, mode, device, timeout)
+            result = _push(Path(scratch) / family, mode, device, timeout)
             line = {"family": family, "mode": mode, **result}
             print(line, flush=True)
             append(output, line | head)
@@ -118,21 +96,20 @@ def main(
 
 def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
     trains, stage = "adapters" if mode == "adapters" else "all", "3" if mode == "zero3" else "2"
-    result, output = _run(["family_pushes.py", str(model), trains, device, stage], model.parent, timeout)
+    result, output = run_alone(["family_pushes.py", str(model), trains, device, stage], model.parent, timeout)
     for name, pattern in (("pushed", PUSHED), ("not_pushed", NOT_PUSHED)):
         result[name] = [float(difference) for difference in pattern.findall(output)]
     return result
 
 
-def _replay(model: Path, _mode: str, device: str, timeout: int) -> dict[str, Any]:
-    folder = model.parent / f"{model.name}-result"
-    folder.mkdir()
-    result, _ = _run(["router_replay.py", str(model), device], folder, timeout)
-    return result or json.loads((folder / "result-0.json").read_text())
+def run_alone(command: list[str], folder: Path, timeout: int) -> tuple[dict[str, Any], str]:
+    """Run one of PROGRAMS as the only rank; return its error, if there is one, and its output.
 
-
-def _run(command: list[str], folder: Path, timeout: int) -> tuple[dict[str, Any], str]:
-    """Run a program as the only rank; return its error, if there is one, and its output."""
+    Args:
+        command: name of the program, the model's folder, and further arguments.
+        folder: where the program writes its result.
+        timeout: in seconds.
+    """
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     env = os.environ | place | {"MASTER_PORT": str(free_ports(1)[0]), "RESULTS": str(folder)}
     program, *arguments = command

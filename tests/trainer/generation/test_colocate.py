@@ -100,7 +100,7 @@ def save_with_tokenizer(family, folder, make=make_model, **fields):
 def test_replayed_routers_choose_as_vllm_did_where_experts_tie(run_program, tmp_path):
     """Without the replay single tokens differ by far more than rounding; with it none does."""
     folder = save_with_tokenizer("qwen3_moe", tmp_path / "model", make_routed_model, ties=True)
-    (result,) = run_program("router_replay.py", 1, folder, "cpu")
+    (result,) = run_program("router_replay.py", 1, folder, "cpu", "float32")
     assert result["replayed"]["max"] < 1e-4
     assert result["own"]["max"] > 0.1
     assert result["own"]["kl"] > 100 * max(result["replayed"]["kl"], 1e-6)

@@ -1,6 +1,6 @@
 """Samples with a colocated vLLM, and prints how far the trainer is from it, with and without router replay.
 
-router_replay.py MODEL DEVICE; the result is sampling/kl and the largest difference of log-probabilities. On a CPU
+router_replay.py MODEL DEVICE DTYPE; the result is sampling/kl and the largest difference of log-probabilities. On a CPU
 vLLM 0.32 does not return the experts that it chose, so there its routers are asked for them.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 
-model, device = sys.argv[1], Device(sys.argv[2])
+model, device, dtype = sys.argv[1], Device(sys.argv[2]), sys.argv[3]
 environment.prepare(device, os.environ)
 
 import numpy as np
@@ -33,7 +33,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 PROMPTS, PROMPT_TOKENS = 8, 24
 config = TrainerConfig.model_validate(
     {
-        "model": {"path": model, "dtype": "bfloat16" if device == Device.CUDA else "float32"},
+        "model": {"path": model, "dtype": dtype},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
         "training": {"routerReplay": True, "maxCompletionLength": 32},
