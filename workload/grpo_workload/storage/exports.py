@@ -21,7 +21,7 @@ from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.publishing import Pending
-from grpo_workload.storage.uploads import Uploads
+from grpo_workload.storage.upload_queue import UploadQueue
 from grpo_workload.storage.writer import CheckpointWriter, num_bytes, on_host_bytes
 from grpo_workload.weights.export import Export
 
@@ -36,7 +36,7 @@ class Exports:
         """
         self._config = config
         self._folder = on_main(lambda: CheckpointFolder(data_dir / run / "exports", keep=config.keep, fence=fence))
-        self._uploads: Uploads | None = None  # on rank 0
+        self._uploads: UploadQueue | None = None  # on rank 0
         on_main(lambda: self._open_uploads(run))
 
     def is_due(self, step: int, before: int) -> bool:
@@ -96,7 +96,7 @@ class Exports:
 
     def _open_uploads(self, run: str) -> None:
         if self._config.upload_to is not None:
-            self._uploads = Uploads(self._folder.folder, f"{self._config.upload_to.rstrip('/')}/{run}")
+            self._uploads = UploadQueue(self._folder.folder, f"{self._config.upload_to.rstrip('/')}/{run}")
 
     def num_bytes(self, policy: Policy) -> int:
         """Return the bytes that this rank copies when `begin` writes in the background."""

@@ -3,10 +3,10 @@
 import pytest
 
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.storage import uploads
+from grpo_workload.storage import upload_queue
 from grpo_workload.storage.files import StorageError
 from grpo_workload.storage.manifest import FILE_NAME, describe, write_manifest
-from grpo_workload.storage.uploads import Uploads
+from grpo_workload.storage.upload_queue import UploadQueue
 from support.trainer.object_storage import BUCKET
 
 URL = f"s3://{BUCKET}/math/ns/job/uid"
@@ -52,7 +52,7 @@ def uploaded(server, url=URL):
 
 def test_exports_are_copied_and_a_later_attempt_copies_what_is_missing(server, tmp_path):
     first = export(tmp_path, 2, "two")
-    run = Uploads(tmp_path, URL)
+    run = UploadQueue(tmp_path, URL)
     second = export(tmp_path, 10, "ten")
     run.add(second.name)
     assert run.finish(go_on)
@@ -62,21 +62,21 @@ def test_exports_are_copied_and_a_later_attempt_copies_what_is_missing(server, t
     stays.write_text("not written again")
     (server.bucket / "math/ns/job/uid/step-10" / FILE_NAME).unlink()  # as where an upload was cut
     (server.bucket / "math/ns/job/uid/step-10/model.safetensors").write_text("half")
-    assert Uploads(tmp_path, URL).finish(go_on)
+    assert UploadQueue(tmp_path, URL).finish(go_on)
     assert uploaded(server) == files(first, second) | {"step-2/config.json": b"not written again"}
 
     again = export(tmp_path, 10, "other weights of the same step")
-    assert Uploads(tmp_path, URL).finish(go_on)
+    assert UploadQueue(tmp_path, URL).finish(go_on)
     assert uploaded(server)["step-10/model.safetensors"] == (again / "model.safetensors").read_bytes()
 
 
 def test_an_upload_outlasts_a_storage_that_is_away_and_training_does_not_wait(server, tmp_path, monkeypatch, caplog):
     url = f"s3://{BUCKET}/away"
-    run = Uploads(tmp_path, url)
+    run = UploadQueue(tmp_path, url)
     server.stop()
     made = export(tmp_path, 4, "four")
     run.add(made.name)  # returns at once
-    monkeypatch.setattr(uploads, "TRIES", 1)
+    monkeypatch.setattr(upload_queue, "TRIES", 1)
     with pytest.raises(StorageError, match=r"uploadTo: step-4 could not be uploaded to s3://.*NETWORK_CONNECTION"):
         run.finish(go_on)
     assert "again in 1 s" in caplog.text
@@ -88,18 +88,18 @@ def test_an_upload_outlasts_a_storage_that_is_away_and_training_does_not_wait(se
 
 def test_an_upload_that_takes_too_long_is_begun_again(server, tmp_path, monkeypatch, caplog):
     url, made = f"s3://{BUCKET}/slow", export(tmp_path, 4, "four")
-    run = Uploads(tmp_path, url)
-    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.0)
+    run = UploadQueue(tmp_path, url)
+    monkeypatch.setattr(upload_queue, "UPLOAD_SECONDS", 0.0)
     run.turn()
     run.turn()
     assert "step-4: not done within 0 s; again in 1 s" in caplog.text
-    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 60.0)
+    monkeypatch.setattr(upload_queue, "UPLOAD_SECONDS", 60.0)
     assert run.finish(go_on)
     assert uploaded(server, url) == files(made)
 
 
 def test_an_export_that_was_deleted_meanwhile_is_left_out(server, tmp_path, caplog):
-    run = Uploads(tmp_path, f"s3://{BUCKET}/gone")
+    run = UploadQueue(tmp_path, f"s3://{BUCKET}/gone")
     run.add("step-3")
     assert run.finish(go_on)
     assert "step-3 was not uploaded: it went by storage.export.keep" in caplog.text
@@ -115,5 +115,5 @@ def test_an_export_that_was_deleted_meanwhile_is_left_out(server, tmp_path, capl
 def test_a_wrong_bucket_or_secret_is_told_before_training_begins(tmp_path, monkeypatch, url, secret, said):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     with pytest.raises(ConfigError, match=rf"^storage\.export\.uploadTo: cannot write to {url}: .*{said}") as refusal:
-        Uploads(tmp_path, url)
+        UploadQueue(tmp_path, url)
     assert "podTemplate.envFrom a Secret" in str(refusal.value)

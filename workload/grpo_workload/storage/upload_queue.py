@@ -31,8 +31,8 @@ BACKOFF_SECONDS = 300.0
 logger = logging.getLogger(__name__)
 
 
-class Uploads:
-    """The uploads of one run, on rank 0."""
+class UploadQueue:
+    """The exports of one run that wait for their upload, on rank 0."""
 
     def __init__(self, folder: Path, url: str) -> None:
         """Take the exports in `folder` to `url`, each into a folder of its name.
