@@ -148,7 +148,7 @@ def check_room(
         f"{asked}, whose weights take {_gib(weights)}; training takes {_gib(training.weights)} for weights, "
         f"{_gib(training.optimizer)} for optimizer states{_meanwhile(training)} and {_gib(training.gradients)} for "
         f"gradients; the GPU has {_gib(total)}. "
-        f"{_remedy(room=room, weights=weights, total=total, by_share=cache is None)}"
+        f"{_remedy(config, room=room, weights=weights, total=total, by_share=cache is None)}"
     )
 
 
@@ -157,14 +157,18 @@ def num_parameters(parameters: Iterable[Any]) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
-def _remedy(*, room: int, weights: int, total: int, by_share: bool) -> str:
+def _remedy(config: TrainerConfig, *, room: int, weights: int, total: int, by_share: bool) -> str:
     share, cache = math.floor(min(MOST, room / total) * 100) / 100, (room - weights) // 2**20
     if by_share and share * total > weights:
         return f"{share} would work"
     if not by_share and cache > 0:
         return f"{cache}Mi would work"
+    if config.lora is None:
+        smaller = "parallelism.zeroStage 3, "
+    else:
+        smaller = "" if config.lora.load_in_4bit else "parallelism.zeroStage 3, lora.loadIn4Bit, "
     return (
-        "No value would work; parallelism.zeroStage 3, parallelism.offloadOptimizer cpu (or generating, where training "
+        f"No value would work; {smaller}parallelism.offloadOptimizer cpu (or generating, where training "
         "alone fits), a higher generation.tensorParallel, or more ranks would make room"
     )
 

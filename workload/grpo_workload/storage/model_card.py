@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.trainer import TrainerConfig
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "completions/mean_length", "completions/clipped_ratio")
@@ -44,7 +45,7 @@ def model_card(
         "temperature": f"{training.temperature:g}",
         "longest completion": f"{training.max_completion_length} tokens",
         "rewards": ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards),
-        "adapters": "none" if config.lora is None else f"LoRA, r {config.lora.r}, alpha {config.lora.alpha:g}",
+        "adapters": "none" if config.lora is None else _adapters(config.lora),
         "seed": str(training.seed),
     }
     data = ModelCardData(
@@ -66,6 +67,11 @@ def model_card(
             _table("setting", settings),
         ]
     )
+
+
+def _adapters(lora: LoraConfig) -> str:
+    rounded = ", of a base model in 4 bits (NF4 with double quantization)" if lora.load_in_4bit else ""
+    return f"LoRA, r {lora.r}, alpha {lora.alpha:g}{rounded}"
 
 
 def _results(config: TrainerConfig, metrics: Mapping[str, float]) -> list[EvalResult] | None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
+from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.trainer import TrainerConfig
 
 
@@ -217,9 +218,13 @@ def test_weights_in_4_bits_take_a_quarter_of_the_trainers_memory_and_none_of_the
     # 64 weights have a constant of a byte, and 256 of these one of 4 bytes.
     assert need.weights == 2 * (5100 - 2**12) + 2**11 + 2**6 + 1
     gpu = {"total": 24 * GIB, "num_parameters": 7_600_000_000, "world_size": 1, "num_adapted": 40_000_000}
-    with pytest.raises(ValueError, match="No value would work"):
-        check_room(config(gpuMemoryUtilization=0.75), **gpu)
+    lora = {"lora": LoraConfig()}
+    with pytest.raises(ValueError, match=r"No value would work; parallelism.zeroStage 3, lora.loadIn4Bit, para"):
+        check_room(config(gpuMemoryUtilization=0.7).model_copy(update=lora), **gpu)
     check_room(config(gpuMemoryUtilization=0.7), **gpu, num_quantized=6_500_000_000)
+    lora = {"lora": LoraConfig(load_in_4bit=True)}
+    with pytest.raises(ValueError, match=r"No value would work; parallelism.offloadOptimizer"):
+        check_room(config().model_copy(update=lora), **gpu | {"total": 16 * GIB}, num_quantized=6_500_000_000)
 
 
 def test_parameters_are_counted_once_and_whole() -> None:

@@ -20,6 +20,7 @@ from grpo_workload.policy.four_bit import quantize
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export
 from support.families import make_model
 from support.trainer.tiny_vision import make_tiny_vision
@@ -107,3 +108,13 @@ def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients() -> No
 def test_checkpoints_hold_no_constants_of_blocks() -> None:
     in_4_bits(model := make_model("llama"))
     assert model.state_dict().keys() == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("lora", "as_loaded"), [(None, True), ({}, True), ({"path": "/data/sft"}, False), ({"loadIn4Bit": True}, False)]
+)
+def test_the_first_push_is_compared_with_what_engines_loaded_only_where_it_is_that(
+    lora: dict[str, Any] | None, as_loaded: bool
+) -> None:
+    job = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+    assert TrainerConfig.model_validate(job | {"lora": lora}).begins_as_loaded == as_loaded

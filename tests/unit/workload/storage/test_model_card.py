@@ -12,7 +12,7 @@ CONFIG = {
     "dataset": {"name": "org/rows"},
     "rewards": [{"name": "accuracy", "accuracy": {}}, {"name": "stopped", "stopped": {}, "weight": 0.1}],
     "evaluation": {"dataset": {"name": "org/rows", "split": "test"}, "everySteps": 10},
-    "lora": {"r": 8},
+    "lora": {"r": 8, "loadIn4Bit": True},
 }
 METRICS = {"reward": 0.5, "kl": math.nan, "loss": 0.1}
 EVALUATION = {"eval/reward": 0.75, "eval/rewards/accuracy/mean": 0.7, "eval/num_prompts": 9.0}
@@ -26,7 +26,12 @@ def test_a_card_names_base_data_numbers_and_settings() -> None:
     assert ("grpo" in card.data.tags, card.data.library_name) == (True, "peft")
     results = {one.metric_type: (one.metric_value, one.dataset_split) for one in card.data.eval_results}
     assert results == {"eval/reward": (0.75, "test"), "eval/rewards/accuracy/mean": (0.7, "test")}
-    for line in ("# my-job, after 40 steps", "| reward | 0.5 |", "| rewards | accuracy x 1, stopped x 0.1 |"):
+    for line in (
+        "# my-job, after 40 steps",
+        "| reward | 0.5 |",
+        "| rewards | accuracy x 1, stopped x 0.1 |",
+        "| adapters | LoRA, r 8, alpha 32, of a base model in 4 bits (NF4",
+    ):
         assert line in card.text
     assert "| kl |" not in card.text, "it is not a number"
 
