@@ -110,6 +110,13 @@ def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
     assert [one["image"] for one in second["initContainers"]] == ["p2", "s"]
 
 
+def test_groups_ask_for_slices_of_gpus_by_the_name_of_their_profile() -> None:
+    slices = {"trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 1}]}}
+    *_, group = manifests(*world(device={"resourceName": "nvidia.com/mig-3g.40gb"}, **slices), 0)
+    resources = group["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources == {"limits": {"nvidia.com/mig-3g.40gb": "1"}, "requests": {"nvidia.com/mig-3g.40gb": "1"}}
+
+
 def test_elastic_engines_are_not_counted_in_a_gang() -> None:
     engines = {"groups": [{"name": "e", "gpus": 1}, {"name": "f", "gpus": 1, "replicas": 2}]}
     elastic = {"replicas": 3, "maxReplicas": 4}
