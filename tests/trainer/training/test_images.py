@@ -1,4 +1,4 @@
-"""Tiny vision-language models are trained on images that the test makes, in process and over HTTP."""
+"""Tiny vision-language models are trained on images that the test makes, in every topology."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from grpo_workload.spec.contract import Contract, ExitCode
 from support.trainer.colours import LEARNT, make_rows
-from support.trainer.engines import Engines, make_contract
+from support.trainer.engines import Engines, make_contract, with_ranks
 from support.trainer.tiny_vision import make_tiny_vision
 
 pytestmark = pytest.mark.vllm
@@ -76,7 +76,17 @@ def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_train
     check_saved(run_dir, 20, model, "qwen2_5_vl")
 
 
+def in_the_trainers_pod(contract: Contract, ranks: int) -> Contract:
+    """Return another job in NodeLocal, which has the same engine."""
+    values = with_ranks(contract, ranks).model_dump(mode="json", by_alias=True)
+    values["job"]["uid"] = "node-local"
+    values["config"]["generation"]["topology"] = "NodeLocal"
+    values["engines"][0] |= {name: values["members"][0][name] for name in ("pod", "group")}
+    return Contract.model_validate(values)
+
+
 def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks: Any, tmp_path: Path) -> None:
+    """First on a pod of their own; then next to two ranks, of which the first pushes weights for the second, too."""
     model, rows = make_tiny_vision(tmp_path / "model", "internvl"), make_rows(tmp_path / "rows")
     contract = make_contract(model, [(1, 1)])
     job = make_job(model, rows, max_steps=3)
@@ -85,12 +95,15 @@ def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks: 
     (tmp_path / "engines").mkdir()
     engines = Engines(tmp_path / "engines", Contract.model_validate(values))
     with engines.running():
-        env = {"GRPO_CONTRACT": str(engines.folder / "contract.json"), "GRPO_DATA_DIR": str(tmp_path / "data")}
-        ranks = start_ranks(["-m", "grpo_workload.rank"], 1, "train", **env)
-        assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
-    run_dir = tmp_path / "data" / "ns" / "job" / "u"
-    steps = lines(run_dir)
-    assert len(steps) == 3
-    assert max(line["trained/sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
-    assert all(line["grad_norm"] > 0 for line in steps)
-    check_saved(run_dir, 3, model, "internvl")
+        for one, ranks in ((engines.contract, 1), (in_the_trainers_pod(engines.contract, 2), 2)):
+            (path := tmp_path / f"{one.job.uid}.json").write_text(one.model_dump_json(by_alias=True))
+            env = {"GRPO_CONTRACT": str(path), "GRPO_DATA_DIR": str(tmp_path / "data")}
+            done = start_ranks(["-m", "grpo_workload.rank"], ranks, f"train-{one.job.uid}", **env)
+            assert done.exit_codes() == [ExitCode.DONE] * ranks, done.logs()
+    for one in (engines.contract.job.uid, "node-local"):
+        run_dir = tmp_path / "data" / "ns" / "job" / one
+        steps = lines(run_dir)
+        assert len(steps) == 3
+        assert max(line["trained/sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
+        assert all(line["grad_norm"] > 0 for line in steps)
+        check_saved(run_dir, 3, model, "internvl")
