@@ -20,7 +20,8 @@ from grpo_cli.ui.source import SourceError
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.reporting.progress_files import write_progress
-from grpo_workload.spec.contract import Contract, Progress
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.reports import Progress
 from support.browser import complaints, open_page, text, wait_for
 from support.control_plane.operators import Jobs, make_job, outcome
 from support.paths import RUN_FOLDER as RUN

@@ -20,8 +20,8 @@ from grpo_workload.spec.contract import (
     ENV_STATE_DIR,
     STATE_DIR,
     Contract,
-    ExitCode,
 )
+from grpo_workload.spec.reports import ExitCode
 
 
 def main() -> ExitCode:

@@ -18,8 +18,9 @@ from pathlib import Path
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec import contract as c
-from grpo_workload.spec.contract import Contract, Engine, Member, Outcome
+from grpo_workload.spec.contract import Contract, Engine, Member
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome
 
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux assigns to connections (net.ipv4.ip_local_port_range)."""
@@ -143,7 +144,7 @@ def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
     if message.exists():
         return Outcome.model_validate_json(message.read_text())
     text = f"the launcher of {pod} ended with {returncode} and no result: see {_state(output, pod) / 'launcher.log'}"
-    return Outcome(attempt=0, exit_code=c.ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)
+    return Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)
 
 
 def free_ports(count: int) -> list[int]:

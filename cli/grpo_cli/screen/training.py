@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api.status import EvaluationStatus, GRPOJobStatus
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 Object = Mapping[str, Any]
 

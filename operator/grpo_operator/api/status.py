@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_template import LabelMap, Objects, TextMap, list_map
 from grpo_workload.spec import lenient
-from grpo_workload.spec.contract import EvaluationProgress, Progress
+from grpo_workload.spec.reports import EvaluationProgress, Progress
 from grpo_workload.spec.schema import Section
 
 MAX_METRICS = 128

@@ -10,9 +10,9 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.layout.topology import Topology
-from grpo_workload.spec.contract import ExitCode, Progress
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Progress
 
 CULPRIT_SECONDS = 5
 """Wait this long for the root cause before blaming a secondary failure: the outcome of the pod that failed first may be

@@ -10,9 +10,9 @@ from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.observe import Child, Observed, ObservedPod, condition
 from grpo_operator.layout.downloads import wanted_downloads
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.contract import ExitCode
 from grpo_workload.spec.lenient import clip, mapping, text
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from pydantic_core import from_json
 from grpo_operator.api import names
 from grpo_operator.api.status import Disruption, MemberOutcome, known_time
 from grpo_workload.spec import lenient
-from grpo_workload.spec.contract import ExitCode, Outcome, Progress
 from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome, Progress
 
 Object = Mapping[str, Any]
 

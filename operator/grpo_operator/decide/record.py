@@ -24,9 +24,9 @@ from grpo_operator.decide.observe import Observed, ObservedPod
 from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
 from grpo_operator.decide.scaling import lacks_engines
 from grpo_operator.layout.topology import Topology
-from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import Progress
 
 S = TypeVar("S", MemberOutcome, Disruption)
 

@@ -15,7 +15,7 @@ from grpo_operator.decide.observe import ObservedPod
 from grpo_operator.edge.mirror import Key
 from grpo_operator.edge.progress_client import ProgressSource
 from grpo_operator.metrics.instruments import Instruments
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 AT_ONCE = 256
 """Number of launchers that are asked at the same time, of all jobs."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import aiohttp
 from pydantic_core import from_json
 
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 TIMEOUT_SECONDS = 2.0
 MAX_BYTES = 1 << 20

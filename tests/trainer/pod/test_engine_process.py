@@ -9,7 +9,8 @@ import pytest
 
 from grpo_workload.pod.contract_file import ContractError
 from grpo_workload.pod.engine_main import EnginePod
-from grpo_workload.spec.contract import Contract, ExitCode, Outcome
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.engines import Engines, make_contract
 from support.trainer.launchers import DEADLINE, eventually
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reports import ExitCode
 from grpo_workload.spec.schema import Section
 
 

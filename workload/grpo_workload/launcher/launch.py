@@ -24,10 +24,10 @@ from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import AttemptRecord, make_outcome, read_or_refuse, run_once
 from grpo_workload.reporting.progress_files import forget_progress, read_progress, write_phase
-from grpo_workload.spec.contract import ExitCode, Outcome
 from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome
 
 logger = logging.getLogger(__name__)
 

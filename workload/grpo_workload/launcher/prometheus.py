@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from grpo_workload.launcher.place import Place
 from grpo_workload.reporting.progress_files import read_phase, read_progress, read_rank_step
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 MAX_METRICS = 256
 """Most names of `grpo_metric`. Ours are under a hundred; the limit keeps user code from flooding Prometheus."""

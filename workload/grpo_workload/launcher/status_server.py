@@ -23,8 +23,8 @@ from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.history import FILES, MAX_ROWS, read_history
 from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
-from grpo_workload.spec.contract import ExitCode, Outcome, Progress
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome, Progress
 
 STORAGE_SECONDS = 5
 """How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""

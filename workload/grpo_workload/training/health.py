@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from grpo_workload.policy.finite import NotFiniteError
-from grpo_workload.spec.contract import RunWarning
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import RunWarning
 
 WINDOW = 20
 """Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""

@@ -12,8 +12,8 @@ from grpo_operator.decide.observe import Child, ObservedPod, read_child
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology
-from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import Progress
 from support.control_plane.jobs import NOW, ended, job, observed, pod
 from support.control_plane.passes import Case
 

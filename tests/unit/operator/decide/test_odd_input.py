@@ -28,7 +28,7 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, plan_topology
 from grpo_operator.metrics.jobs import WatchedJob
-from grpo_workload.spec.contract import ExitCode, Outcome, Progress, RunWarning
+from grpo_workload.spec.reports import ExitCode, Outcome, Progress, RunWarning
 from grpo_workload.spec.schema import dump
 from support.control_plane.jobs import NOW, spec
 from support.control_plane.passes import SERVER, A, B, Case

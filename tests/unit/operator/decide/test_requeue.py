@@ -5,8 +5,8 @@ from dataclasses import replace
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS, Obstacle, plan
-from grpo_workload.spec.contract import Progress
 from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, world
 from support.control_plane.passes import A, Case, failed
 

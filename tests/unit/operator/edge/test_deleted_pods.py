@@ -10,7 +10,7 @@ from grpo_operator.decide.blame import has_unexplained_pods
 from grpo_operator.decide.observe import ObservedPod
 from grpo_operator.decide.plan import plan
 from grpo_operator.edge.deleted_pods import KEPT_SECONDS, PATIENCE_SECONDS, DeletedPods
-from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reports import ExitCode
 from support.control_plane.jobs import NOW, ended, observed, pod, world
 
 JOB, TOPOLOGY = world()

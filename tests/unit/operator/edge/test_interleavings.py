@@ -1,7 +1,7 @@
 """Two operators at the same job, one of them suspended at the worst moment, or with a mirror that is far behind."""
 
 from grpo_operator.api import names
-from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reports import ExitCode
 from support.control_plane.simulated_operator import PassApi
 from support.control_plane.simulation import Simulation
 

@@ -9,7 +9,7 @@ from grpo_operator.decide.observe import ObservedPod
 from grpo_operator.edge.launchers import AT_ONCE, Launchers, Round
 from grpo_operator.edge.mirror import Key
 from grpo_operator.metrics.instruments import Instruments
-from grpo_workload.spec.contract import ExitCode, Progress
+from grpo_workload.spec.reports import ExitCode, Progress
 from support.control_plane.jobs import ended, pod
 from support.control_plane.virtual_time import run
 

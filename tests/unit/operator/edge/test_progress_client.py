@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from grpo_operator.edge.progress_client import MAX_BYTES, HttpProgress
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 
 @dataclass

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from grpo_operator.api import names
-from grpo_workload.spec.contract import ExitCode
+from grpo_workload.spec.reports import ExitCode
 from support.control_plane.memory_api import failure
 from support.control_plane.simulated_cluster import NODES
 from support.control_plane.simulation import Simulation

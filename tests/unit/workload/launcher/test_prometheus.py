@@ -12,7 +12,7 @@ from grpo_workload.launcher.prometheus import MAX_METRICS, TrainingCollector
 from grpo_workload.reporting.progress_files import forget_progress, write_phase, write_progress
 from grpo_workload.reporting.rank_metrics import RankStep
 from grpo_workload.reporting.run_report import RankReport, RunReport
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 from support.trainer.places import place, rank_step
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo_workload.pod.run_once import run_once
-from grpo_workload.spec.contract import Contract, ExitCode, Outcome
+from grpo_workload.spec.contract import Contract
+from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.places import place
 
 

@@ -15,7 +15,7 @@ from grpo_workload.reporting.progress_files import (
     write_phase,
     write_progress,
 )
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 
 
 def test_nothing_is_read_before_the_first_write(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
-from grpo_workload.spec.contract import EvaluationProgress
+from grpo_workload.spec.reports import EvaluationProgress
 
 
 def _sample(prompt: int, answer: str) -> Sample:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from grpo_workload.spec import lenient
-from grpo_workload.spec.contract import Progress
+from grpo_workload.spec.reports import Progress
 from grpo_workload.spec.schema import Rule, Section, dump
 
 
