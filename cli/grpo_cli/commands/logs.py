@@ -24,7 +24,7 @@ from grpo_cli.screen.words import ranges
 from grpo_operator.api import names
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.observe import read_pod
+from grpo_operator.decide.observed_pod import read_pod
 
 COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
 POLL_SECONDS = 2.0

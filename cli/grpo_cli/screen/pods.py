@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_cli.screen import words
-from grpo_operator.decide.observe import ObservedPod, read_pod
+from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.layout.topology import Topology
 
 

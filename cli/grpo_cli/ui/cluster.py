@@ -19,7 +19,7 @@ from grpo_cli.screen.pods import ranks_of, running_pods
 from grpo_cli.screen.view import read_topology
 from grpo_cli.ui.source import Shown, SourceError
 from grpo_operator.api.status import read_status
-from grpo_operator.decide.observe import read_pod
+from grpo_operator.decide.observed_pod import read_pod
 
 _GONE = "the pod of rank 0 does not run: `grpo ui --folder` shows the curves, which are on the job's volume"
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Topology
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason

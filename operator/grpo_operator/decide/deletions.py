@@ -10,7 +10,8 @@ from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import node_lost_since, seconds_between
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Observed, ObservedPod, has_no_set
+from grpo_operator.decide.observe import Observed, has_no_set
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job
 
 OVERSTAY_SECONDS = 60

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from grpo_operator.api.status import Failure, GRPOJobStatus
 from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.observe import Child, Observed, ObservedPod, condition
+from grpo_operator.decide.objects import condition
+from grpo_operator.decide.observe import Child, Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.downloads import wanted_downloads
 from grpo_operator.layout.topology import Job
 from grpo_workload.spec.lenient import clip, mapping, text

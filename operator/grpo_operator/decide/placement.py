@@ -21,7 +21,8 @@ from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.failure_policy import placement_seconds
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Group, Topology
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason

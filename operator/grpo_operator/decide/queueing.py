@@ -17,7 +17,8 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal
-from grpo_operator.decide.observe import Child, Observed, condition
+from grpo_operator.decide.objects import condition
+from grpo_operator.decide.observe import Child, Observed
 from grpo_operator.layout.queueing import wanted_name
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.lenient import clip, mapping, mappings, number, text

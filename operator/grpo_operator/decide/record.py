@@ -20,7 +20,8 @@ from grpo_operator.decide.attempts import is_between_attempts, is_running_undist
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
 from grpo_operator.decide.scaling import lacks_engines
 from grpo_operator.layout.topology import Topology

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
-from grpo_operator.decide.observe import Child, Observed, controller_of
+from grpo_operator.decide.objects import controller_of
+from grpo_operator.decide.observe import Child, Observed
 from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.cluster import Cluster

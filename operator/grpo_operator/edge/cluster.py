@@ -10,7 +10,7 @@ import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
-from grpo_operator.decide.observe import controller_of
+from grpo_operator.decide.objects import controller_of
 from grpo_operator.edge.errors import ConflictError, ForbiddenError, ForeignError, reason_of, refusal
 from grpo_operator.edge.transport import Object, Transport
 from grpo_workload.spec.lenient import clip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 
 K = TypeVar("K", bound=Hashable)
 

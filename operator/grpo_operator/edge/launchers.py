@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo_operator.decide.blame import Reports
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.edge.mirror import Key
 from grpo_operator.edge.progress_client import ProgressSource
 from grpo_operator.metrics.instruments import Instruments

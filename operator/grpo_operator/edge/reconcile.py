@@ -21,7 +21,8 @@ from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.decide.downloading import needs_job
-from grpo_operator.decide.observe import owner_of, read_child
+from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.observe import read_child
 from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue

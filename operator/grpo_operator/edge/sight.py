@@ -10,7 +10,8 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.observe import Observed, ObservedPod, lost_since, nodes_to_check, observe, read_pods
+from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe, read_pods
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.edge.children import doing
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods

@@ -3,7 +3,9 @@
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.decide.observe import Child, ObservedPod, owner_of, read_child, read_pod
+from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.edge.mirror import Key
 from support.control_plane.memory_store import Change, Object, Selection, Store
 

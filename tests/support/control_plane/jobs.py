@@ -4,7 +4,8 @@ from typing import Any
 
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import MemberOutcome
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
 NOW = "2026-01-01T00:00:00Z"

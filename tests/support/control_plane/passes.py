@@ -6,7 +6,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Plan, plan
 from grpo_workload.spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, observed, pod, world

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.decide.observe import controller_of
+from grpo_operator.decide.objects import controller_of
 from grpo_workload.spec.reports import ExitCode, Outcome
 from support.control_plane.memory_store import Object, Selection, Store
 

@@ -8,7 +8,7 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.observe import owner_of
+from grpo_operator.decide.objects import owner_of
 from support.control_plane.memory_api import Request
 from support.control_plane.memory_store import Change, Object, Place
 from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster

@@ -6,7 +6,8 @@ from typing import Any
 from grpo_operator.api.names import LABEL_JOB, LABEL_JOB_UID, Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
-from grpo_operator.decide.observe import Observed, observe, owner_of, read_child, read_pods
+from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.observe import Observed, observe, read_child, read_pods
 from grpo_operator.decide.plan import Deletion, Mode, plan
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed

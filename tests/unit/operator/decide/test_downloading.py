@@ -8,7 +8,8 @@ from typing import Any
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Child, ObservedPod, read_child
+from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology

@@ -10,7 +10,7 @@ import pytest
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption, ProgressStatus
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.layout.contracts import make_contract
 from grpo_workload.spec.reports import ExitCode, Progress

@@ -13,7 +13,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.failure_policy import placement_seconds
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_workload.spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod

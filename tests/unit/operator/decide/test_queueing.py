@@ -10,7 +10,8 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Child, ObservedPod, read_child
+from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.queueing import find_admitted
 from grpo_operator.layout.queueing import read_admission, workload

@@ -25,7 +25,8 @@ from grpo_operator.api.status import Disruption, GRPOJobStatus
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
 from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Observed, ObservedPod
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode, Plan, plan
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_workload.spec.reports import ExitCode, Progress

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from grpo_operator.api.status import Disruption, GRPOJobStatus
 from grpo_operator.decide.blame import has_unexplained_pods
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import plan
 from grpo_operator.edge.deleted_pods import KEPT_SECONDS, PATIENCE_SECONDS, DeletedPods
 from grpo_workload.spec.reports import ExitCode

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from grpo_operator.decide.observe import ObservedPod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.edge.launchers import AT_ONCE, Launchers, Round
 from grpo_operator.edge.mirror import Key
 from grpo_operator.metrics.instruments import Instruments

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grpo_operator.api import names
-from grpo_operator.decide.observe import Child, ObservedPod
+from grpo_operator.decide.observe import Child
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.edge.mirror import DisorderError, Key, Mirror, Scope
 from support.control_plane.children import MANAGED, bare_job, child, end, mark, truth
 from support.control_plane.memory_store import Change, Object, Selection, Store

@@ -1,0 +1,166 @@
+"""Reduce a pod, as the API server returns it, to what decisions need. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from grpo_operator.api import names
+from grpo_operator.api.status import Disruption, MemberOutcome, known_time
+from grpo_operator.decide.objects import Object, condition, controller_of, labels_of
+from grpo_workload.spec import lenient
+from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
+from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPod:
+    """The current state of one pod of the job."""
+
+    name: str
+    uid: str
+    group: str
+    attempt: int
+    node: str | None
+    ip: str | None
+    ready: bool
+    unschedulable: str | None  # why the scheduler finds no node
+    waiting: str | None  # why the container does not start: "ErrImagePull: ..."
+    restarts: int  # number of restarts of its container
+    outcome: MemberOutcome | None  # how its launcher ended
+    final_progress: Progress | None  # progress in the launcher's result
+    deletion_time: str | None  # end of the grace period, if the pod is being deleted
+    disruption: Disruption | None  # why the cluster takes the pod away, if it does
+    evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
+    held_by: str = ""  # what keeps a pod that is being deleted
+    downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
+    controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
+
+
+def read_pod(pod: Object) -> ObservedPod:
+    """Read one pod. Only its name and UID are counted on: labels are anybody's, and its status is partly the pod's own.
+
+    An attempt that is no number is -1: the pod belongs to no attempt.
+    """
+    metadata, status, labels = pod["metadata"], mapping(pod.get("status")), labels_of(pod)
+    container = next((s for s in mappings(status.get("containerStatuses")) if s.get("name") == names.CONTAINER), {})
+    outcome, progress = _outcome(status, container)
+    attempt = text(labels.get(names.LABEL_ATTEMPT, "0"))
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        group=text(labels.get(names.LABEL_GROUP)),
+        attempt=int(attempt) if attempt.isdecimal() and len(attempt) < 19 else -1,
+        node=text(mapping(pod.get("spec")).get("nodeName"))[:253] or None,
+        ip=text(status.get("podIP")) or None,
+        ready=condition(status, "Ready").get("status") == "True",
+        unschedulable=_unschedulable(status),
+        waiting=_waiting(status, container),
+        restarts=number(container.get("restartCount"), 0),
+        outcome=outcome,
+        final_progress=progress,
+        deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
+        disruption=_disruption(status),
+        evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
+        held_by=_holder(metadata, container),
+        downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
+        controller=text(controller_of(pod).get("uid")),
+    )
+
+
+def _waiting(status: Object, container: Object) -> str | None:
+    """Return why the job's container does not start. While init containers run, one of them that waits is why."""
+    for one in [*mappings(status.get("initContainerStatuses")), container]:
+        if waiting := mapping(mapping(one.get("state")).get("waiting")):
+            why = _joined(waiting.get("reason"), waiting.get("message")) or "no reason given"
+            if one is container:
+                return why
+            if not why.startswith("PodInitializing"):
+                return f"init container {text(one.get('name'))}: {why}"
+    return None
+
+
+def _holder(metadata: Object, container: Object) -> str:
+    finalizers = metadata.get("finalizers")
+    if finalizers and isinstance(finalizers, list):
+        return f"its finalizers hold it ({', '.join(map(str, finalizers))}), which a deletion by force does not remove"
+    if mapping(container.get("state")).get("terminated"):
+        return "its container has ended, its kubelet still holds it: usually a volume that does not unmount"
+    return "its container has not ended: usually a process that waits for storage or a device"
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (Reason.PREEMPTED, "the scheduler gave its place to a pod of higher priority"),
+    "DeletionByPodGC": (Reason.NODE_LOST, "its node no longer exists"),
+    "DeletionByTaintManager": (Reason.EVICTED, "its node got a taint that it does not tolerate"),
+    "EvictionByEvictionAPI": (
+        Reason.EVICTED,
+        "evicted through the API, for example by kubectl drain or an autoscaler",
+    ),
+    "TerminationByKubelet": (
+        Reason.EVICTED,
+        "its kubelet ended it because the node runs short of a resource or shuts down",
+    ),
+}
+"""Reasons of the pod condition DisruptionTarget (KEP-3329), with our reason and what it means."""
+
+
+def _disruption(status: Object) -> Disruption | None:
+    target = condition(status, "DisruptionTarget")
+    if target.get("status") == "True":
+        said = _joined(target.get("reason"), target.get("message"))
+        reason, meaning = _DISRUPTIONS.get(text(target.get("reason")), (Reason.EVICTED, "the cluster took it away"))
+        return Disruption(reason=reason, message=clip(f"{meaning} ({said.strip()})", 4096))
+    if status.get("reason") == "Evicted":  # the node ran short of a resource, or the pod exceeded its own limits
+        message = f"evicted by its kubelet: {text(status.get('message'))}"
+        return Disruption(reason=Reason.EVICTED, message=clip(message, 4096))
+    return None
+
+
+def _unschedulable(status: Object) -> str | None:
+    scheduled = condition(status, "PodScheduled")
+    return text(scheduled.get("message")) or "no reason given" if scheduled.get("status") == "False" else None
+
+
+def _outcome(status: Object, container: Object) -> tuple[MemberOutcome | None, Progress | None]:
+    """Return how the launcher ended and its final progress; both None while it runs.
+
+    The result may be in lastState: the kubelet has then restarted the container, which only waits.
+    """
+    states = [mapping(mapping(container.get(key)).get("terminated")) for key in ("lastState", "state")]
+    ended = next((state for state in states if state), None)
+    if ended is None:
+        if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
+            reason = text(status.get("reason")) or Reason.POD_FAILED
+            message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
+            return _ended(-1, reason, message, ""), None
+        return None, None
+    said, finished = text(ended.get("message")), known_time(ended.get("finishedAt"))
+    try:
+        raw = lenient.plain(from_json(said))
+        result = lenient.read(Outcome, raw if isinstance(raw, dict) else {})
+    except ValueError:  # no result of ours: the launcher never started, or the kernel killed it
+        return _unexplained(ended, said, finished), None
+    progress = None if result.progress is None else Progress.read(raw["progress"])
+    return _ended(result.exit_code, result.reason, result.message, finished), progress
+
+
+def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:
+    exit_code, reason = number(ended.get("exitCode"), -1), text(ended.get("reason")) or Reason.CONTAINER_ERROR
+    if exit_code == ExitCode.DONE:
+        exit_code, reason = -1, Reason.OUTCOME_MISSING
+        doubt = "is spec.image a workload image of grpo-operator?"
+        said = f"the container exited 0 but wrote no result: {doubt} Its output: {said}"
+    return _ended(exit_code, reason, said, finished)
+
+
+def _ended(exit_code: int, reason: str, message: str, finished: str) -> MemberOutcome:
+    return MemberOutcome(
+        exit_code=int(exit_code), reason=clip(reason, 128), message=clip(message, 4096), finished_at=finished
+    )
+
+
+def _joined(*values: object) -> str:
+    return ": ".join(said for value in values if (said := text(value)))
