@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_operator.api.status import EvaluationStatus, GRPOJobStatus
+from grpo_operator.api.progress_status import EvaluationStatus
+from grpo_operator.api.status import GRPOJobStatus
 from grpo_workload.spec.reports import Progress
 
 Object = Mapping[str, Any]

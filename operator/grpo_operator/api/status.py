@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_template import LabelMap, Objects, TextMap, list_map
+from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
 from grpo_workload.spec import lenient
-from grpo_workload.spec.reports import EvaluationProgress, Progress
-from grpo_workload.spec.schema import Section
-
-MAX_METRICS = 128
-"""Most metrics that the status shows."""
-
-
-def _moment(text: str) -> str:
-    """Check a timestamp: code that reads a status counts on it. Raises ValueError."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None or not 1970 <= moment.year < 9000:
-        raise ValueError("a time with a time zone, such as 2026-01-31T12:00:00Z, would work")
-    return text
-
-
-Time = Annotated[str, Field(max_length=40), AfterValidator(_moment)]
-TimeIfKnown = Annotated[str, Field(max_length=40), AfterValidator(lambda text: text and _moment(text))]
-"""A time, or an empty text."""
-
-
-def known_time(text: object) -> str:
-    """Return a timestamp that another program wrote, or an empty text if it is none."""
-    try:
-        return _moment(text[:40]) if isinstance(text, str) else ""
-    except ValueError:
-        return ""
-
-
-class StatusSection(Section):
-    """A part of the status. Only the operator writes it: the spec bounds the length of lists without a limit."""
 
 
 class ConditionStatus(StatusSection):
@@ -131,84 +101,6 @@ class AvoidedNode(StatusSection):
 
     name: str = Field(max_length=253, description="Name of the node.")
     until: Time = Field(description="Attempts that begin after this time no longer avoid the node.")
-
-
-class ProgressStatus(StatusSection):
-    """The last progress that rank 0 reported."""
-
-    step: int = Field(0, description="Number of optimizer steps done.")
-    total_steps: int = Field(0, description="Number of optimizer steps of the whole run.")
-    reward: float | None = Field(None, description="Mean reward of the last step.")
-    metrics: dict[Annotated[str, Field(max_length=128)], float] = Field(
-        default_factory=dict,
-        max_length=MAX_METRICS,
-        description="Metrics of the last step, under TRL's names; if there are too many, those of single rewards are "
-        "left out first.",
-    )
-    tokens_per_second: float | None = Field(
-        None, description="Completion tokens generated and trained per second, in the last step."
-    )
-    advice: str | None = Field(
-        None,
-        max_length=512,
-        description="Whether ranks wait for engines or engines for ranks, and what would balance them; absent while it "
-        "is unknown, and if neither waits long.",
-    )
-    weight_version: int | None = Field(None, description="Version of the weights that generation uses.")
-    checkpoint_step: int | None = Field(None, description="Step of the newest checkpoint.")
-    time: Time = Field(description="Time when the operator read this progress.")
-
-    @classmethod
-    def read(cls, progress: Progress, now: str) -> ProgressStatus:
-        """Return the part of a launcher's report that the status shows, with rounded numbers."""
-        of_the_job_first = sorted(progress.metrics.items(), key=lambda metric: metric[0].startswith("rewards/"))
-        rounded = {name: float(f"{value:.6g}") for name, value in islice(of_the_job_first, MAX_METRICS)}
-        return cls(
-            step=progress.step,
-            total_steps=progress.total_steps,
-            reward=None if progress.reward is None else round(progress.reward, 4),
-            metrics=rounded,
-            tokens_per_second=None if progress.tokens_per_second is None else round(progress.tokens_per_second, 1),
-            advice=progress.advice,
-            weight_version=progress.weight_version,
-            checkpoint_step=progress.checkpoint_step,
-            time=now,
-        )
-
-
-class EvaluationStatus(StatusSection):
-    """The last evaluation that rank 0 reported, and the best one."""
-
-    step: int = Field(description="Number of steps taken before the last evaluation.")
-    metric: str = Field(max_length=128, description="Name of the metric: evaluation.metricForBestModel.")
-    value: float | None = Field(None, description="Its value in the last evaluation.")
-    best_step: int | None = Field(None, description="Number of steps taken before the best evaluation.")
-    best_metric: float | None = Field(None, description="Value of the metric in the best evaluation.")
-    stops: bool = Field(
-        False,
-        exclude_if=lambda stops: not stops,
-        description="Whether evaluation.earlyStoppingPatience ended the training.",
-    )
-
-    @property
-    def why_stopped(self) -> str:
-        """Why the training ended before its last step, for the end of a sentence; empty if it did not."""
-        return f", because {self.metric} was best after step {self.best_step}" if self.stops else ""
-
-    @classmethod
-    def read(cls, said: EvaluationProgress | None) -> EvaluationStatus | None:
-        """Return what the status shows of a launcher's report, with rounded numbers."""
-        if said is None:
-            return None
-        value, best = (None if one is None else float(f"{one:.6g}") for one in (said.value, said.best))
-        return cls(
-            step=said.step,
-            metric=said.metric,
-            value=value,
-            best_step=said.best_step,
-            best_metric=best,
-            stops=said.stops,
-        )
 
 
 class PlacementStatus(StatusSection):

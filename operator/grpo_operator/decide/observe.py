@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.status import known_time
+from grpo_operator.api.status_section import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, labels_of, owner_of
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_workload.spec.lenient import mapping

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pydantic_core import from_json
 
 from grpo_operator.api import names
-from grpo_operator.api.status import Disruption, MemberOutcome, known_time
+from grpo_operator.api.status import Disruption, MemberOutcome
+from grpo_operator.api.status_section import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, labels_of
 from grpo_workload.spec import lenient
 from grpo_workload.spec.lenient import clip, mapping, mappings, number, text

@@ -6,16 +6,8 @@ from typing import TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import (
-    Disruption,
-    ElasticStatus,
-    EvaluationStatus,
-    GroupStatus,
-    GRPOJobStatus,
-    MemberOutcome,
-    MemberStatus,
-    ProgressStatus,
-)
+from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal

@@ -11,8 +11,9 @@ import yaml
 from grpo_cli.local.manifest import load_job
 from grpo_operator.api.crd import crd
 from grpo_operator.api.names import Condition, Role
+from grpo_operator.api.progress_status import ProgressStatus
 from grpo_operator.api.spec import parse_spec
-from grpo_operator.api.status import GroupStatus, GRPOJobStatus, ProgressStatus
+from grpo_operator.api.status import GroupStatus, GRPOJobStatus
 from grpo_operator.decide.conditions import conclude, set_condition
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import plan_topology

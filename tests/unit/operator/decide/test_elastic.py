@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import Disruption, ProgressStatus
+from grpo_operator.api.progress_status import ProgressStatus
+from grpo_operator.api.status import Disruption
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
