@@ -219,7 +219,7 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from grpo_workload.data.prompt_source import load_prompts
+    from grpo_workload.data.dataset import load_prompts
     from grpo_workload.rewards.math_answers import Verifier
     from grpo_workload.spec.inputs import DatasetConfig
     from grpo_workload.spec.rewards import RewardConfig

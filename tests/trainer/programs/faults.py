@@ -26,9 +26,9 @@ from results import error_of, report
 
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
-from grpo_workload.data.prompt_source import load_prompts
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.spec.inputs import DatasetConfig
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage

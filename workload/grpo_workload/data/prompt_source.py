@@ -1,30 +1,20 @@
-"""Prompts from a dataset: which ones each step trains on, as text and as token ids."""
+"""The prompts of an open dataset: which ones each step trains on, as text and as token ids."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo_workload.algorithm.samples import Prompt, Text
-from grpo_workload.data.bucket import fetch
-from grpo_workload.data.images import ImagePrompts
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.overlong import PromptLimit
-from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, PromptMaker, fill, what_was_raised
+from grpo_workload.data.prompt_maker import Preprocess, PreprocessError, what_was_raised
 from grpo_workload.ranks.seeds import prompt_seed
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig, ReasoningGymDataset
-
-_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-# Files that mark a folder as written by save_to_disk; any other folder is read as a folder of data files.
-_SAVED = ("state.json", "dataset_dict.json")
 
 _SUBSTITUTES = 1000  # number of rows that are tried in place of one that is too long
 
@@ -141,34 +131,6 @@ class PromptSource:
         return [self.prepare(self.draw(step, position, prompts_per_step)) for position in range(prompts_per_step)]
 
 
-def load_prompts(
-    config: DatasetConfig,
-    tokenizer: Any,
-    *,
-    seed: int,
-    limit: PromptLimit | None = None,
-    images: ImagePrompts | None = None,
-) -> PromptSource:
-    """Open the dataset, and prepare its first prompt as a check.
-
-    `dataset.preprocess` changes rows first. A prompt that is a string is tokenized as it is. Messages go through the
-    tokenizer's chat template with a generation prompt, and so do problems of reasoning-gym if the tokenizer has one.
-    `images` puts those of rows into their messages.
-
-    Raises:
-        ConfigError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not fit preprocess,
-            promptTemplate, systemPrompt or the tokenizer; the message names the field. Network errors are raised as
-            they are: trying again may help.
-    """
-    if config.reasoning_gym is not None:
-        source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed, images)
-    else:
-        source = _hugging_face_source(config, PromptMaker(config, tokenizer, images=images), seed)
-    source.has_images = source.make(source.draw(0, 0, 1)).images is not None
-    source.limit = limit
-    return source
-
-
 @lru_cache(maxsize=2)
 def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_rows)
@@ -177,116 +139,3 @@ def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=2)
 def _further(num_rows: int, seed: tuple[int, ...], count: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).choice(num_rows, min(count, num_rows), replace=False)
-
-
-def _hugging_face_source(config: DatasetConfig, maker: PromptMaker, seed: int) -> PromptSource:
-    rows, preprocess = _open(config), _preprocess(config)
-    if not len(rows):
-        raise _no_rows(config)
-    if preprocess is None and "prompt" not in rows.column_names:
-        raise ConfigError(
-            f"dataset: {config.name or config.path} has no column `prompt` (text, or a list of messages); "
-            f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
-            "or build the prompt in dataset.preprocess"
-        )
-    return PromptSource(rows, maker, seed=seed, shuffle=config.shuffle, preprocess=preprocess)
-
-
-def _preprocess(config: DatasetConfig) -> Preprocess | None:
-    return None if config.preprocess is None else Preprocess(config.preprocess)
-
-
-def _open(config: DatasetConfig) -> Any:
-    import datasets  # It takes seconds, and jobs with reasoning-gym do not need it.
-
-    field = "dataset.name" if config.name is not None else "dataset.path"
-    try:
-        if config.name is not None:
-            return datasets.load_dataset(config.name, config.config, split=config.split)
-        assert config.path is not None
-        in_bucket = "://" in config.path
-        path = fetch(config.path, Path(datasets.config.HF_DATASETS_CACHE)) if in_bucket else Path(config.path)
-        if any((path / name).exists() for name in _SAVED):
-            return _split(datasets.load_from_disk(str(path)), config.split)
-        if path.is_dir():
-            return datasets.load_dataset(str(path), split=config.split)
-        if not path.exists():
-            raise FileNotFoundError(
-                "there is no such file or folder in the container; is its volume mounted in every trainer pod?"
-            )
-        if path.suffix not in _FORMATS:
-            raise ConfigError(f"a file must end in one of {', '.join(_FORMATS)}")
-        return datasets.load_dataset(_FORMATS[path.suffix], data_files={config.split: str(path)}, split=config.split)
-    except (StopIteration, IndexError) as error:  # what datasets raises where no file, or no folder, has a row
-        raise _no_rows(config) from error
-    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
-        cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-        raise ConfigError(f"{field}: cannot load {config.name or config.path}: {cause}") from error
-
-
-def _no_rows(config: DatasetConfig) -> ConfigError:
-    field = "name" if config.name is not None else "path"
-    return ConfigError(f"dataset.{field}: {config.name or config.path} has no rows in split {config.split!r}")
-
-
-def _split(dataset: Any, split: str) -> Any:
-    if not isinstance(dataset, dict):
-        return dataset
-    if split not in dataset:
-        raise ConfigError(f"no split {split!r} (dataset.split), there are {', '.join(dataset)}")
-    return dataset[split]
-
-
-def _reasoning_gym_source(
-    config: DatasetConfig, gym: ReasoningGymDataset, tokenizer: Any, seed: int, images: ImagePrompts | None
-) -> PromptSource:
-    # It takes seconds, and jobs with other datasets do not need it.
-    from reasoning_gym.factory import DATASETS, create_dataset
-
-    if gym.dataset not in DATASETS:
-        close = difflib.get_close_matches(gym.dataset, DATASETS, n=5, cutoff=0.4) or sorted(DATASETS)
-        raise ConfigError(
-            f"dataset.reasoningGym.dataset: reasoning-gym has no {gym.dataset!r}; "
-            f"did you mean one of {', '.join(close)}?"
-        )
-    known = {field.name for field in dataclasses.fields(DATASETS[gym.dataset][1])} - {"size"}
-    if unknown := gym.params.keys() - known:
-        raise ConfigError(
-            f"dataset.reasoningGym.params: {gym.dataset} has no {', '.join(sorted(unknown))}; "
-            f"it has {', '.join(sorted(known))} (the number of problems is dataset.reasoningGym.size)"
-        )
-    try:
-        dataset = create_dataset(gym.dataset, **({"seed": seed} | gym.params), size=gym.size)
-    except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
-
-    return PromptSource(
-        _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
-        PromptMaker(config, tokenizer, question_filled=True, images=images),
-        seed=seed,
-        shuffle=config.shuffle,
-        preprocess=_preprocess(config),
-        scorer=partial(_score, dataset),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Questions:
-    """Rows of a reasoning-gym dataset. `prompt` is the question in promptTemplate, as a message for chat models."""
-
-    dataset: Any
-    config: DatasetConfig
-    is_chat: bool
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        entry = self.dataset[index]
-        text = fill(self.config, entry["question"])
-        prompt: Text = [{"role": "user", "content": text}] if self.is_chat else text
-        return {**entry, "prompt": prompt}
-
-
-def _score(dataset: Any, answer: str, prompt: Prompt) -> float:
-    return float(dataset.score_answer(answer, prompt.columns))

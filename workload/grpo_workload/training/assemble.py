@@ -15,10 +15,11 @@ import torch
 
 from grpo_workload.algorithm import micro_batch
 from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
+from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.images import ImagePrompts, load_processor
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
-from grpo_workload.data.prompt_source import PromptSource, load_prompts
+from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.data.scan import scan
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.base import Generator

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.data.dataset import load_prompts
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.inputs import DatasetConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from grpo_workload.data.prompt_source import load_prompts
+from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
