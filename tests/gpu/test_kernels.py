@@ -14,7 +14,7 @@ from grpo_workload.policy import attention, logprobs
 from grpo_workload.policy.activation_offload import Activations
 from grpo_workload.policy.kept_words import find_kept, hide_others
 from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 
 pytestmark = pytest.mark.gpu
 attention.register()

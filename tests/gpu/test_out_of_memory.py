@@ -6,7 +6,7 @@ import torch
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.memory_error import memory_error
 from grpo_workload.policy.reference import Reference
 from support.trainer.random_llama import make_random_llama

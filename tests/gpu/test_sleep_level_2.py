@@ -20,7 +20,7 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.vllm_api import sampling_parameters
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig

@@ -29,7 +29,7 @@ from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineDiffersError
 from grpo_workload.generation.servers.token_watch import replicas
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.spec.reports import ExitCode, Outcome
 from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.weights.export import Export, Weight, full

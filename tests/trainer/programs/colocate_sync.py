@@ -28,7 +28,7 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.generation.vllm_api import sampling_parameters, whole_text
 from grpo_workload.policy.load import load_model
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.trainer import TrainerConfig

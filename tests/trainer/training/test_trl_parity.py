@@ -20,7 +20,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact
 from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.entropy_cut import find_cut
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.rewards.scoring import Reward, score
 from grpo_workload.spec.training import TrainingConfig

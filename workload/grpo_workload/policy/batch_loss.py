@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.policy.logprobs import PerToken
+from grpo_workload.policy.logprob_head import PerToken
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.spec.training import TrainingConfig
 

@@ -29,7 +29,7 @@ from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
 from grpo_workload.policy.finite import clip_or_drop, poisoned
 from grpo_workload.policy.load import load_model, restore_buffers
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import add_adapters, output_layers
 from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam

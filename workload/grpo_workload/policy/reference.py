@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.policy.load import load_model, restore_buffers
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig

@@ -17,7 +17,7 @@ from transformers import (
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention, attention_blocks
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.spec.errors import ConfigError
 
 attention.register()

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.policy import adapter_weights
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig

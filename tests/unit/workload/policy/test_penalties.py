@@ -14,7 +14,8 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy import kept_words, logprobs
 from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprobs import LogprobHead, logprobs_and_entropies
+from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.logprobs import logprobs_and_entropies
 from grpo_workload.spec.training import TrainingConfig
 from support.families import make_model
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.reference import Reference
 
 attention.register()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.reference import Reference
 from grpo_workload.policy.router_replay import RouterReplay, check_routed, find_routers
 from grpo_workload.policy.trial import try_policy

@@ -22,7 +22,7 @@ from transformers import (
 
 from grpo_workload.policy import attention
 from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
 from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.errors import ConfigError

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention, vision
-from grpo_workload.policy.logprobs import LogprobHead
+from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.errors import ConfigError
