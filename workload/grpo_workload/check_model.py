@@ -11,7 +11,7 @@ import sys
 
 from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.schema import in_bytes
-from grpo_workload.training.model_check import answers
+from grpo_workload.training.model_findings import answers
 
 
 def main() -> None:

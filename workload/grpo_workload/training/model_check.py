@@ -1,25 +1,21 @@
 """Says what works with a job's model, and refuses what does not, from its configuration alone.
 
 No weights are read, and no engine starts: modules and shapes are those of a model on the meta device. Every rank
-refuses a job by `refuse_unfit` before it loads anything that takes minutes, and `grpo check-model` prints `answers`.
-What only numbers can show, `policy.trial` and the first push compare later.
+refuses a job by `refuse_unfit` before it loads anything that takes minutes; `model_findings` is for people. What only
+numbers can show, `policy.trial` and the first push compare later.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from grpo_workload.data.images import ImagePrompts
-from grpo_workload.data.overlong import prompt_limit
-from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
-from grpo_workload.generation.vllm_api import engine_class
 from grpo_workload.pod.model_split import check_split, split_sizes
 from grpo_workload.policy import attention, vision
 from grpo_workload.policy.checkpoint_names import CheckpointNames
@@ -228,32 +224,6 @@ def _memory(subject: Subject) -> str:
     )
 
 
-def _engine(subject: Subject) -> str | None:
-    """Refuse what vLLM's own configuration refuses."""
-    if not subject.has_vllm:
-        return None
-    return engine_class(subject.config) or Unknown("vLLM is not installed here; it checks the model when it starts")
-
-
-def _context(subject: Subject) -> str:
-    """Refuse completions that leave no room for a prompt."""
-    limit = prompt_limit(subject.config, subject.config.dataset)
-    if limit is None:
-        return Unknown("the model's configuration does not say how long sequences may be")
-    completion = subject.config.training.max_completion_length
-    return f"prompts of up to {limit.max_tokens} tokens, with completions of up to {completion}"
-
-
-def _template(subject: Subject) -> str:
-    """Refuse a tokenizer, or a processor of images, that cannot be loaded."""
-    model = subject.config.model
-    if load_tokenizer(model).chat_template:
-        return "the tokenizer has one, or model.chatTemplate is set"
-    if vision.has_vision(read_config(subject.config)) and ImagePrompts(model).template():
-        return "the processor has one, for prompts with images"
-    return Unknown("there is none: prompts of plain text work, chat messages need model.chatTemplate")
-
-
 Aspects = dict[str, Callable[[Subject], str | None]]
 
 AT_START: Aspects = {
@@ -270,72 +240,9 @@ AT_START: Aspects = {
 }
 """What is found out about each aspect; a function returns None for one that the job does not have."""
 
-FOR_PEOPLE: Aspects = AT_START | {"engine": _engine, "context": _context, "chat template": _template}
-"""Also what a job finds out when it loads tokenizer, prompts and engine, before its first step."""
-
 
 def refuse_unfit(subject: Subject, *, logs: bool) -> None:
     """Find out about the model; raises ConfigError for the first aspect that does not work. `logs`: log the others."""
     for aspect, look in AT_START.items():
         if (text := look(subject)) and logs:
             logger.info("the model's %s: %s", aspect, text)
-
-
-class Finding(NamedTuple):
-    """What is known about one aspect: a word for it (works, refused or unknown), and why or how."""
-
-    aspect: str
-    verdict: str
-    text: str
-
-
-def answers(
-    contracts: Mapping[str, Contract], gpu_bytes: int | None, *, are_examples: bool
-) -> dict[str, list[Finding]]:
-    """Return what is found out about each of several jobs with one model; of the first alone if its files are refused.
-
-    Args:
-        contracts: the jobs.
-        gpu_bytes: see `Subject`.
-        are_examples: the attention and the packing of sequences may be changed to those that the model needs.
-    """
-    found: dict[str, list[Finding]] = {}
-    for name, contract in contracts.items():
-        found[name] = list(_findings(contract, gpu_bytes, is_example=are_examples))
-        if len(found[name]) == 1:
-            break
-    return found
-
-
-def _findings(contract: Contract, gpu_bytes: int | None, *, is_example: bool) -> Iterator[Finding]:
-    """Look at all aspects. Nothing follows files that are refused; what refuses several aspects is said once."""
-    subject, said = Subject(contract, gpu_bytes), set()
-    for aspect, look in FOR_PEOPLE.items():
-        try:
-            text = look(subject)
-        except ConfigError as error:
-            if str(error) not in said:
-                said.add(str(error))
-                yield Finding(aspect, "refused", str(error))
-            if look is _files:
-                return
-        else:
-            if text is not None:
-                yield Finding(aspect, "unknown" if isinstance(text, Unknown) else "works", text)
-        if look is _files and is_example:
-            subject = Subject(_fitted(contract), gpu_bytes)
-
-
-def _fitted(contract: Contract) -> Contract:
-    """Return an example of a job with the attention, and the packing of sequences, that its model needs."""
-    for kind, size in (("varlen", None), ("varlen", 1), ("eager", None), ("eager", 1)):
-        config = contract.config
-        training = config.training.model_copy(update={"per_device_train_batch_size": size})
-        model = config.model.model_copy(update={"attention": kind})
-        one = contract.model_copy(update={"config": config.model_copy(update={"model": model, "training": training})})
-        try:
-            _attention(Subject(one))
-        except ConfigError:
-            continue
-        return one
-    return contract

@@ -17,7 +17,8 @@ from grpo_workload.policy.families import NOT_RELOADED
 from grpo_workload.policy.load import empty_model, load_model
 from grpo_workload.spec.contract import Contract, Device
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.training.model_check import Finding, Subject, answers, refuse_unfit
+from grpo_workload.training.model_check import Subject, refuse_unfit
+from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
 from support.trainer.tiny_model import make_tiny_model
