@@ -35,7 +35,7 @@ def grpojob(name: str, shape: Shape) -> list[Manifest]:
 
 def bare(name: str, shape: Shape) -> list[Manifest]:
     """Return what the operator makes of that job, except the NetworkPolicy, as objects without an owner."""
-    job, topology = _planned(name, shape)
+    job, topology = planned(name, shape)
     objects = [manifests.service(job), manifests.contract_map(job, topology, 0)]
     objects += [manifests.statefulset(job, group, 0) for group in topology.groups]
     for one in objects:
@@ -45,7 +45,7 @@ def bare(name: str, shape: Shape) -> list[Manifest]:
 
 def jobset(name: str, shape: Shape) -> list[Manifest]:
     """Return a JobSet of two Jobs, with the defaults that JobSet's webhook would set."""
-    job, topology = _planned(name, shape)
+    job, topology = planned(name, shape)
     jobs = []
     for group in topology.groups:
         template = pod_template(job, group, 0)
@@ -67,7 +67,7 @@ def leader_worker_set(name: str, shape: Shape) -> list[Manifest]:
 
     A group has one leader: so has the first group of the shape.
     """
-    job, topology = _planned(name, shape)
+    job, topology = planned(name, shape)
     spec = {
         "replicas": 1,
         "startupPolicy": "LeaderCreated",
@@ -97,7 +97,8 @@ def failed_rank() -> Manifest:
     return ended_container(70, outcome(70, "RankFailed", "killed"))
 
 
-def _planned(name: str, shape: Shape) -> tuple[Job, Topology]:
+def planned(name: str, shape: Shape) -> tuple[Job, Topology]:
+    """Return that job as the operator understands it, without a namespace and a UID of its own."""
     (made,) = grpojob(name, shape)
     job = Job(namespace="", name=name, uid=name, generation=1, spec=parse_spec(made["spec"]))
     return job, plan_topology(job)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks import ROOT
-from benchmarks.control_plane import plots
+from benchmarks.control_plane import accounts, plots
 from benchmarks.control_plane.figures import (
     SIDES,
     TARGETS,
@@ -109,7 +109,7 @@ def comparison(scenario: str) -> Callable[[Lines], str]:
                     seconds(found, reported) if side != "bare" else "",
                     *beside,
                     f"{median(found, requests):.0f}" if side != "bare" else "",
-                    f"{median(found, lambda line: line['controller cpu']):.1f} s" if side != "bare" else "",
+                    f"{median(found, lambda line: line['cpu']['controller']):.1f} s" if side != "bare" else "",
                     f"{median(found, lambda line: line['busy']):.0%}",
                 ]
             )
@@ -208,6 +208,8 @@ PARTS: dict[str, Callable[[Lines], str]] = {
     "targets": targets,
     "about": about,
     "jobs": comparison("jobs"),
+    "programs": lambda lines: table(*accounts.programs(lines)),
+    "costs": lambda lines: table(*accounts.requests(lines)),
     "pods": comparison("pods"),
     "burst": burst,
     "kinds": kinds,

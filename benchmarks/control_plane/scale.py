@@ -28,6 +28,7 @@ from benchmarks import ROOT
 from benchmarks.common.runs import append, versions
 from benchmarks.control_plane import peers, scenarios
 from benchmarks.control_plane.client import Api
+from benchmarks.control_plane.costs import costs
 from benchmarks.control_plane.fake_nodes import fake_nodes
 from benchmarks.control_plane.large import large
 from benchmarks.control_plane.sides import sides
@@ -54,6 +55,7 @@ SCENARIOS = {
     "jobs": Scenario(scenarios.start, 250, ALL),
     "pods": Scenario(scenarios.one_job, 1000, ALL, pods=1),
     "burst": Scenario(scenarios.burst, 100),
+    "costs": Scenario(costs, 100),
     "restart": Scenario(scenarios.restart, 50, ("bare", "grpojob")),
     "large": Scenario(large, 1000),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.control_plane.client import Api
 from benchmarks.control_plane.fake_nodes import FakeNodes
 from benchmarks.control_plane.manifests import Shape, job_name
-from benchmarks.control_plane.observer import AuditLog, Pods, Processors, Statuses, counted
+from benchmarks.control_plane.observer import AuditLog, Pods, Processors, Statuses, counted, processor_seconds
 from benchmarks.control_plane.sides import Side
 from grpo_devcluster.progress import wait_until
 
@@ -40,14 +40,14 @@ class Turn:
         """Create jobs and wait until their pods are ready and their statuses say so; return what was measured."""
         names = [job_name(number) for number in range(count)]
         jobs = [self.side.make(name, shape) for name in names]
-        cpu, log = self.side.cpu(), AuditLog(self.nodes.plane.audit_log)
+        before, log = self.cpu(), AuditLog(self.nodes.plane.audit_log)
         processors, begin = Processors(), time.time()
         self.api.create_all(self.namespace, jobs)
         created = time.time() - begin
         total = count * sum(shape)
         self.wait(lambda: self.pods.are_ready(total, begin), f"{total} pods are ready")
         self.wait_for_statuses(names)
-        busy, cpu = processors.busy(), self.side.cpu() - cpu
+        busy, after = processors.busy(), self.cpu()
         ready = [at - begin for at in self.pods.ready_jobs(begin).values()]
         said = [self.statuses.first[name, 0] - begin for name in names] if self.statuses else []
         self._check(total)
@@ -61,7 +61,7 @@ class Turn:
                 "status": round(max(said), 3) if said else None,
             },
             "busy": round(busy, 3),
-            "controller cpu": round(cpu, 2),
+            "cpu": {program: round(after[program] - before[program], 2) for program in before},
             "requests": counted(log.requests(self.side.user)) if self.side.user else {},
             "raw": {"ready": rounded(ready), "status": rounded(said)},
         }
@@ -74,6 +74,11 @@ class Turn:
         """Wait until the statuses of these jobs say that they are ready."""
         if (statuses := self.statuses) is not None:
             self.wait(lambda: statuses.numbers().keys() >= set(names), "statuses say ready")
+
+    def cpu(self) -> dict[str, float]:
+        """Return the seconds of processor time that each program has taken."""
+        plane = {daemon.name: processor_seconds(daemon.pid()) for daemon in self.nodes.plane.daemons()}
+        return plane | {"controller": self.side.cpu(), "benchmark": time.process_time()}
 
     def _check(self, count: int) -> None:
         """Raise RuntimeError unless so many pods are ready now, by a list of them."""

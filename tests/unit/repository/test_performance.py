@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from benchmarks.control_plane import page, plots
+from benchmarks.control_plane import accounts, page, plots
 from benchmarks.control_plane.figures import TARGETS, Lines, percentile
 
 from support.paths import ROOT
@@ -37,7 +37,7 @@ def start(side: str, repetition: int, ready: float, status: float | None, **more
         "jobs": 250,
         "pods": 1000,
         "busy": 0.5,
-        "controller cpu": 4.0,
+        "cpu": {program: 2.0 for program in accounts.PROGRAMS} | {"controller": 4.0},
     }
     return line | {"seconds": {"ready": ready, "status": status}, "requests": {"create services": 500}} | more
 
@@ -65,6 +65,21 @@ def test_ratios_are_of_medians_and_count_the_status() -> None:
 def test_a_side_has_its_row_next_to_bare_and_jobset() -> None:
     row = page.PARTS["jobs"](MADE_UP).splitlines()[3]
     assert row == "| GRPOJob | 12.0 s (12.0 to 12.0) | 16.5 s (16.0 to 17.0) | 1.50x | 0.50x | 2 | 4.0 s | 50% |"
+
+
+def test_the_processor_time_of_all_programs_is_summed() -> None:
+    row = page.PARTS["programs"](MADE_UP).splitlines()[3]
+    assert row == "| GRPOJob | 2.0 s | 2.0 s | 2.0 s | 2.0 s | 2.0 s | 4.0 s | 2.0 s | 16.0 s |"
+
+
+def test_a_request_costs_what_all_programs_take_times_how_often_a_job_needs_it() -> None:
+    one = {program: 1.0 for program in accounts.PROGRAMS} | {"kube-apiserver": 5.0}
+    line = {"scenario": "costs", "side": "grpojob", "costs": {"create grpojobs": one, "create services": one}}
+    rows = page.PARTS["costs"](Lines([*MADE_UP.every, line])).splitlines()[2:]
+    assert rows == [
+        "| create services | 2.0 | 5.0 ms | 4.0 ms | 1.0 ms | 1.0 ms | 22 ms |",
+        "| create grpojobs | 1.0 | 5.0 ms | 4.0 ms | 1.0 ms | 1.0 ms | 11 ms |",
+    ]
 
 
 def test_what_is_not_measured_is_said() -> None:
