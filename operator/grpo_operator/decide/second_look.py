@@ -33,7 +33,8 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
 
 
 _OF_PODS = (Condition.SCHEDULED, Condition.RUNNING)
-_ON_THE_WAY = ("Pending", "Starting")
+ON_THE_WAY = ("Pending", "Starting")
+"""Phases in which the pods of an attempt have not all started."""
 
 
 def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
@@ -58,7 +59,7 @@ def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
     members = tuple(m for m in status.members if m.outcome or m.disruption or m.replacing)
     groups = tuple(group.model_copy(update={"ready": 0}) for group in status.groups)
     told = {
-        "phase": _ON_THE_WAY if status.phase in _ON_THE_WAY else status.phase,
+        "phase": ON_THE_WAY if status.phase in ON_THE_WAY else status.phase,
         "conditions": conditions,
         "members": members,
         "groups": groups,

@@ -27,7 +27,7 @@ from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.decide.scaling import Scale
-from grpo_operator.decide.second_look import can_wait, changes_course
+from grpo_operator.decide.second_look import ON_THE_WAY, can_wait, changes_course
 from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop, together
@@ -52,7 +52,11 @@ DELETION_EVENT_SECONDS = 0.5
 """Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
 
 DETAIL_SECONDS = 5.0
-"""Seconds between two writes of a status in which only details changed: pods of an attempt come one after another."""
+"""Seconds between two writes of a status in which only details changed: how many pods are ready, for example."""
+
+STARTING_SECONDS = 10.0
+"""The same while pods of an attempt start, one after another. A write costs the API server about as much as a pod that
+starts: where many jobs start at once, writes of details would hold them all up."""
 
 
 class Reconciler:
@@ -197,9 +201,10 @@ class Reconciler:
         new, time = decided.status, asyncio.get_running_loop().time()
         if new == old:
             return decided.requeue_after, False
-        due = self._written.get(key, -DETAIL_SECONDS) + DETAIL_SECONDS
+        pause = STARTING_SECONDS if new.phase in ON_THE_WAY else DETAIL_SECONDS
+        due = self._written.get(key, -pause) + pause
         if time < due and can_wait(old, new):
-            return min(due - time, decided.requeue_after or DETAIL_SECONDS), False
+            return min(due - time, decided.requeue_after or pause), False
         self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
         self._written[key] = time
         self._measure(key, raw, old, new)

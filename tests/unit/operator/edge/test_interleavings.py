@@ -104,3 +104,18 @@ def test_an_operator_that_does_not_see_that_a_job_was_replaced_deletes_nothing_o
     world.create("a")
     world.go_on(30)
     assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
+
+
+def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> None:
+    world = Simulation()
+    world.operators[1].api.held = True
+    world.create("a")
+    world.wait(1.0)
+    begun = world.status("a")
+    world.cluster.run_statefulsets()
+    world.wait(8.0)
+    assert world.status("a") == begun
+    world.wait(3.0)
+    assert (world.status("a").phase, len(world.status("a").members)) == ("Pending", len(world.cluster.pods(job="a")))
+    world.go_on(3)
+    assert world.status("a").phase == "Running"
