@@ -46,7 +46,8 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     from grpo_workload.policy.policy import Policy
     from grpo_workload.spec.trainer import TrainerConfig
     from grpo_workload.storage.background import Background
-    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoints import Checkpoints
 
     fields = {
         "model": {"path": model, "dtype": "bfloat16"},

@@ -123,7 +123,8 @@ def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
 
 
 def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model: Path, tmp_path: Path) -> None:
-    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoints import Checkpoints
 
     policy, config = make_policy(model, 2, "float32", "generating")
     take(policy, 0, config)
@@ -149,7 +150,8 @@ def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_b
     model: Path, tmp_path: Path, offload: str
 ) -> None:
     from grpo_workload.storage.background import Background
-    from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoints import Checkpoints
 
     policy, config = make_policy(model, 2, "float32", offload)
     take(policy, 0, config)

@@ -30,7 +30,8 @@ from grpo_workload.ranks.collectives import gather, join
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage import staging
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import read_manifest
 

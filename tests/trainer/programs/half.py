@@ -28,7 +28,8 @@ from transformers import AutoTokenizer
 
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 
 get_accelerator().is_fp16_supported = lambda: True
 samples = fixed_samples.samples

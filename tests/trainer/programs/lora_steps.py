@@ -26,7 +26,8 @@ from transformers import AutoTokenizer
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 
 
 def parameters(policy):

@@ -30,7 +30,8 @@ from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.spec.storage import ExportConfig
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 
 

@@ -33,7 +33,8 @@ from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 
 
 def make_config(model, plan, offload, **training):

@@ -24,7 +24,8 @@ from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 
 PAD = 2

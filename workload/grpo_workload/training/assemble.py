@@ -39,10 +39,12 @@ from grpo_workload.rewards.scoring import Reward, build_rewards
 from grpo_workload.spec.contract import ENV_POD_UID, Contract, Device
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
-from grpo_workload.storage.checkpoints import Checkpoints, Source, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
+from grpo_workload.storage.resuming import Source
 from grpo_workload.training.checks import check_folders, check_patience
 from grpo_workload.training.evaluation import load_evaluation
 from grpo_workload.training.model_check import Subject, refuse_unfit

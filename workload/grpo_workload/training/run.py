@@ -17,7 +17,8 @@ from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.storage.checkpoints import Checkpoints, TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal

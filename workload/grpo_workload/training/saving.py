@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoints import TrainerState
+from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.publishing import Pending
 from grpo_workload.training.run import Run
 from grpo_workload.training.standing import Standing

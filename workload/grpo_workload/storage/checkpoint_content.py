@@ -1,0 +1,48 @@
+"""What a checkpoint contains.
+
+    step-N/  model/         for from_pretrained: config, safetensors, tokenizer; with LoRA, peft's adapters alone
+             deepspeed/     optimizer state and master weights, one part per rank
+             reference/     the reference model, if it followed the policy (`training.syncRefModel`)
+             trainer.json   `TrainerState`
+             manifest.json  every file's size and checksum
+
+Random states are not saved: they are seeded from the run's seed, the step and the prompt (`ranks.seeds`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+from grpo_workload.storage.base_model import Origin
+
+MODEL = "model"
+DEEPSPEED = "deepspeed"
+REFERENCE = "reference"
+STATE = "trainer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What a run needs to resume, in addition to weights and optimizer state."""
+
+    step: int  # optimizer steps taken
+    weight_version: int
+    num_tokens: int  # tokens of prompts and completions since the run began
+    world_size: int
+    zero_stage: int
+    lora: dict[str, Any] | None = None  # `TrainerConfig.adapters`
+    origin: Origin | None = None  # base model that the run began with
+
+    @classmethod
+    def read(cls, path: Path) -> TrainerState:
+        """Read the file that `write` wrote."""
+        raw = loads(path.read_text())
+        return cls(**raw | {"origin": raw["origin"] and Origin(**raw["origin"])})
+
+    def write(self, path: Path) -> list[Path]:
+        """Write the file, and return what was written."""
+        path.write_text(dumps(asdict(self)))
+        return [path]
