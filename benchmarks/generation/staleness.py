@@ -140,7 +140,9 @@ def main(
             line |= measured(row.name, scratch, measured_row)
             failed += "error" in line
             line |= {"seconds": round(time.monotonic() - begun, 1), "host": host(device)}
-            line |= about("benchmarks.generation.staleness", row=row.name, steps=steps, size=size, device=device)
+            options = {"row": row.name, "steps": steps, "size": size, "device": device}
+            options |= {"quantization": quantization} if quantization else {}
+            line |= about("benchmarks.generation.staleness", **options)
             append(output, line)
             print(as_table([line]), flush=True)
     sys.exit(failed)

@@ -209,7 +209,8 @@ def test_the_off_policy_mask(make_trainer, tiny_model, samples):
     )
     whole = replace(whole, sampling_logprobs_BC=sampling.masked_fill(whole.mask_BC == 0, 0.0))
     scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
-    output, _ = batch_loss(head.per_token(model, whole, TEMPERATURE), whole, training, scale=scale, ref_logprobs_BT=ref)
+    known = head.per_token(model, whole, TEMPERATURE)
+    output, _ = batch_loss(known, whole, training, scale=scale, correction="none", ref_logprobs_BT=ref)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
     theirs = dict(trainer.model.named_parameters())
@@ -333,21 +334,23 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
     decay_weights(optimizer, model, training.weight_decay)
 
     @torch.no_grad()
-    def logprobs(batch, temperature, truncation):
-        return head.per_token(model, batch, temperature, truncation).logprobs_BT
+    def logprobs(batch, temperature, truncation, penalties):
+        return head.per_token(model, batch, temperature, truncation, penalties).logprobs_BT
 
     halves = [own[:GENERATIONS], own[GENERATIONS:]]
     rollouts = {
         batch: Rollout(step=batch, samples=half, table=table, facts=[[fact(one) for one in half]])
         for batch, half in enumerate(halves)
     }
-    run = SimpleNamespace(config=SimpleNamespace(training=training), rank=0, policy=SimpleNamespace(logprobs=logprobs))
+    config = SimpleNamespace(training=training, correction=correction)
+    run = SimpleNamespace(config=config, rank=0, policy=SimpleNamespace(logprobs=logprobs))
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     assert len(losses) == len(logged) == 4
     for step, (expected, line) in enumerate(zip(losses, logged, strict=True)):
         work, sums = works[batch_of(step, training)], defaultdict(float)
         for batch in work.micro_batches:
-            output, _ = batch_loss(head.per_token(model, batch, TEMPERATURE), batch, training, scale=work.plan.scale)
+            known = head.per_token(model, batch, TEMPERATURE)
+            output, _ = batch_loss(known, batch, training, scale=work.plan.scale, correction=correction)
             output.loss.backward()
             for name, value in {"loss": output.loss, **output.metrics}.items():
                 sums[name] += value.item()

@@ -12,6 +12,7 @@ from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.logprob_head import PerToken
 from grpo_workload.policy.own_loss import OwnLoss
+from grpo_workload.spec.loss import Correction
 from grpo_workload.spec.training import TrainingConfig
 
 
@@ -21,6 +22,7 @@ def batch_loss(
     training: TrainingConfig,
     *,
     scale: LossScale,
+    correction: Correction,
     ref_logprobs_BT: Tensor | None = None,
     own_loss: OwnLoss | None = None,
 ) -> tuple[LossOutput, tuple[dict[str, Tensor], dict[str, Tensor]]]:
@@ -31,12 +33,12 @@ def batch_loss(
         batch: on the same device.
         training: the job's settings.
         scale: denominators of the whole step.
+        correction: `TrainerConfig.correction`.
         ref_logprobs_BT: of the reference model; given exactly when `kl_coef` > 0.
         own_loss: given exactly when `training.loss` is set.
     """
     old_logprobs_BT = model.logprobs_BT.detach() if batch.old_logprobs_BC is None else batch.old_logprobs_BC
     log_ratios_BT = mismatch.log_ratios(old_logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
-    correction = training.correction
     weights_BT = mismatch.weights(
         log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
     )

@@ -177,7 +177,13 @@ class Policy:
                 self.deepspeed_engine, batch, training.temperature, Truncation.of(training), Penalties.of(training)
             )
         output, differences = batch_loss(
-            model, batch, training, scale=scale, ref_logprobs_BT=ref_logprobs_BT, own_loss=self._own_loss
+            model,
+            batch,
+            training,
+            scale=scale,
+            correction=self._config.correction,
+            ref_logprobs_BT=ref_logprobs_BT,
+            own_loss=self._own_loss,
         )
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
         self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())

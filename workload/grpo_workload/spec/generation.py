@@ -74,6 +74,11 @@ class GenerationConfig(Section):
         return (self.colocate or ColocateConfig()).sleep_level
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether vLLM quantizes the weights that it gets."""
+        return self.engine_args.get("quantization") is not None
+
+    @property
     def gpu_share(self) -> float:
         """Share of a GPU's memory that vLLM uses when its KV cache has no size in bytes."""
         return self.gpu_memory_utilization or (0.3 if self.topology is Topology.COLOCATE else 0.9)

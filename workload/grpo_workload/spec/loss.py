@@ -140,7 +140,7 @@ class LossConfig(Section):
         description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
         "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
         "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
-        "ignore it. Default: sequence_mask; token_truncate if maxStaleness is over 0.",
+        "ignore it. Default: sequence_mask; token_truncate if maxStaleness is over 0, or engines quantize.",
     )
     importance_sampling_clip_max: float | None = Field(
         3.0, gt=0, le=1e6, description="Upper bound of the ratio that importanceSamplingCorrection applies."

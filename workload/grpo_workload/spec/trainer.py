@@ -14,6 +14,7 @@ from grpo_workload.spec.evaluation import EvaluationConfig
 from grpo_workload.spec.generation import GenerationConfig, Topology
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.spec.lora import LoraConfig
+from grpo_workload.spec.loss import Correction
 from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.schema import Rule, Section, dump
 from grpo_workload.spec.storage import StorageConfig
@@ -213,6 +214,16 @@ class TrainerConfig(Section):
     def evaluation_rewards(self) -> tuple[RewardConfig, ...]:
         """The reward functions of evaluations: those of the job unless the section has its own."""
         return (self.evaluation and self.evaluation.rewards) or self.rewards
+
+    @property
+    def correction(self) -> Correction:
+        """The correction in force.
+
+        Where most tokens' probabilities differ, because they are stale or engines quantize, the ratio of a whole
+        sequence is nearly 0: the loss would nearly vanish.
+        """
+        differ = self.training.max_staleness > 0 or self.generation.is_quantized
+        return self.training.importance_sampling_correction or ("token_truncate" if differ else "sequence_mask")
 
     @property
     def adapters(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from grpo_workload.spec.loss import Correction, LossConfig
+from grpo_workload.spec.loss import LossConfig
 from grpo_workload.spec.optimizer import OptimizerConfig
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.tracking import TrackingConfig
@@ -154,8 +154,3 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
     def steps_per_push(self) -> int:
         """Number of optimizer steps from one generation, and one push of weights, to the next."""
         return self.steps_per_generation * self.num_iterations
-
-    @property
-    def correction(self) -> Correction:
-        """The correction in force: most sequences have a stale token, so a mask of whole ones would leave few."""
-        return self.importance_sampling_correction or ("token_truncate" if self.max_staleness else "sequence_mask")

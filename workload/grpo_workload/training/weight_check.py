@@ -43,8 +43,7 @@ class WeightCheck:
     def __init__(self, config: TrainerConfig, tokenizer: Any) -> None:
         limit = min(MAX_TOKENS, (config.generation.max_model_len or MAX_TOKENS + 1) - 1)
         self._token_ids: list[int] = tokenizer(TEXT, add_special_tokens=False)["input_ids"][:limit]
-        is_quantized = config.generation.engine_args.get("quantization") is not None
-        self._bound = QUANTIZED_BOUND if is_quantized else BOUNDS[config.model.dtype]
+        self._bound = QUANTIZED_BOUND if config.generation.is_quantized else BOUNDS[config.model.dtype]
         self._last: tuple[int, float] | None = None
 
     def run(self, policy: Policy, generator: Generator, version: int) -> None:

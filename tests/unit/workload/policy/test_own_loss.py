@@ -77,8 +77,8 @@ def own(name: str, **options) -> OwnLoss:
     return OwnLoss(TrainingConfig(loss=f"my_losses:{name}", **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"loss_type": "grpo", "importance_sampling_correction": "token_truncate"}])
-def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options):
+@pytest.mark.parametrize(("options", "correction"), [({}, "sequence_mask"), ({"loss_type": "grpo"}, "token_truncate")])
+def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options, correction):
     results = []
     for loss in (None, "my_losses:ppo"):
         training = TrainingConfig(loss=loss, **options)
@@ -92,7 +92,8 @@ def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options):
         for _ in range(3):
             for batch in batches:
                 model_says = head.per_token(model, batch, 1.0)
-                output, _ = batch_loss(model_says, batch, training, scale=scale, own_loss=own_loss)
+                how = {"scale": scale, "correction": correction}
+                output, _ = batch_loss(model_says, batch, training, **how, own_loss=own_loss)
                 output.loss.backward()
                 outputs.append(output)
             optimizer.step()
