@@ -67,17 +67,17 @@ def test_elastic_engines_need_ranks_that_go_on_without_them(jobs: Jobs) -> None:
 CLASSES = """
 apiVersion: scheduling.k8s.io/v1
 kind: PriorityClass
-metadata: {name: training}
+metadata: {name: elastic-training}
 value: 1000
 ---
 apiVersion: scheduling.k8s.io/v1
 kind: PriorityClass
-metadata: {name: engines}
+metadata: {name: elastic-engines}
 value: 10
 ---
 apiVersion: scheduling.k8s.io/v1
 kind: PriorityClass
-metadata: {name: urgent}
+metadata: {name: elastic-urgent}
 value: 10000
 """
 
@@ -90,7 +90,7 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(nodes))
     kubectl("apply", "-f", "-", stdin=CLASSES)
     here = {"nodeSelector": {"only": "elastic"}}
-    engines = {"name": "gen", "gpus": 8, "podTemplate": {"priorityClassName": "engines"}}
+    engines = {"name": "gen", "gpus": 8, "podTemplate": {"priorityClassName": "elastic-engines"}}
     server = {"groups": [engines, {"name": "stay", "gpus": 8}], "elastic": {"replicas": 2, "maxReplicas": 2}}
     stays = ("yields-a-0", "yields-stay-0")
 
@@ -108,7 +108,7 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
             trainer={"groups": [{"name": "a", "gpus": 8}]},
             generation={"topology": "Server", "server": server},
             failurePolicy=POLICY | {"maxRestarts": 0},
-            podTemplate=here | {"priorityClassName": "training"},
+            podTemplate=here | {"priorityClassName": "elastic-training"},
         )
         wait_for_engines(2)
         before = seen()
@@ -117,7 +117,7 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
             "takes",
             trainer={"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
             training={"promptsPerStep": 16},
-            podTemplate=here | {"priorityClassName": "urgent"},
+            podTemplate=here | {"priorityClassName": "elastic-urgent"},
         )
         wait_for_engines(0)
         assert "yields-gen-0 has no node: " in jobs.condition("yields", "Running")["message"]

@@ -61,12 +61,13 @@ def by_rank(every):
 def take_generation(policy, config):
     """Take four optimizer steps on the samples of steps 1 and 3, as if they were sampled now; return their metrics."""
     training = config.training.model_copy(update={"steps_per_generation": 2, "num_iterations": 2})
+    config = config.model_copy(update={"training": training})
     rank, rollouts = dist.get_rank(), {}
     for batch, step in enumerate((1, 3)):
         owned = by_rank(list(samples(step)))
         facts = [[fact(sample) for sample in own] for own in owned]
         rollouts[batch] = Rollout(step=batch, samples=owned[rank], table=tabulate({}, []), facts=facts)
-    run: Any = SimpleNamespace(config=SimpleNamespace(training=training), rank=rank, policy=policy)
+    run: Any = SimpleNamespace(config=config, rank=rank, policy=policy)
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     turn = [works[batch_of(step, training)] for step in range(4)]
     return [policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale) for work in turn]
