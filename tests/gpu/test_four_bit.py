@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
-from support.trainer.gpu_jobs import run_on_gpu
-from support.trainer.launchers import free_ports
+from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
 
 pytestmark = [
@@ -72,9 +69,7 @@ def test_a_job_samples_from_the_rounded_model_that_it_trains(model: Path, tmp_pa
 @pytest.fixture
 def world() -> Any:
     """A world of one rank, with the environment of a job on CUDA."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
-    environment.prepare(Device.CUDA, os.environ)
+    become_only_rank()
     sys.path.append(str(PROGRAMS))
     yield
     sys.path.remove(str(PROGRAMS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 import torch.distributed as dist
 
 from grpo_workload.algorithm.samples import Prompt
-from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
 from support.trainer.engines import PROMPTS, weights_of
-from support.trainer.launchers import free_ports
+from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.nccl_engines import change
 from support.trainer.random_llama import make_random_llama, mean_difference
 
@@ -36,9 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def generator(model: Any) -> Iterator[Any]:
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
-    environment.prepare(Device.CUDA, os.environ)
+    become_only_rank()
     from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
 
     engine = {"enforce_eager": True, "quantization": "fp8"}

@@ -8,7 +8,6 @@ Under top-p, top-k and min-p, trainer and engine give the same log-probabilities
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +20,11 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.spec.training import TrainingConfig
 from support.trainer.engines import PROMPTS, own_logprobs, weights_of
-from support.trainer.launchers import free_ports
+from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama, mean_difference
 
 pytestmark = [
@@ -46,17 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def generator(model: Any) -> Iterator[Any]:
-    port = str(free_ports(1)[0])
-    place = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update(place)
-    environment.prepare(Device.CUDA, os.environ)
+    become_only_rank()
     from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
 
     config = TrainerConfig.model_validate(

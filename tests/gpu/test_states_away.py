@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from grpo_workload.generation.memory_check import num_parameters
-from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
-from support.trainer.launchers import free_ports
+from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -28,9 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:
     """A world of one rank, with the environment of a job on CUDA."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
-    environment.prepare(Device.CUDA, os.environ)
+    become_only_rank()
     sys.path.append(str(PROGRAMS))
     yield
     sys.path.remove(str(PROGRAMS))

@@ -1,4 +1,4 @@
-"""A whole job on a GPU by `grpo run`."""
+"""What tests on GPUs run: a whole job by `grpo run`, or the parts of a rank in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 import yaml
 
+from grpo_workload.ranks import environment
+from grpo_workload.spec.contract import Device
 from support.paths import PROGRAMS
+from support.trainer.launchers import free_ports
 
 
 def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> list[dict[str, Any]]:
@@ -25,3 +28,10 @@ def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> l
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
     (file,) = (folder / "run").glob("*/data/*/*/*/metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def become_only_rank() -> None:
+    """Give this process the environment of a job on CUDA, as the only rank of its world."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+    environment.prepare(Device.CUDA, os.environ)
