@@ -65,7 +65,7 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     if lacking := background.staging.reserve(copied):
         sys.exit(lacking)
     background.thread.submit(int).result()
-    for step in range(0 if way == "both" else 1, 2 * REPETITIONS, 1 if way == "both" else 2):
+    for step in range(2 * REPETITIONS) if way == "both" else range(1, 2 * REPETITIONS, 2):
         state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=ranks, zero_stage=2)
         load = os.getloadavg()[0]
         dist.barrier()

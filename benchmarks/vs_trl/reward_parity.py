@@ -145,7 +145,7 @@ def _ours(
         }  # vLLM checks how much memory a sleep frees; other processes on the device would disturb that
     else:
         generation["server"] = {"groups": [{"name": "engine", "gpus": 1}]}
-    spec: dict[str, Any] = {
+    spec = {
         "device": {"type": "cuda"},
         "model": {"name": MODEL},
         "dataset": DATASET,
@@ -164,8 +164,6 @@ def _ours(
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 10_000},
     }
-    if quantization:
-        spec["training"]["importanceSamplingCorrection"] = "token_truncate"
     try:
         rows = run_job(folder, spec, steps)
     except JobError as error:

@@ -55,8 +55,8 @@ DETAIL_SECONDS = 5.0
 """Seconds between two writes of a status in which only details changed: how many pods are ready, for example."""
 
 STARTING_SECONDS = 10.0
-"""The same while pods of an attempt start, one after another. A write costs the API server about as much as a pod that
-starts: where many jobs start at once, writes of details would hold them all up."""
+"""Seconds between two such writes while the pods of an attempt start. Each write is much work for the API server: where
+many jobs start at once, more writes would make all of them start later."""
 
 
 class Reconciler:

@@ -81,6 +81,10 @@ _SAME_ROWS = "self.evaluation.dataset.split == self.dataset.split && " + " && ".
 )
 
 
+_UNCUT = "self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'"
+"""`TrainerConfig.samples_uncut` as CEL."""
+
+
 class TrainerConfig(Section):
     """Everything that a rank needs to know about the training itself."""
 
@@ -112,29 +116,16 @@ class TrainerConfig(Section):
         ),
         Rule(
             "!has(self.training.stop) || size(self.training.stop) == 0 || (self.generation.engine == 'vLLM' && "
-            "(self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'))",
+            f"({_UNCUT}))",
             "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate: there a "
             "completion may be cut inside of a text at which it would end",
-            lambda c: (
-                not c.training.stop
-                or (
-                    c.generation.engine == "vLLM"
-                    and (c.training.max_staleness == 0 or c.generation.topology is not Topology.COLOCATE)
-                )
-            ),
+            lambda c: not c.training.stop or (c.generation.engine == "vLLM" and c.samples_uncut),
         ),
         Rule(
-            "!self.training.routerReplay || (self.generation.engine == 'vLLM' && "
-            "(self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'))",
+            f"!self.training.routerReplay || (self.generation.engine == 'vLLM' && ({_UNCUT}))",
             "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate: there "
             "completions that were cut are computed again with newer weights, whose routers may choose other experts",
-            lambda c: (
-                not c.training.router_replay
-                or (
-                    c.generation.engine == "vLLM"
-                    and (c.training.max_staleness == 0 or c.generation.topology is not Topology.COLOCATE)
-                )
-            ),
+            lambda c: not c.training.router_replay or (c.generation.engine == "vLLM" and c.samples_uncut),
         ),
         Rule(
             "self.training.repetitionPenalty == 1.0 && self.training.presencePenalty == 0.0 && "
@@ -146,15 +137,10 @@ class TrainerConfig(Section):
             ),
         ),
         Rule(
-            "self.training.presencePenalty == 0.0 && self.training.frequencyPenalty == 0.0 || "
-            "self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'",
+            f"self.training.presencePenalty == 0.0 && self.training.frequencyPenalty == 0.0 || {_UNCUT}",
             "training.presencePenalty and frequencyPenalty need maxStaleness 0 where topology is Colocate: there a "
             "completion may be cut, and vLLM counts tokens only from the cut on; repetitionPenalty would work",
-            lambda c: (
-                (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0)
-                or c.training.max_staleness == 0
-                or c.generation.topology is not Topology.COLOCATE
-            ),
+            lambda c: (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0) or c.samples_uncut,
         ),
         Rule(
             "!has(self.lora) || !self.training.syncRefModel",
@@ -214,6 +200,11 @@ class TrainerConfig(Section):
     def evaluation_rewards(self) -> tuple[RewardConfig, ...]:
         """The reward functions of evaluations: those of the job unless the section has its own."""
         return (self.evaluation and self.evaluation.rewards) or self.rewards
+
+    @property
+    def samples_uncut(self) -> bool:
+        """Whether the engine samples each completion in one go: one that samples ahead in Colocate is put to sleep."""
+        return self.training.max_staleness == 0 or self.generation.topology is not Topology.COLOCATE
 
     @property
     def correction(self) -> Correction:
