@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks import ROOT
 from benchmarks.common.processes import ended_with
-from grpo_cli.local.processes import free_ports
+from support.trainer.only_rank import only_rank
 
 # Varies within a group; otherwise nothing would be trained.
 REWARDS = [{"name": "reward", "function": "benchmarks.common.metered:reward"}]
@@ -107,8 +107,7 @@ def about(module: str, **options: object) -> dict[str, Any]:
 
 def set_alone() -> None:
     """Give this process the variables of the only rank of a world."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+    os.environ.update(only_rank())
 
 
 def append(output: Path, line: dict[str, Any]) -> None:

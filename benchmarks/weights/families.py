@@ -26,8 +26,8 @@ import torch
 
 from benchmarks import ROOT
 from benchmarks.common.runs import about, append
-from grpo_cli.local.processes import free_ports
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
+from support.trainer.only_rank import only_rank
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 PROGRAMS = ROOT / "tests" / "trainer" / "programs"
@@ -110,8 +110,7 @@ def run_alone(command: list[str], folder: Path, timeout: int) -> tuple[dict[str,
         folder: where the program writes its result.
         timeout: in seconds.
     """
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    env = os.environ | place | {"MASTER_PORT": str(free_ports(1)[0]), "RESULTS": str(folder)}
+    env = os.environ | only_rank() | {"RESULTS": str(folder)}
     program, *arguments = command
     try:
         done = subprocess.run(

@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from grpo_workload.algorithm.samples import Prompt
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
-from support.trainer.engines import PROMPTS, weights_of
-from support.trainer.gpu_jobs import become_only_rank
+from support.trainer.engines import prompts, weights_of
+from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.nccl_engines import change
 from support.trainer.random_llama import make_random_llama, mean_difference
 
@@ -23,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+PROMPT_LIST = prompts()
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def generator(model: Any) -> Iterator[Any]:
-    become_only_rank()
-    from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
-
-    engine = {"enforce_eager": True, "quantization": "fp8"}
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": 16},
-            "generation": {"maxModelLen": 128, "kvCacheMemory": "2Gi", "engineArgs": engine},
-        }
-    )
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl")
-    ready = ColocateGenerator(config, Device.CUDA)
+    ready = colocated_engine(model, quantization="fp8")
     yield ready
     ready.close()
 

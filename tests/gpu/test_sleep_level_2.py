@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.spec.training import TrainingConfig
-from support.trainer.engines import PROMPTS, own_logprobs, weights_of
-from support.trainer.gpu_jobs import become_only_rank
+from support.trainer.engines import own_logprobs, prompts, weights_of
+from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.random_llama import make_random_llama, mean_difference
 
 pytestmark = [
@@ -33,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+PROMPT_LIST = prompts()
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def generator(model: Any) -> Iterator[Any]:
-    become_only_rank()
-    from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
-
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": 16},
-            "generation": {"maxModelLen": 128, "kvCacheMemory": "2Gi", "engineArgs": {"enforce_eager": True}},
-        }
-    )
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl")
-    ready = ColocateGenerator(config, Device.CUDA)
+    ready = colocated_engine(model)
     ready._sampling["temperature"] = 0.0  # greedily, which no job can ask for
     yield ready
     ready.close()

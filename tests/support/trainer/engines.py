@@ -27,6 +27,11 @@ POLL = 0.2  # seconds between two checks that the launchers run
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
 
+def prompts() -> list[Prompt]:
+    """Return PROMPTS, without seeds."""
+    return [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
+
+
 def make_contract(
     model: Path,
     sizes: Sequence[tuple[int, int]],

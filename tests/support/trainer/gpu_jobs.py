@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import yaml
 
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
-from support.trainer.launchers import free_ports
+from support.trainer.only_rank import only_rank
 
 
 def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> list[dict[str, Any]]:
@@ -32,6 +35,28 @@ def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> l
 
 def become_only_rank() -> None:
     """Give this process the environment of a job on CUDA, as the only rank of its world."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place | {"MASTER_PORT": str(free_ports(1)[0])})
+    os.environ.update(only_rank())
     environment.prepare(Device.CUDA, os.environ)
+
+
+def colocated_engine(model: Any, **engine_args: Any) -> Any:
+    """Make this process the only rank, and return its `ColocateGenerator` of `model`, whose name is its folder."""
+    become_only_rank()
+    from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
+
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {"maxCompletionLength": 16},
+            "generation": {
+                "maxModelLen": 128,
+                "kvCacheMemory": "2Gi",
+                "engineArgs": {"enforce_eager": True, **engine_args},
+            },
+        }
+    )
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    return ColocateGenerator(config, Device.CUDA)

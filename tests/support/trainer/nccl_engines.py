@@ -1,29 +1,27 @@
 """vLLM servers on the second and later GPUs; this process pushes weights to them over NCCL from the first GPU.
 
-With one GPU, servers share it. NCCL refuses two ranks on one GPU of a host, so each process calls itself a host of its
-own (NCCL_HOSTID): what is sent goes through sockets, slowly, and the protocol around it is the same.
+With too few GPUs, some share one. NCCL refuses two ranks on one GPU of a host, so each process then calls itself a
+host of its own (NCCL_HOSTID): what is sent goes through sockets, slowly, and the protocol around it is the same.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.spec.contract import Contract, Device
 from grpo_workload.spec.lora import LoraConfig
-from support.trainer.engines import PROMPTS, Engines, make_contract, weights_of
+from support.trainer.engines import Engines, make_contract, prompts, weights_of
 from support.trainer.random_llama import mean_difference
 
-SHARED = torch.cuda.device_count() < 2
 BF16_ERROR = 0.1  # nats for each token between two implementations of a random 24-layer model; 0.059 was measured
 
 
@@ -32,19 +30,21 @@ def serving(
     model: Any, folder: Path, num_engines: int, *, restarts: bool = False, lora: LoraConfig | None = None
 ) -> Iterator[tuple[ServerGenerator, Engines]]:
     """Run engines on the second and later GPUs; yield the generator of one rank on the first GPU, and the engines."""
+    count = torch.cuda.device_count()
     sizes = [(1, 1)] * num_engines
     settings: dict[str, Any] = {"kvCacheMemory": "2Gi", "gpuMemoryUtilization": 0.3}
     contract = make_contract(Path(model.name_or_path), sizes, timeout=200, restarts=restarts, **settings)
     raw = contract.model_dump(mode="json", by_alias=True)
     raw["device"] = Device.CUDA
     for index, engine in enumerate(raw["engines"]):
-        engine["devices"] = [(1 + index) % torch.cuda.device_count()]
+        engine["devices"] = [(1 + index) % count]
     raw["config"]["model"]["dtype"] = "bfloat16"
     raw["config"]["lora"] = None if lora is None else lora.model_dump(by_alias=True)
     with ExitStack() as stack:
-        pods = Engines(folder, Contract.model_validate(raw), each_a_host=SHARED)
-        if SHARED:
-            os.environ["NCCL_HOSTID"] = "trainer"
+        shares = count <= num_engines
+        pods = Engines(folder, Contract.model_validate(raw), each_a_host=shares)
+        if shares:
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("NCCL_HOSTID", "trainer")
         stack.enter_context(pods.running())
         torch.cuda.set_device(0)
         dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
@@ -63,5 +63,4 @@ def change(model: Any) -> None:
 
 def difference(model: Any, generator: ServerGenerator) -> float:
     """Return the mean difference of log-probabilities over eight completions of each prompt."""
-    prompts = [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
-    return mean_difference(model, generator, prompts, 8)
+    return mean_difference(model, generator, prompts(), 8)

@@ -34,7 +34,7 @@ from grpo_workload.spec.reports import ExitCode, Outcome
 from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
-from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of, with_ranks
+from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks
 from support.trainer.launchers import DEADLINE, eventually
 from support.trainer.listeners import Heard
 
@@ -62,10 +62,6 @@ def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-def prompts() -> list[Prompt]:
-    return [Prompt(index=index, text="", token_ids=tuple(ids)) for index, ids in enumerate(PROMPTS)]
 
 
 def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
