@@ -192,6 +192,40 @@ def test_a_member_that_hangs_in_a_push_is_named_and_the_others_get_all_weights(
     assert reason.startswith(f"engine engine-1 (pod engine-1, 127.0.0.1:{bad.port}) {why}")
 
 
+def test_a_member_that_no_longer_names_its_process_holds_up_one_push_and_joins_again_when_it_does(
+    engines: Started, generator: ServerGenerator
+) -> None:
+    bad = engines.contract.engines[1]
+    engines.stuck(bad, "nameless").touch()
+    assert push(engines, generator, 2) < JOIN + 5
+    assert engines.received(2) == {"engine-0.1": 8.0}
+    (reason,) = generator.left_out()
+    assert reason == (
+        f"engine engine-1 (pod engine-1, 127.0.0.1:{bad.port}) is healthy, but cannot be used: it did not answer "
+        "/v1/models within 1.5 s; until that changes, it gets no weights and no prompts"
+    )
+    assert push(engines, generator, 3) < JOIN, "no other push waits for it"
+    engines.stuck(bad, "nameless").unlink()
+    await_engine(generator, bad)
+    assert generator.left_out() == []
+    push(engines, generator, 4)
+    assert engines.received(4).keys() == {"engine-0.1", "engine-1.1"}
+
+
+def test_a_newcomer_that_does_not_name_its_process_holds_up_no_push_and_is_named(
+    engines: Started, generator: ServerGenerator
+) -> None:
+    bad = engines.contract.engines[2]
+    engines.stuck(bad, "nameless").touch()
+    engines.engine(2)
+    eventually(generator.left_out, "the watch has found the engine, and waited for its answer")
+    assert push(engines, generator, 2) < JOIN
+    (reason,) = generator.left_out()
+    assert reason.startswith("engine engine-2 (pod engine-2")
+    engines.running.pop("engine-2.1").kill()
+    eventually(lambda: generator.left_out() == [], "an engine that is gone is not left out")
+
+
 def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(engines: Started) -> None:
     needed = engines.engine(0, is_stuck=True)
     with closing(socket.socket()) as connection:

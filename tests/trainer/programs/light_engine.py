@@ -2,7 +2,8 @@
 
 NAME is the name of its process. It writes the sum of all weights that it has received to FOLDER/NAME-VERSION. While
 there is a file FOLDER/NAME.stuck, it does not come when it is asked to join, but answers all else; with NAME.deaf, it
-receives no piece; with NAME.silent, it answers no call of a push. HOW is "joins", or "only-comes": then it meets the
+receives no piece; with NAME.silent, it answers no call of a push; with NAME.nameless, it is healthy, but answers no
+question about its process. HOW is "joins", or "only-comes": then it meets the
 sender, but joins no group.
 """
 
@@ -29,6 +30,11 @@ def _wait(state: str) -> None:
 
 async def fine(_: web.Request) -> web.Response:
     return web.json_response({"world_size": 1, "data": [{"id": name}], "success": True})
+
+
+async def named(request: web.Request) -> web.Response:
+    await asyncio.to_thread(_wait, "nameless")
+    return await fine(request)
 
 
 async def pause(request: web.Request) -> web.Response:
@@ -91,7 +97,8 @@ async def metrics(_: web.Request) -> web.Response:
 
 
 app = web.Application()
-app.add_routes([web.get(path, fine) for path in ("/health", "/get_world_size", "/v1/models")])
+app.add_routes([web.get(path, fine) for path in ("/health", "/get_world_size")])
+app.add_routes([web.get("/v1/models", named)])
 app.add_routes([web.get("/metrics", metrics), web.get("/weight_info", version)])
 app.add_routes([web.post(path, fine) for path in ("/resume", "/start_weight_update", "/reset_prefix_cache")])
 app.add_routes([web.post("/pause", pause)])

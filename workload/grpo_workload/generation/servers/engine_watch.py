@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError
+from grpo_workload.generation.servers.http_client import EngineClient, EngineError, NoAnswerError
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.token_watch import TokenWatch
 from grpo_workload.generation.servers.waiting import those_that_come, unless_lost, until_all_healthy
@@ -51,7 +51,7 @@ class Timing:
 
 
 class EngineWatch:
-    """What a rank knows of its engines. All but `paused` is for one event loop, on which it is made."""
+    """What a rank knows of its engines. All but `paused` and `left_out` is for one event loop, on which it is made."""
 
     def __init__(self, clients: Sequence[EngineClient], *, deadline: float, restarts: bool, timing: Timing) -> None:
         """See `EngineLink`; `clients` is one for each engine."""
@@ -62,6 +62,7 @@ class EngineWatch:
             lost = self._lost[client.engine.name] = asyncio.get_running_loop().create_future()
             if client.engine.elastic:
                 lost.set_result(EngineError(client.engine, "is not there yet"))
+        self._unusable: dict[str, EngineError] = {}  # elastic engines that are healthy, but name no process
         self._tokens = {
             client.engine.name: TokenWatch(
                 limit=timing.stuck, first_limit=deadline, quiet=timing.quiet, copies=client.engine.data_parallel
@@ -138,16 +139,40 @@ class EngineWatch:
         return Observation(processes=found)
 
     async def _process(self, client: EngineClient) -> str:
+        """Return the name of the engine's process; EngineError if it is not healthy, or names none.
+
+        An elastic engine that names none counts as lost: the watch asks it again, and no push waits for it.
+        """
+        name = client.engine.name
+        try:
+            await self._check(client)
+        except EngineError:
+            self._unusable.pop(name, None)
+            raise
         try:
             async with asyncio.timeout(self._timing.lost):
-                await self._check(client)
-                name = await client.identify()
-        except TimeoutError as error:
-            raise EngineError(
-                client.engine, f"did not answer with its process's name within {self._timing.lost:g} s"
-            ) from error
-        self._note_healthy(client)
-        return name
+                process = await client.identify()
+        except TimeoutError:
+            what = f"did not answer with its process's name within {self._timing.lost:g} s"
+        except NoAnswerError:
+            raise
+        except EngineError as error:
+            what = error.what
+        else:
+            self._unusable.pop(name, None)
+            self._note_healthy(client)
+            return process
+        failure = EngineError(client.engine, f"is healthy, but cannot be used: it {what}")
+        if client.engine.elastic:
+            self._unusable[name] = failure
+            if not self._lost[name].done():
+                self._lose(failure)
+        raise failure
+
+    def left_out(self) -> list[str]:
+        """Return why each elastic engine is left out that is healthy, but names no process that could be used."""
+        failures = list(self._unusable.values())
+        return [f"{error}; until that changes, it gets no weights and no prompts" for error in failures]
 
     def _is_away(self, client: EngineClient) -> bool:
         return client.engine.elastic and self._lost[client.engine.name].done()
@@ -184,8 +209,12 @@ class EngineWatch:
         while True:
             await asyncio.sleep(self._timing.away if self._is_away(client) else self._timing.poll)
             try:
+                if self._is_away(client):
+                    await self._process(client)
+                    continue
                 await self._check(client)
-                self._note_healthy(client)
+                if not self._is_away(client):  # `observe` may have lost it meanwhile
+                    self._note_healthy(client)
             except EngineError as error:
                 silence = time.monotonic() - self._answered[name]
                 if self._lost[name].done():

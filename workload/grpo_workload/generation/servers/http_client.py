@@ -47,7 +47,7 @@ class EngineError(RuntimeError):
         return f"engine {self.engine.name} (pod {self.engine.pod}, {self.engine.host}:{self.engine.port}) {self.what}"
 
 
-class _NoAnswerError(EngineError):
+class NoAnswerError(EngineError):
     """The connection failed; whether the request was handled is unknown."""
 
 
@@ -55,7 +55,7 @@ class _SilentError(EngineError):
     """The engine did not answer in time: it would not the next time either."""
 
 
-class AbsentError(_NoAnswerError):
+class AbsentError(NoAnswerError):
     """The engine's host has no address: its pod does not exist, or has no node."""
 
 
@@ -225,7 +225,7 @@ class EngineClient:
     async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:
         """Call; retry after a lost connection, while the engine is busy, and while `again` is true of the answer."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type((_NoAnswerError, _BusyError)) | retry_if_result(again),
+            retry=retry_if_exception_type((NoAnswerError, _BusyError)) | retry_if_result(again),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_random_exponential(multiplier=self.retry_wait, max=5),
             # Return or raise what the last attempt did, not tenacity's own error.
@@ -247,7 +247,7 @@ class EngineClient:
         except aiohttp.ClientConnectorDNSError as error:
             raise AbsentError(self.engine, f"has no address: {error}") from error
         except aiohttp.ClientError as error:
-            raise _NoAnswerError(self.engine, f"lost or refused the connection at {path}: {error}") from error
+            raise NoAnswerError(self.engine, f"lost or refused the connection at {path}: {error}") from error
         raise self._failure(path, response.status, text)
 
     def _failure(self, path: str, status: int, text: str) -> EngineError:
@@ -268,7 +268,7 @@ async def _failure(call: Coroutine[Any, Any, None]) -> EngineError | None:
     """Return the error that the engine answers with; None if the call succeeds."""
     try:
         await call
-    except (_NoAnswerError, _SilentError):
+    except (NoAnswerError, _SilentError):
         raise
     except EngineError as error:
         return error

@@ -153,7 +153,7 @@ class Pusher:
 
     def left_out(self) -> list[str]:
         """See `Generator.left_out`."""
-        return self._aside.reasons()
+        return [*self._aside.reasons(), *self._link.watch.left_out()]
 
     def blame(self, error: Exception) -> Exception:
         """See `Generator.blame`. If lost engines come back, their loss ends no rank: it did not cause `error`."""
