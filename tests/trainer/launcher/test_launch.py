@@ -171,6 +171,35 @@ def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world: MakeWorld
     assert pod.marks("ran") == [0]
 
 
+def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_world: MakeWorld) -> None:
+    fails = "    if RANK == 1 and not (STATE / 'attempt-5').exists(): raise RuntimeError('no luck')\n"
+    world = make_world([1, 1], f"{fails}    mark('ran')\n    sum_over_ranks()\n")
+    assert [pod.ends().reason for pod in world.start()] == ["PeerLost", "RankFailed"]
+    first, second = world.start()
+    eventually(lambda: all((pod.json("/identity") or {}).get("ended") for pod in world.pods), "both hold")
+    assert json.loads(second.termination_log.read_text())["attempt"] == 4
+
+    world.announce(3)
+    world.announce(5)
+
+    outcomes = [first.ends(), second.ends()]
+    assert [(outcome.attempt, outcome.reason) for outcome in outcomes] == [(5, "Done"), (5, "Done")]
+    assert (first.marks("ran"), second.marks("ran")) == ([0, 0], [1])
+    assert "a later attempt than 4 begins" in second.log.read_text()
+
+
+def test_a_launcher_that_waits_for_peers_of_an_earlier_attempt_goes_on_to_the_later_one(make_world: MakeWorld) -> None:
+    world = make_world([1, 1], ALL_REDUCE)
+    first = world.pods[0].start()
+    eventually(lambda: (first.json("/progress") or {}).get("waitingFor"), "the launcher waits for its peer")
+
+    world.announce(5)
+    second = world.pods[1].start()
+
+    assert [(pod.ends().attempt, pod.marks("ran")) for pod in (first, second)] == [(5, [0]), (5, [1])]
+    assert json.loads((first.state / "attempt-4" / "result.json").read_text())["reason"] == "StoppedEarly"
+
+
 def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(make_world: MakeWorld) -> None:
     world = make_world([1, 1], HANG)
     first, second = world.start()

@@ -34,8 +34,11 @@ logger = logging.getLogger(__name__)
 RANK = (sys.executable, "-m", "grpo_workload.rank")
 
 
-async def launch(place: Place, command: Sequence[str] = RANK, timing: Timing = Timing()) -> Outcome:
-    """Run this pod's part of the attempt, with `command` as each of its ranks, or hold if it has run before."""
+async def launch(place: Place, command: Sequence[str] = RANK, timing: Timing = Timing()) -> Outcome | None:
+    """Run this pod's part of the attempt, with `command` as each of its ranks, or hold if it has run before.
+
+    Returns None if a later attempt begins in this pod.
+    """
     status = Status(place)
     has_run_before = AttemptRecord(place).has_begun
     async with serving(status), peers_of(place, timing) as peers:
@@ -44,7 +47,7 @@ async def launch(place: Place, command: Sequence[str] = RANK, timing: Timing = T
             lambda stop: _run(status, peers, command, stop),
             on_outcome=lambda ended: status.end(ended, is_final=True),
         )
-        if not has_run_before:
+        if outcome is not None and not has_run_before:
             await peers.linger()
     return outcome
 
@@ -150,15 +153,18 @@ def _outcome(place: Place, exit_code: ExitCode, reason: Reason, message: str, ra
 
 
 def main(command: Sequence[str] = RANK, timing: Timing = Timing()) -> int:
-    """Launch the ranks of the pod that the environment describes. Returns the exit code."""
+    """Launch the ranks of the pod that the environment describes, in one attempt after another that begin in this pod.
+
+    Returns the exit code.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    place = read_or_refuse(Place, os.environ)
-    if place is None:
-        return ExitCode.CONFIG_ERROR
     runner = asyncio.Runner()
     # Each lookup of a name that does not resolve yet occupies a thread; by default there are few more than cores.
     runner.get_loop().set_default_executor(ThreadPoolExecutor(max_workers=64, thread_name_prefix="lookup"))
-    return runner.run(launch(place, command, timing)).exit_code
+    while (place := read_or_refuse(Place, os.environ)) is not None:
+        if (outcome := runner.run(launch(place, command, timing))) is not None:
+            return outcome.exit_code
+    return ExitCode.CONFIG_ERROR
 
 
 def exit_now(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from grpo_workload.spec.contract import (
     Contract,
 )
 
+POLL_SECONDS = 1.0
+"""Seconds between two looks whether the contract's file is another one."""
+
 SUPPORTED_VERSION: int = get_args(Contract.model_fields["contract_version"].annotation)[0]
 
 
@@ -45,6 +49,7 @@ class ThisPod:
     state_dir: Path
     termination_log: Path
     data_dir: Path = Path(DATA_DIR)
+    contract_path: Path = Path(CONTRACT_PATH)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
@@ -60,7 +65,22 @@ class ThisPod:
             state_dir=Path(environ.get(ENV_STATE_DIR, STATE_DIR)),
             termination_log=Path(environ.get(ENV_TERMINATION_LOG, TERMINATION_LOG)),
             data_dir=Path(environ.get(ENV_DATA_DIR, DATA_DIR)),
+            contract_path=Path(environ.get(ENV_CONTRACT, CONTRACT_PATH)),
         )
+
+    async def newer_contract(self) -> None:
+        """Wait until the contract's file is that of a later attempt: the operator begins it in this same pod."""
+        seen = None
+        while True:
+            try:
+                file = self.contract_path.stat()
+                if (version := (file.st_ino, file.st_mtime_ns)) != seen:
+                    if json.loads(self.contract_path.read_text()).get("attempt", 0) > self.contract.attempt:
+                        return
+                    seen = version
+            except FileNotFoundError:
+                seen = None  # the kubelet is exchanging the folder
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def _read_contract(environ: Mapping[str, str]) -> Contract:

@@ -1,6 +1,7 @@
 """What an engine pod does: start its vLLM servers, watch them, and leave one outcome.
 
-A restarted vLLM server would sample from the initial weights, so a pod runs engines once and then holds (`run_once`).
+A restarted vLLM server would sample from the initial weights, so a pod runs engines once in an attempt and then holds
+(`run_once`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 
 from grpo_workload.pod.contract_file import ContractError, ThisPod
 from grpo_workload.pod.device_check import check_devices
@@ -58,7 +60,7 @@ async def run_engines(pod: EnginePod, stop: asyncio.Event) -> Outcome:
 def main() -> int:
     """Run the engine pod that the environment describes, or hold if it has run before. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    pod = read_or_refuse(EnginePod, os.environ)
-    if pod is None:
-        return ExitCode.CONFIG_ERROR
-    return asyncio.run(run_once(pod, lambda stop: run_engines(pod, stop))).exit_code
+    while (pod := read_or_refuse(EnginePod, os.environ)) is not None:
+        if (outcome := asyncio.run(run_once(pod, partial(run_engines, pod)))) is not None:
+            return outcome.exit_code
+    return ExitCode.CONFIG_ERROR

@@ -2,7 +2,7 @@
 
 The kubelet restarts a container whatever its exit code. So the process marks the attempt as started before it starts
 anything, and stores the outcome next to the mark, on a volume that outlives the container. When it is started again, it
-reports the stored outcome and waits until the pod is deleted.
+reports the stored outcome and waits: until the pod is deleted, or until the operator begins a later attempt in it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class AttemptRecord:
         """Mark the attempt as started. From here on this pod never starts it again."""
         self._dir.mkdir(parents=True, exist_ok=True)
         (self._dir / "started").touch(exist_ok=False)
+        self.pod.termination_log.write_text("")  # what an earlier attempt in this container has reported
 
     def finish(self, outcome: Outcome) -> None:
         """Store the outcome, and report it to the kubelet."""
@@ -87,28 +88,54 @@ async def run_once(
     run: Callable[[asyncio.Event], Awaitable[Outcome]],
     *,
     on_outcome: Callable[[Outcome], object] = lambda _: None,
-) -> Outcome:
+) -> Outcome | None:
     """Run this pod's part of the attempt, or hold if it has run before.
 
     Args:
         pod: this pod.
-        run: does the work. Its argument is the event that SIGTERM and SIGINT set.
+        run: does the work. Its argument is the event that SIGTERM and SIGINT set, and the contract of a later attempt.
         on_outcome: called when the outcome is stored and final, also before holding.
 
     Returns:
-        How this pod's part of the attempt ended; after a hold, the outcome of the earlier run.
+        How this pod's part of the attempt ended; after a hold, the outcome of the earlier run. None if a later attempt
+        begins in this pod: its contract is there to be read and run.
     """
     record = AttemptRecord(pod)
     if record.has_begun and record.outcome is None:
         record.finish(outcome := _killed_outcome(pod))
         return outcome
-    stop = asyncio.Event()
+    signalled, stop = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        signalled.set()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    newer = asyncio.create_task(_set_when_newer(pod, stop))
+    try:
+        outcome = await _run_or_hold(record, run, stop, on_outcome)
+    finally:
+        newer.cancel()
+    return None if stop.is_set() and not signalled.is_set() else outcome
+
+
+async def _set_when_newer(pod: ThisPod, stop: asyncio.Event) -> None:
+    await pod.newer_contract()
+    logger.info("a later attempt than %d begins in this pod", pod.contract.attempt)
+    stop.set()
+
+
+async def _run_or_hold(
+    record: AttemptRecord,
+    run: Callable[[asyncio.Event], Awaitable[Outcome]],
+    stop: asyncio.Event,
+    on_outcome: Callable[[Outcome], object],
+) -> Outcome:
     if earlier := record.outcome:
         record.report(earlier)
         on_outcome(earlier)
-        logger.info("attempt %d ended here before with %s; waiting to be deleted", earlier.attempt, earlier.reason)
+        logger.info("attempt %d ended here before with %s; waiting", earlier.attempt, earlier.reason)
         await stop.wait()
         return earlier
     record.begin()
@@ -116,7 +143,7 @@ async def run_once(
         outcome = await run(stop)
     except Exception as error:  # whatever it is, people must be able to read it
         logger.exception("the launcher failed")
-        outcome = _internal_error(pod, error)
+        outcome = _internal_error(record.pod, error)
     record.finish(outcome)
     on_outcome(outcome)
     logger.info("ended with %s: %s", outcome.reason, outcome.message)
