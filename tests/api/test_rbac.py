@@ -303,6 +303,29 @@ def test_two_namespaced_releases_side_by_side(
         assert audit.denials(log, release.user) == []
 
 
+@pytest.mark.newer  # it has PodGroups
+def test_without_the_right_to_an_optional_kind_only_jobs_that_ask_for_it_wait(
+    control_plane: ControlPlane, operator: Operator, kubectl: Any, jobs: Jobs
+) -> None:
+    values = ("crds.install=false", f"watchNamespaces={{{jobs.namespace}}}")
+    release = install_chart(control_plane, kubectl, *values, name="few", namespace=jobs.namespace)
+    role = _roles(kubectl, release, jobs.namespace)[0]
+    fewer = role | {"rules": [rule for rule in role["rules"] if "podgroups" not in rule["resources"]]}
+    jobs("replace", "-f", "-", stdin=json.dumps(fewer | {"metadata": _named(role)}))
+    with operator.down(), _running(control_plane, release):
+        jobs.apply(make_job("gang", scheduling={"gang": "Native"}))
+        jobs.run("plain")
+        message = jobs.wait_for("gang", "Blocked", "True", "OperatorForbidden")["message"]
+        assert message.startswith("reading the job's PodGroup failed, and is tried again: the operator's Service")
+        jobs("replace", "-f", "-", stdin=json.dumps(role | {"metadata": _named(role)}))
+        jobs.wait_for("gang", "Running", "True")
+        jobs.wait_for("gang", "Blocked", "False", "Recovered")
+
+
+def _named(raw: dict[str, Any]) -> dict[str, Any]:
+    return {key: raw["metadata"][key] for key in ("name", "namespace", "labels")}
+
+
 def _lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
     """Delete a pod whose kubelet never confirms its end: by this operator's clock its grace period is long over."""
     jobs(

@@ -28,8 +28,9 @@ from grpo_operator.edge.leader import Leadership
 from grpo_operator.edge.mirror import Key, Mirror, Object
 from grpo_operator.edge.progress_client import HttpProgress
 from grpo_operator.edge.reconcile import Reconciler
+from grpo_operator.edge.scopes import scopes
 from grpo_operator.edge.transport import Transport, configure
-from grpo_operator.edge.watches import Watches, scopes
+from grpo_operator.edge.watches import Watches
 from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.exposition import metrics_page

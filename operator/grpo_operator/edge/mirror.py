@@ -19,6 +19,8 @@ from grpo_operator.api import names
 from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
+from grpo_operator.edge.errors import ObstacleError
+from grpo_operator.edge.scopes import Scope
 from grpo_workload.spec.lenient import mapping, text
 
 Object = Mapping[str, Any]
@@ -49,15 +51,6 @@ class _Kept:
     def is_same(self, other: _Kept) -> bool:
         """Whether both are states of one object, under one job's name."""
         return (self.job, self.value.uid) == (other.job, other.value.uid)
-
-
-@dataclass(slots=True)
-class Scope:
-    """What one watch covers: a kind, in one namespace or in all. `version` is the newest that it has shown."""
-
-    kind: str
-    namespace: str | None
-    version: int = -1  # no list yet
 
 
 class Mirror:
@@ -135,6 +128,10 @@ class Mirror:
 
     # Children
 
+    def scope(self, kind: str, namespace: str) -> Scope | None:
+        """Return the scope of a kind's objects in a namespace; None if they are not watched."""
+        return next((one for one in self.scopes if one.kind == kind and one.covers(namespace)), None)
+
     def pods(self, key: Key) -> list[tuple[str, ObservedPod]]:
         """Return the pods that carry the job's label, each after the UID of its job."""
         return [(kept.job_uid, kept.value) for kept in self._children(key) if isinstance(kept.value, ObservedPod)]
@@ -149,7 +146,7 @@ class Mirror:
 
     def keep(self, raw: Object) -> None:
         """Keep a child as the API server answered a write, unless its watch has shown this version or a later one."""
-        scope = next((s for s in self.scopes if s.kind == raw["kind"] and s.namespace in (None, _place(raw)[0])), None)
+        scope = self.scope(raw["kind"], _place(raw)[0])
         if scope is not None and _version(raw) > scope.version:
             self._put(scope.kind, raw)
 
@@ -181,10 +178,22 @@ class Mirror:
             found.add(_place(raw))
             self._put(scope.kind, raw)
         for place, kept in list(self._objects[scope.kind].items()):
-            if place not in found and scope.namespace in (None, place[0]) and kept.version <= newest:
+            if place not in found and scope.covers(place[0]) and kept.version <= newest:
                 self._forget(scope.kind, place)
         scope.version = newest
-        if all(one.version >= 0 for one in self.scopes):
+        if scope.obstacle is not None:
+            scope.obstacle = None
+            for key in self.job_keys():  # those that need this kind go on
+                self._wake(key)
+        self._settle()
+
+    def go_without(self, scope: Scope, obstacle: ObstacleError) -> None:
+        """Do not wait for the first list of an optional kind: the API server answers, but does not list it."""
+        scope.obstacle = obstacle
+        self._settle()
+
+    def _settle(self) -> None:
+        if all(one.is_listed or one.obstacle is not None for one in self.scopes):
             self.synced.set()
 
     def _put(self, kind: str, raw: Object) -> None:

@@ -10,12 +10,13 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
+from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe, read_pods
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.edge.children import doing
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.errors import ConflictError, ForbiddenError
+from grpo_operator.edge.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.queues import read_granted
 from grpo_operator.edge.transport import Object
@@ -87,10 +88,21 @@ class Eyes:
         status = read_status(raw.get("status"))
         with doing("reading the spec"):
             job, topology = self._understand(key, raw, status)
+        if not is_terminal(status):
+            self._check_lists(job, status)
         observed = await self._observe(key, status, pods, now, age)
         if is_between_attempts(status):
             job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
         return Sight(raw, status, job, topology, observed, now)
+
+    def _check_lists(self, job: Job, status: GRPOJobStatus) -> None:
+        """Raise ObstacleError if the API server does not list a kind that this job needs."""
+        queued = job.queue is not None or status.admission is not None
+        for kind, is_needed in ((names.GANG_KIND, job.spec.scheduling.gang is not None), (names.QUEUE_KIND, queued)):
+            scope = self._mirror.scope(kind, job.namespace)
+            if is_needed and scope is not None and scope.obstacle is not None:
+                with doing(f"reading the job's {kind}"):
+                    raise ObstacleError(scope.obstacle.reason, str(scope.obstacle))
 
     def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
         spec, stored, last, topology = self._understood.pop(key, (None, None, None, None))
@@ -108,7 +120,8 @@ class Eyes:
         self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
     ) -> Observed:
         others, gone = self._mirror.others(key), self._deleted_pods.of(key)
-        has_queues = any(scope.kind == names.QUEUE_KIND for scope in self._mirror.scopes)
+        queues = self._mirror.scope(names.QUEUE_KIND, key.namespace)
+        has_queues = queues is not None and queues.is_listed
         observed = replace(observe(key.uid, pods=pods, others=others, gone=gone), has_queues=has_queues)
         lost, absent, ready = {}, set(), set()
         suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()

@@ -3,6 +3,9 @@
 A watch that ends or breaks is continued from the last version that it showed. Only if the API server no longer has that
 version (410), if events come out of order, and once an hour, the kind is listed again; the list replaces all that the
 mirror holds of it.
+
+An optional kind that the API server serves but does not list, for example because an upgrade has left objects that it
+cannot read, keeps only those jobs waiting that need it.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
-from grpo_operator.edge.errors import ForbiddenError, reason_of
-from grpo_operator.edge.mirror import DisorderError, Mirror, Scope
+from grpo_operator.edge.errors import ForbiddenError, ObstacleError, reason_of
+from grpo_operator.edge.mirror import DisorderError, Mirror
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.metrics.instruments import Instruments
+from grpo_workload.spec.reasons import Reason
 
 Object = Mapping[str, Any]
 log = logging.getLogger(__name__)
@@ -38,6 +43,9 @@ BETWEEN_CHECKS_SECONDS = 15.0
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 30.0
 
+_PASSES = (None, 410, 429, 503, 504)
+"""Statuses of answers that say nothing about a kind: none came, a page was too old, the API server is busy."""
+
 
 class Source(Protocol):
     """Where objects come from; `Cluster` is one."""
@@ -51,11 +59,6 @@ class Source(Protocol):
         ...
 
 
-def scopes(namespaces: Iterable[str], kinds: Iterable[str] = names.WATCHED_KINDS) -> list[Scope]:
-    """Return what to watch: these kinds in each of these namespaces, in all of them if there are none."""
-    return [Scope(kind, namespace) for kind in kinds for namespace in (*namespaces,) or (None,)]
-
-
 class Watches:
     """Follows all scopes of a mirror, each with a task that never ends."""
 
@@ -65,7 +68,9 @@ class Watches:
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to follow; `mirror.synced` is set once each scope was listed."""
+        """Begin to follow; `mirror.synced` is set once each scope was listed, or need not be waited for."""
+        for scope in self._mirror.scopes:
+            self._instruments.mirror.heard(scope.kind)  # the age of one that is never listed counts from here
         self.tasks = [
             asyncio.create_task(self._follow(scope), name=f"watch {scope.kind}") for scope in self._mirror.scopes
         ]
@@ -86,6 +91,8 @@ class Watches:
                 reason = await self._watch_until_relist(scope)
             except Exception as error:  # whatever it is, the mirror must not fall silent
                 log.warning("listing %s failed and is tried again: %s", scope.kind, _said(error))
+                if not scope.is_listed and (obstacle := _obstacle(scope.kind, error)) is not None:
+                    self._mirror.go_without(scope, obstacle)
             await backoff.pause(worked=loop.time() - began > _LAST_BACKOFF)
 
     async def _check_jobs(self) -> None:
@@ -171,6 +178,17 @@ class _Backoff:
         seconds = _FIRST_BACKOFF if worked else self._seconds
         self._seconds = min(seconds * 2, _LAST_BACKOFF)
         await asyncio.sleep(seconds * random.uniform(0.8, 1.2))
+
+
+def _obstacle(kind: str, error: Exception) -> ObstacleError | None:
+    """Return why jobs that need an optional kind must wait; None where an answer is worth waiting for."""
+    if kind not in names.OPTIONAL_KINDS:
+        return None
+    if isinstance(error, ForbiddenError):
+        return error
+    if not isinstance(error, ApiException) or error.status in _PASSES:
+        return None
+    return ObstacleError(Reason.PASS_FAILED, f"the API server does not list {kind}s: {reason_of(error)}")
 
 
 def _said(error: Exception) -> str:

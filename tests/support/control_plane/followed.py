@@ -3,7 +3,8 @@
 import asyncio
 
 from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.mirror import Key, Mirror, Scope
+from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.edge.watches import Watches
 from grpo_operator.metrics.instruments import Instruments
 from support.control_plane.children import truth
@@ -22,12 +23,15 @@ class FailingApi(MemoryApi):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.failures: list[Exception] = []
+        self.refused: dict[str, Exception] = {}  # by kind
         self.compactions = 0
         self.times: dict[str, list[float]] = {"list": [], "watch": []}
 
     async def before(self, request: Request) -> None:
         self.times[request.verb].append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.01)
+        if request.kind in self.refused:
+            raise self.refused[request.kind]
         if self.failures:
             raise self.failures.pop()
         if self.compactions and "continue" in dict(request.params.get("query_params", ())):
@@ -43,7 +47,8 @@ class FollowedServer:
         self.store = Store()
         self.api = FailingApi(self.store)
         self.instruments = Instruments()
-        self.mirror = Mirror(scopes, lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
+        self.woken: list[Key] = []
+        self.mirror = Mirror(scopes, self.woken.append, lambda *_: None, lambda *_: None, lambda _: None)
         self.watches = Watches(Cluster(self.api), self.mirror, self.instruments)  # type: ignore[arg-type]
 
     def lists(self, reason: str) -> float:

@@ -18,7 +18,8 @@ from grpo_operator.edge.deleted_pods import DeletedPods
 from grpo_operator.edge.launchers import Launchers
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.reconcile import Reconciler
-from grpo_operator.edge.watches import Watches, scopes
+from grpo_operator.edge.scopes import scopes
+from grpo_operator.edge.watches import Watches
 from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.instruments import Instruments

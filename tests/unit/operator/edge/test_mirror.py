@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from grpo_operator.api import names
 from grpo_operator.decide.observe import Child
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.edge.mirror import DisorderError, Key, Mirror, Scope
+from grpo_operator.edge.mirror import DisorderError, Key, Mirror
+from grpo_operator.edge.scopes import Scope
 from support.control_plane.children import MANAGED, bare_job, child, end, mark, truth
 from support.control_plane.memory_store import Change, Object, Selection, Store
 

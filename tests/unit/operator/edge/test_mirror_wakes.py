@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.api import names
-from grpo_operator.edge.mirror import Key, Mirror, Scope
+from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import manifests
 from support.control_plane.jobs import world

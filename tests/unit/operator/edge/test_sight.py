@@ -3,12 +3,19 @@
 import copy
 from typing import Any
 
+import pytest
+
+from grpo_operator.api.names import LABEL_QUEUE, Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.conditions import set_condition
 from grpo_operator.edge import sight
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
+from grpo_operator.edge.errors import ObstacleError
 from grpo_operator.edge.mirror import Key, Mirror
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.edge.sight import Eyes, Sight
+from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.schema import dump
 from support.control_plane.jobs import NOW, spec
 from support.control_plane.memory_api import MemoryApi
@@ -22,9 +29,9 @@ def _raw(**changes: Any) -> dict[str, Any]:
 class Looks:
     """Looks at jobs of which the mirror holds no children."""
 
-    def __init__(self) -> None:
+    def __init__(self, *scopes: Scope) -> None:
         cluster = Cluster(MemoryApi(Store()))  # type: ignore[arg-type]
-        mirror = Mirror([], lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
+        mirror = Mirror(scopes, lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
         self._eyes = Eyes(cluster, mirror, DeletedPods(lambda: 0.0), read_nodes=False)
 
     async def at(self, raw: dict[str, Any], uid: str = "uid") -> Sight:
@@ -67,3 +74,26 @@ async def test_of_many_jobs_the_ones_looked_at_last_are_remembered() -> None:
     for number in range(sight.REMEMBERED):
         await looks.at(_raw(), uid=f"another-{number}")
     assert (await looks.at(_raw())).topology is not first.topology
+
+
+async def test_only_jobs_that_need_a_kind_wait_until_the_api_server_lists_it() -> None:
+    gangs, queues = (
+        Scope(kind, None, obstacle=ObstacleError(Reason.PASS_FAILED, f"the API server does not list {kind}s: 500"))
+        for kind in ("PodGroup", "Workload")
+    )
+    looks = Looks(gangs, queues)
+    plain, gang = _raw(), _raw(scheduling={"gang": "Native"})
+    queued = plain | {"metadata": plain["metadata"] | {"labels": {LABEL_QUEUE: "team"}}}
+    seen = await looks.at(plain)
+    assert not seen.observed.has_queues, "its attempt does not end for want of a Workload"
+    for raw, kind in ((gang, "PodGroup"), (queued, "Workload")):
+        with pytest.raises(ObstacleError, match=f"does not list {kind}s: 500") as error:
+            await looks.at(raw)
+        assert error.value.__notes__ == [f"reading the job's {kind}"]
+    ended = set_condition(GRPOJobStatus(), Condition.COMPLETE, True, "Done", "all steps", generation=1, now=NOW)
+    await looks.at(gang | {"status": dump(ended)})
+
+    gangs.version, gangs.obstacle = 7, None
+    await looks.at(gang)
+    queues.version, queues.obstacle = 7, None
+    assert (await looks.at(queued)).observed.has_queues

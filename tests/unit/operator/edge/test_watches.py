@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from grpo_operator.edge import watches as module
-from grpo_operator.edge.mirror import Key, Scope
+from grpo_operator.edge.mirror import Key
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.edge.watches import RELIST_SECONDS
 from support.control_plane.children import child
 from support.control_plane.followed import KEYS, KINDS, LAST_BACKOFF, FollowedServer

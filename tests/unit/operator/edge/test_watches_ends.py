@@ -8,12 +8,16 @@ import aiohttp
 import pytest
 
 from grpo_operator.edge import watches as module
-from grpo_operator.edge.mirror import Scope
+from grpo_operator.edge.errors import ForbiddenError
+from grpo_operator.edge.mirror import Key
+from grpo_operator.edge.scopes import Scope
 from grpo_operator.edge.watches import RELIST_SECONDS
 from support.control_plane.children import child
 from support.control_plane.followed import KEYS, LAST_BACKOFF, FollowedServer
 from support.control_plane.memory_api import END, Request, failure
 from support.control_plane.virtual_time import run
+
+NO_RIGHT = ForbiddenError("list", "PodGroup", "/apis/scheduling.k8s.io/v1beta1/podgroups", "it may not")
 
 
 def scene(play: Callable[[FollowedServer], Coroutine[Any, Any, None]], *scopes: Scope) -> FollowedServer:
@@ -140,3 +144,41 @@ def test_after_an_expired_version_what_was_deleted_meanwhile_is_gone() -> None:
         assert world.mirror.pods(KEYS[0]) == []
 
     assert scene(play).lists("expired") == 1
+
+
+@pytest.mark.parametrize("answer", [failure(500, "no kind PodGroup is registered for version v1alpha2"), NO_RIGHT])
+def test_an_optional_kind_that_is_served_but_not_listed_keeps_nothing_else_waiting(answer: Exception) -> None:
+    async def play(world: FollowedServer) -> None:
+        gangs, pods = world.mirror.scope("PodGroup", "one"), world.mirror.scope("Pod", "one")
+        assert gangs is not None
+        assert pods is not None
+        world.api.refused = {"PodGroup": answer, "Pod": failure(500, "etcd is slow")}
+        await asyncio.sleep(60.0)
+        assert gangs.obstacle is not None
+        assert pods.obstacle is None
+        assert not world.mirror.synced.is_set(), "of pods nothing may be missing"
+        del world.api.refused["Pod"]
+        await asyncio.sleep(LAST_BACKOFF)
+        assert world.mirror.synced.is_set()
+        assert "PodGroup" in str(gangs.obstacle)
+        age = world.instruments.registry.get_sample_value("grpo_operator_mirror_age_seconds", {"kind": "PodGroup"})
+        assert age is not None, "an alert watches it"
+
+        world.mirror.keep_job({"metadata": {"namespace": "one", "name": "a", "uid": "a-1", "resourceVersion": "1"}})
+        world.woken.clear()
+        world.api.refused.clear()
+        await asyncio.sleep(LAST_BACKOFF)
+        assert (gangs.is_listed, gangs.obstacle) == (True, None)
+        assert world.woken == [Key("one", "a", "a-1")], "jobs that waited for it go on"
+
+    scene(play, Scope("Pod", None), Scope("PodGroup", None))
+
+
+@pytest.mark.parametrize("answer", [TimeoutError(), failure(429, "busy"), failure(503, "starting")])
+def test_an_api_server_that_is_away_or_busy_is_waited_for(answer: Exception) -> None:
+    async def play(world: FollowedServer) -> None:
+        world.api.refused = {"PodGroup": answer}
+        await asyncio.sleep(60.0)
+        assert not world.mirror.synced.is_set()
+
+    scene(play, Scope("Pod", None), Scope("PodGroup", None))
