@@ -12,7 +12,8 @@ A row is SIDE-LENGTHS[-OPTION...]. Sides: trl, ours. Lengths: equal, lognormal. 
   flex        TRL with PyTorch's flex attention, which skips padding, in place of sdpa
   norng       TRL without saving random states for each checkpointed layer, as ours when nothing is drawn
   expandable  TRL with PyTorch's expandable segments, which ours sets itself
-  uncapped    ours with micro-batches of 8192 tokens (its default) in place of 8 sequences
+  uncapped    ours with micro-batches of 8192 tokens in place of 8 sequences
+  default     ours with micro-batches as large as memory allows: its default
   liger       TRL with Liger's layer kernels, where they are installed; noliger: ours without them
 """
 

@@ -21,7 +21,7 @@ MICRO_BATCH = 8
 PACKED_TOKENS = 8192
 OPTIONS = {
     "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger", "norng", "expandable"},
-    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "uncapped"},
+    "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "uncapped", "default"},
 }
 
 Prepared = tuple[Callable[[], object], Callable[[], list[dict[str, Any]]]]
@@ -109,8 +109,7 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         "training": {
             "promptsPerStep": NUM_PROMPTS,
             "numGenerations": NUM_GENERATIONS,
-            **({} if "uncapped" in row.options else {"perDeviceTrainBatchSize": MICRO_BATCH}),
-            "maxTokensPerMicroBatch": PACKED_TOKENS,
+            **_micro_batches(row.options),
             "maxCompletionLength": longest,
             "maxSteps": 100,
             "importanceSamplingCorrection": correction,
@@ -149,6 +148,13 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
 
     metrics = folder / contract.job.run / "metrics.jsonl"
     return main, lambda: [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def _micro_batches(options: frozenset[str]) -> dict[str, int]:
+    if "default" in options:
+        return {}
+    tokens = {"maxTokensPerMicroBatch": PACKED_TOKENS}
+    return tokens if "uncapped" in options else tokens | {"perDeviceTrainBatchSize": MICRO_BATCH}
 
 
 def _engine_arguments(device: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ BATCH = rows(
     differs("max_steps", "@max_steps", v.integer, "-1 means that num_train_epochs decides"),
     differs("num_train_epochs", "@epochs", v.number, EPOCHS, default=3.0),
     same("max_completion_length", "training.maxCompletionLength", v.integer, default=512),
-    left("auto_find_batch_size", "training.maxTokensPerMicroBatch bounds memory: set it", False),
+    not_needed("auto_find_batch_size", "training.maxTokensPerMicroBatch: micro-batches are as large as memory allows"),
     not_needed("average_tokens_across_devices", "always so"),
     not_needed("pad_to_multiple_of dataloader_drop_last train_sampling_strategy length_column_name group_by_length",
         _PACKED),

@@ -105,8 +105,8 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
         count += f"; {timeouts.total} in a row since {timeouts.since}" if earlier else ""
     at = after(draft.now, backoff_seconds(policy, earlier, draft.job.uid, restarts.total))
     if halves_micro_batches(failure, halvings):
-        smaller = smaller_micro_batches(draft.job.spec.training, halvings + 1)
-        count += f"; micro-batches are halved, to {smaller.max_tokens_per_micro_batch} tokens"
+        tokens = smaller_micro_batches(draft.job.spec.training, halvings + 1).max_tokens_per_micro_batch
+        count += "; micro-batches are halved" + (f", to {tokens} tokens" if tokens else "")
         draft.update(micro_batch_halvings=halvings + 1)
     draft.update(next_restart_time=at)
     _announce_restart(draft, failure, count, at)

@@ -21,15 +21,16 @@ def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
         timeout_seconds=job.spec.rendezvous.timeout_seconds,
         restart_engines=job.spec.failure_policy.on_generation_failure == "RestartGeneration",
         durable=job.spec.storage.claim_name is not None,
+        micro_batch_halvings=job.micro_batch_halvings,
         config=config.model_copy(update={"training": smaller_micro_batches(config.training, job.micro_batch_halvings)}),
     )
 
 
 def smaller_micro_batches(training: TrainingConfig, halvings: int) -> TrainingConfig:
     """Return the section with micro-batches halved so many times. A step computes the same with them."""
-    size = training.per_device_train_batch_size
+    tokens, size = training.max_tokens_per_micro_batch, training.per_device_train_batch_size
     changes = {
-        "max_tokens_per_micro_batch": max(1, training.max_tokens_per_micro_batch >> halvings),
+        "max_tokens_per_micro_batch": None if tokens is None else max(1, tokens >> halvings),
         "per_device_train_batch_size": None if size is None else max(1, size >> halvings),
     }
     return training.model_copy(update=changes)

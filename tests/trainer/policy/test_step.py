@@ -61,13 +61,18 @@ AWAY = (
 )
 
 
-def test_offloaded_states_and_a_step_that_is_not_finite_change_no_bit(run_program, tiny_model, tmp_path):
+def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_change_no_bit(
+    run_program, tiny_model, tmp_path
+):
     run_program("states_away.py", 2, tiny_model, tmp_path / "data", tmp_path / "away.pt", *AWAY)
     results = torch.load(tmp_path / "away.pt")
     assert tuple(results) == AWAY
     for plan, result in results.items():
         for ours, expected in zip(result["away"], result["plain"], strict=True):
             assert same(ours, expected), plan
+        # Passes over 8, 32, 128 and 256 tokens; then the line through the last two, for the rank with least memory.
+        fits = 128 + (2000 - 1000) * (256 - 128) // (4000 - 1000)
+        assert result["chosen"] == [(fits, 2000, True, 0), (fits >> 1, 2000, True, 0)], plan
         between, back, counted = result["sizes"]
         assert (between, back) == (0, counted), plan
         assert counted > 0

@@ -2,7 +2,8 @@
 second one is skipped, since the loss of one rank is infinite.
 
 states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. With the states away, a checkpoint is
-saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. OUT gets, by plan:
+saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. Before the first step
+with the states away and after resuming, the size of micro-batches is measured. OUT gets, by plan: these sizes,
 metrics, weights and states of all steps, the states' bytes on the device between steps, during steps, and as
 memory_check calculates them, the error of a checkpoint whose weights are broken on the last rank, and the weights
 before and after a step that only decays them.
@@ -28,13 +29,17 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_step, train_on
 from transformers import AutoTokenizer
 
+from grpo_workload.algorithm import token_budget
 from grpo_workload.generation.memory_check import num_parameters, training_footprint
 from grpo_workload.policy.finite import NotFiniteError
+from grpo_workload.policy.memory_trial import choose_tokens
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
+
+token_budget.FIRST = 8  # what a GPU measures takes minutes on a CPU
 
 
 def make_config(model, plan, offload, **training):
@@ -131,6 +136,26 @@ def decay_alone(model, plan):
     return before, weights(policy)
 
 
+class Growing:
+    """A device's memory, of which each pass takes a multiple of the one before; a CPU's is not measured."""
+
+    def __init__(self):
+        self._peaks = iter((100, 300, 1000, 4000))
+
+    def begin(self):
+        return 2000 + dist.get_rank()
+
+    def peak(self):
+        return next(self._peaks)
+
+
+def choose(policy, halvings):
+    """Let the policy measure micro-batches; return their size, and whether random numbers are what they were."""
+    before = torch.random.get_rng_state()
+    choice = choose_tokens(policy, Growing(), most=60_000, length=12, halvings=halvings)
+    return *choice, torch.equal(torch.random.get_rng_state(), before), policy.deepspeed_engine.micro_steps
+
+
 def run(model, data, plan, tokenizer):
     stage = int(plan[0])
     plain = make_policy(config := make_config(model, plan, "none"))
@@ -138,6 +163,7 @@ def run(model, data, plan, tokenizer):
     result["plain"] += [take_steps(plain, config, steps) for steps in ((2,), (3,))]
 
     policy = make_policy(config := make_config(model, plan, "generating"))
+    result["chosen"] = [choose(policy, 0)]
     result["away"] = [take_steps(policy, config, (0,))]
     result["broken"].append(take_broken_step(policy, config))
     result["away"].append(take_steps(policy, config, (2,)))
@@ -151,6 +177,7 @@ def run(model, data, plan, tokenizer):
     source = checkpoints.find(None, world_size=2, zero_stage=stage)
     assert source is not None
     source.load(resumed)
+    result["chosen"].append(choose(resumed, 1))
     result["loaded"] = states(resumed)
     result["resumed"] = take_steps(resumed, config, (3,))
     result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))

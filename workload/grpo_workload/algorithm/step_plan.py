@@ -119,9 +119,7 @@ def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[in
 
 def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]:
     max_sequences = training.per_device_train_batch_size or max(1, len(share))
-    bins = pack(
-        [piece.tokens for piece in share], max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences
-    )
+    bins = pack([piece.tokens for piece in share], max_tokens=training.micro_batch_tokens, max_sequences=max_sequences)
     return [[share[index] for index in indices] for indices in bins]
 
 

@@ -154,8 +154,9 @@ class ColocateGenerator:
 
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`."""
+        # Only weights that the engine still holds can be compared with those that it gets.
+        is_initial = version == 0 and self._begins_as_loaded and self._cycle.has_weights
         self._wake(self._cycle.begin_push())
-        is_initial = version == 0 and self._begins_as_loaded
         load_weights(self._llm, self._field, weights, device=self._device, is_initial=is_initial)
         self._wake(self._cycle.end_push())
         self._version = version

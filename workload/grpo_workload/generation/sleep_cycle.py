@@ -17,6 +17,11 @@ class SleepCycle:
         self._asleep: set[str] = set()
         self._has_weights = True
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the engine holds weights, awake or in host memory."""
+        return self._has_weights
+
     def check_generate(self) -> None:
         """Raise RuntimeError unless the engine is awake and holds weights."""
         if not self._has_weights:

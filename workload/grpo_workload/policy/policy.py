@@ -5,6 +5,7 @@ Shapes: B sequences, T completion tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -35,6 +36,7 @@ from grpo_workload.policy.memory_error import explained_memory
 from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.policy.reference import Reference, frozen_copy
+from grpo_workload.policy.rehearsal import undisturbed
 from grpo_workload.policy.router_replay import RouterReplay
 from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
@@ -155,18 +157,38 @@ class Policy:
         if self._config.training.top_entropy_quantile < 1:
             batches = list(batches)
             scale = replace(scale, entropy_cut=self._entropy_cut(batches))
+        learning_rate = self.schedule.get_last_lr()[0]
+        sums = self._accumulate(batches, count, scale)
+        finished = self._finish_step()
+        return sums.reduce(scale.num_tokens) | finished | {"learning_rate": learning_rate}
+
+    def rehearse(self, batches: Iterable[MicroBatch], count: int) -> None:
+        """Run the passes of a step, and drop its gradients; collective, as `step`.
+
+        Weights, the optimizer, the schedule, random numbers and DeepSpeed's counters stay as they are.
+        """
+        cut = EntropyCut(threshold=0.0, num_tokens=1) if self._config.training.top_entropy_quantile < 1 else None
+        # The loss is NaN, whatever computes it, so that the step is skipped as any other that is not finite.
+        scale = LossScale(num_sequences=1, num_tokens=1, entropy_cut=cut)
+        with undisturbed(self.deepspeed_engine):
+            self._accumulate(batches, count, scale, factor=math.nan)
+            _, is_skipped = self._update()
+        assert is_skipped
+
+    def _accumulate(
+        self, batches: Iterable[MicroBatch], count: int, scale: LossScale, *, factor: float = 1.0
+    ) -> StepSums:
+        """Run the passes of a step, whose loss is multiplied by `factor`."""
         self.deepspeed_engine.train()
         sums = StepSums()
-        learning_rate = self.schedule.get_last_lr()[0]
         with self._reduction():
             for index, batch in enumerate(batches):
                 self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
                 with explained_memory(batch):
-                    self._backward(batch.to(self.device), scale, sums)
-        finished = self._finish_step()
-        return sums.reduce(scale.num_tokens) | finished | {"learning_rate": learning_rate}
+                    self._backward(batch.to(self.device), scale, sums, factor)
+        return sums
 
-    def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums) -> None:
+    def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums, factor: float = 1.0) -> None:
         training = self._config.training
         # Before the policy's forward pass, since the reference may be the same modules: after it, the modules' hooks
         # expect the backward pass.
@@ -186,7 +208,7 @@ class Policy:
             own_loss=self._own_loss,
         )
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
-        self.deepspeed_engine.backward(poisoned(output.loss) * dist.get_world_size())
+        self.deepspeed_engine.backward(poisoned(output.loss) * (factor * dist.get_world_size()))
         sums.add(output, differences)
 
     @torch.no_grad()
@@ -207,32 +229,38 @@ class Policy:
         context: AbstractContextManager[None] = self.deepspeed_engine.coalesce_grad_reduction()
         return context
 
-    def _finish_step(self) -> dict[str, float]:
-        grad_norm, skipped = (
-            clip_or_drop(self.module, self._config.training.max_grad_norm)
-            if trainer_clips(self._config)
-            else (None, False)
+    def _update(self) -> tuple[float, bool]:
+        """Apply the gradients; return their norm before clipping, and whether they were dropped as not finite."""
+        clipped = (
+            clip_or_drop(self.module, self._config.training.max_grad_norm) if trainer_clips(self._config) else None
         )
-        scale = self.deepspeed_engine.optimizer.loss_scale if self.deepspeed_engine.fp16_enabled() else None
         with self.with_states():
             self.deepspeed_engine.step()
+        # Otherwise DeepSpeed itself skips a step whose gradients are not finite, on all ranks.
+        return clipped or (
+            float(self.deepspeed_engine.get_global_grad_norm()),
+            not self.deepspeed_engine.was_step_applied(),
+        )
+
+    def _finish_step(self) -> dict[str, float]:
+        scale = self.deepspeed_engine.optimizer.loss_scale if self.deepspeed_engine.fp16_enabled() else None
+        grad_norm, skipped = self._update()
         # Also after a skipped step: the learning rate depends on the number of the step, as in `go_to`.
         self.schedule.step()
         training = self._config.training
         if (reference := self.moved_reference) and self.num_steps % training.ref_model_sync_steps == 0:
             reference.follow(self.module, training.ref_model_mixup_alpha)
-        if grad_norm is None:
-            # DeepSpeed itself skips a step whose gradients are not finite, on all ranks.
-            grad_norm, skipped = (
-                self.deepspeed_engine.get_global_grad_norm(),
-                not self.deepspeed_engine.was_step_applied(),
-            )
-        metrics = {"grad_norm": float(grad_norm), "skipped": float(skipped)}
+        metrics = {"grad_norm": grad_norm, "skipped": float(skipped)}
         if scale is not None:
             metrics["loss_scale"] = float(scale)
         if self._states is not None:
             metrics["time/offload"] = self._states.seconds
         return metrics
+
+    @property
+    def puts_states_away(self) -> bool:
+        """Whether optimizer states are in host memory except during the optimizer's step."""
+        return self._states is not None
 
     def with_states(self) -> AbstractContextManager[None]:
         """Within it, optimizer states are on the device, where the optimizer updates them."""

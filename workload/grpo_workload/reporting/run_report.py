@@ -35,7 +35,8 @@ class Report(Protocol):
 
         Phases of a step: Preparing (waiting for its prompts), Generating, Rewarding, Gathering (waiting for the rewards
         of all ranks), Training, Journalling, Syncing, Agreeing (waiting for all ranks to end the step), Evaluating,
-        Saving. Before the loop: Starting (Python and its imports), Loading. After it: Done or Stopped.
+        Saving. Before the loop: Starting (Python and its imports), Loading, Measuring (the memory of micro-batches).
+        After it: Done or Stopped.
         """
         ...
 

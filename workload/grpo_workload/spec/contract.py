@@ -128,6 +128,9 @@ class Contract(Section):
         description="Whether the operator replaces a lost engine (failurePolicy RestartGeneration). If so, ranks wait "
         "for it and do not fail.",
     )
+    micro_batch_halvings: int = Field(
+        0, ge=0, description="How often to halve the size of micro-batches that ranks choose; set ones are halved."
+    )
     durable: bool = Field(description="Whether the data folder outlives the pod (a PersistentVolumeClaim is mounted).")
     config: TrainerConfig
 

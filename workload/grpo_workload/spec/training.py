@@ -14,6 +14,9 @@ from grpo_workload.spec.optimizer import OptimizerConfig
 from grpo_workload.spec.schema import Rule
 from grpo_workload.spec.tracking import TrackingConfig
 
+MICRO_BATCH_TOKENS = 8192
+"""Tokens of a micro-batch where neither the job sets a maximum nor the trainer chooses one."""
+
 
 class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
     """GRPO itself. The batch of a step is promptsPerStep x numGenerations completions, however many ranks share it."""
@@ -71,12 +74,13 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         "engines nor ranks wait for the longest completion of a step.",
     )
     max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
-    max_tokens_per_micro_batch: int = Field(
-        8192,
+    max_tokens_per_micro_batch: int | None = Field(
+        None,
         ge=1,
         le=16_777_216,
         description="Maximum number of tokens in one micro-batch on one rank; it bounds the memory for activations. A "
-        "longer sequence gets a micro-batch to itself.",
+        "longer sequence gets a micro-batch to itself. When not set, the trainer measures how many fit, up to 65536; "
+        "without a GPU 8192. Set it for the same micro-batches on any GPU.",
     )
     per_device_train_batch_size: int | None = Field(
         None,
@@ -149,6 +153,11 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         "Qwen3-30B-A3B.",
     )
     seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Maximum number of tokens in a micro-batch; the trainer sets the field before it trains."""
+        return self.max_tokens_per_micro_batch or MICRO_BATCH_TOKENS
 
     @property
     def steps_per_push(self) -> int:

@@ -47,6 +47,7 @@ from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
 from grpo_workload.training.checks import check_folders, check_patience
 from grpo_workload.training.evaluation import load_evaluation
+from grpo_workload.training.micro_batch_size import settle_micro_batches
 from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
@@ -87,9 +88,18 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
+    contract = settle_micro_batches(
+        contract,
+        policy,
+        generator,
+        rank=rank,
+        weight_version=start.weight_version,
+        has_images=source.has_images,
+        state_dir=state_dir,
+    )
     journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir, evaluation)
     return Run(
-        config=config,
+        config=contract.config,
         rank=rank,
         world_size=world_size,
         share=share,

@@ -23,7 +23,7 @@ def divergences(
     samples = [Sample(prompt=prompt, completion=one, reward=0.0, advantage=0.0) for prompt, one in completions]
     lengths = [len(prompt.token_ids) + len(one.token_ids) for prompt, one in completions]
     max_sequences = training.per_device_train_batch_size or max(1, len(samples))
-    bins = pack(lengths, max_tokens=training.max_tokens_per_micro_batch, max_sequences=max_sequences)
+    bins = pack(lengths, max_tokens=training.micro_batch_tokens, max_sequences=max_sequences)
     found = [math.nan] * len(samples)
     for places in [*bins, *[[]] * (max(gather(len(bins))) - len(bins))]:
         batch = micro_batch([samples[place] for place in places]) if places else filler()

@@ -29,6 +29,7 @@ def summarise_step(run: Run, step: int, rollout: Rollout, num_tokens: int, clock
     if run.config.training.max_staleness:
         metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / len(facts)
         metrics["staleness/max"] = max(fact.staleness for fact in facts)
+    metrics["max_tokens_per_micro_batch"] = run.config.training.micro_batch_tokens
     return metrics | rollout.metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
 

@@ -184,6 +184,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 return refuse(error, errors)
             except WeightsDifferError as error:
                 return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
+            except MicroBatchMemoryError as error:
+                return refuse(error, errors, ExitCode.OUT_OF_MEMORY)
             # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
             # handlers of their own while they load, which this one replaces.
             stop.install()

@@ -57,6 +57,15 @@ def test_after_out_of_memory_micro_batches_are_halved_and_three_restarts_do_not_
     assert find(case.status, Condition.FAILED).reason == "OutOfMemory"
 
 
+def test_micro_batches_that_ranks_choose_are_halved_by_them() -> None:
+    case = Case()
+    case.see_all_ready()
+    case.see(failed(A, reason="OutOfMemory"))
+    assert "; micro-batches are halved; next attempt" in case.message(Condition.RESTARTING)
+    contract = make_contract(replace(case.job, micro_batch_halvings=1), case.topology, 1)
+    assert (contract.config.training.max_tokens_per_micro_batch, contract.micro_batch_halvings) == (None, 1)
+
+
 @pytest.mark.parametrize("rule", ["Fail", "Restart", "RestartFree"])
 def test_a_rule_about_out_of_memory_decides_whether_it_counts(rule: str) -> None:
     case = Case(failurePolicy={"rules": [{"name": "mine", "reasons": ["OutOfMemory"], "action": rule}]})

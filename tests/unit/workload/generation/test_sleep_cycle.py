@@ -19,7 +19,9 @@ def test_a_push_wakes_the_weights_first_and_the_cache_last(level):
 
 def test_after_level_2_an_engine_generates_only_after_a_full_push():
     cycle = SleepCycle(2)
+    assert cycle.has_weights
     cycle.sleep()
+    assert not cycle.has_weights
     with pytest.raises(RuntimeError, match="holds no weights"):
         cycle.check_generate()
     cycle.begin_push()
