@@ -40,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # Caps as small as the scores of a tiny model.
     "gemma2": _MIXED | {"query_pre_attn_scalar": 48, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0},
     "gemma3_text": _MIXED,  # tied
-    "gpt_oss": _WINDOW | _FEW,
+    "gpt_oss": _WINDOW | _FEW | {"intermediate_size": 128},
     "phi3": {},
     "olmo2": {},
     "olmo3": _MIXED,

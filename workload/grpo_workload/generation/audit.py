@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_workload.generation.reload import name_loaders, spare, written_past
 from grpo_workload.weights.differ import MARK, WeightsDifferError
 
 NAMED = 8  # number of layers that an error names
@@ -77,6 +78,10 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
 
     skipped = meta.SKIP_LOAD_TENSORS if hasattr(meta, "SKIP_LOAD_TENSORS") else meta.SKIP_TENSORS  # its name in 0.26
     uncounted: dict[int, list[str]] = {}
+    for path, layer in written_past(model):
+        for name, _ in layer.named_parameters(path, recurse=False):
+            if loaded is not None and name not in loaded:
+                yield name
     is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     for path, layer in model.named_modules():
         parameters = {name: one for name, one in layer._parameters.items() if one is not None}
@@ -120,11 +125,12 @@ def audited(model: Any, *, is_initial: bool, is_quantized: bool) -> Iterator[Non
     load = model.load_weights
 
     def load_and_check(weights: Any) -> Any:
-        loaded = load(weights)
+        loaded = load(spare(model, weights))
         if not is_quantized:
             check_fed(model, loaded)
         return loaded
 
+    name_loaders(model)
     model.load_weights = load_and_check
     try:
         yield

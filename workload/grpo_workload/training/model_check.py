@@ -19,7 +19,7 @@ from grpo_workload.generation.memory_check import GIB, check_room, num_parameter
 from grpo_workload.pod.model_split import check_split, split_sizes
 from grpo_workload.policy import attention, vision
 from grpo_workload.policy.checkpoint_names import CheckpointNames
-from grpo_workload.policy.families import ALL, NOT_RELOADED, TESTED
+from grpo_workload.policy.families import ALL, TESTED
 from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
 from grpo_workload.policy.lora import Adapters, add_adapters
 from grpo_workload.policy.router_replay import find_routers
@@ -134,13 +134,8 @@ def _dtype(subject: Subject) -> str:
 
 
 def _family(subject: Subject) -> str:
-    """Refuse families whose weights vLLM is known not to take; say how others were compared."""
-    model, family = subject.config.model, str(subject.fields.get("model_type"))
-    if family in NOT_RELOADED and subject.has_vllm and not subject.config.pushes_adapters:
-        raise ConfigError(
-            f"{model.field}: {model.source} is a {family}, of which vLLM cannot replace all weights while it runs; use "
-            "another model"
-        )
+    """Say how the family was compared."""
+    family = str(subject.fields.get("model_type"))
     if family not in TESTED:
         return Unknown(f"{family} is not among the families that were compared; each job compares it when it starts")
     if ALL not in TESTED[family]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from grpo_workload.generation.audit import audited, check_same, rows_of
 from grpo_workload.weights.differ import WeightsDifferError
@@ -12,6 +13,8 @@ from grpo_workload.weights.differ import WeightsDifferError
 
 class Quantized(nn.Module):
     """As vLLM holds a layer that it has quantized."""
+
+    config = PreTrainedConfig()
 
     def __init__(self) -> None:
         super().__init__()

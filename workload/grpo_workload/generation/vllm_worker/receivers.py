@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 
 from grpo_workload.generation.audit import Rows, check_fed, check_same, rows_of
 from grpo_workload.generation.gloo_group import GlooGroup
+from grpo_workload.generation.reload import name_loaders, spare
 from grpo_workload.generation.roll_call import Invitation, Seat, open_store
 from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
@@ -75,6 +76,7 @@ class Receiver:
         else:
             if self._before is None and not self._is_quantized:
                 self._before = rows_of(self.model)  # type: ignore[attr-defined]
+            name_loaders(self.model)  # type: ignore[attr-defined]
             super().start_weight_update()  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
@@ -105,7 +107,8 @@ class Receiver:
                 yield from unpack(bytes_N, specs)
 
         weights = receive()
-        loaded = self.model.load_weights(weights)  # type: ignore[attr-defined]
+        whole = weights if self._slot is not None else spare(self.model, weights)  # type: ignore[attr-defined]
+        loaded = self.model.load_weights(whole)  # type: ignore[attr-defined]
         for _ in weights:  # a model may ignore the last weights, but every broadcast needs this worker
             pass
         if self._slot is None and not self._is_quantized:

@@ -1,0 +1,94 @@
+"""vLLM's own reload of layers whose weights it loads in ways that this reload does not expect."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GptOssConfig
+from vllm.model_executor.model_loader import reload
+
+from grpo_workload.generation.audit import audited
+from grpo_workload.weights.differ import WeightsDifferError
+
+
+class Sinks(nn.Module):
+    """A layer that the model writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+
+class Norm(nn.Module):
+    """A layer with the loader of MiniMax-M2's norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.weight.weight_loader = partial(load_shard, rank=1)  # type: ignore[attr-defined]
+
+
+def load_shard(param: nn.Parameter, loaded_weight: Tensor, rank: int = 0) -> None:
+    param.data.copy_(loaded_weight[2 * rank : 2 * rank + 2])
+
+
+class Model(nn.Module):
+    """Loads weights as vLLM's gpt-oss does on the second rank of tensor parallelism."""
+
+    config = GptOssConfig()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.norm = Sinks(), Norm()
+
+    def load_weights(self, weights: Any) -> set[str]:
+        loaded, parameters = set(), dict(self.named_parameters())
+        for name, tensor in weights:
+            if name.endswith("sinks"):
+                parameters[name].data.copy_(tensor)
+                tensor.zero_()
+            else:
+                parameters[name].weight_loader(parameters[name], tensor)  # type: ignore[operator]
+            loaded.add(name)
+        return loaded
+
+
+def push(model: Model, **weights: Tensor) -> None:
+    """Load weights as a vLLM worker does; names have `_` in place of the dot."""
+    with audited(model, is_initial=False, is_quantized=False):
+        reload.initialize_layerwise_reload(model)
+        model.load_weights((name.replace("_", "."), tensor) for name, tensor in weights.items())
+        config: Any = None  # that of attention layers
+        reload.finalize_layerwise_reload(model, config)
+
+
+@pytest.fixture
+def model() -> Model:
+    made = Model()
+    reload.record_metadata_for_reloading(made)
+    return made
+
+
+def test_each_push_fills_the_tensors_that_the_engine_has_and_changes_none_of_the_trainer(model: Model) -> None:
+    own = [parameter.data_ptr() for parameter in model.parameters()]
+    for value in (1.0, 2.0):
+        sinks, norm = torch.full((4,), value), torch.arange(4) * value
+        push(model, attn_sinks=sinks, norm_weight=norm)
+        assert model.attn.sinks.tolist() == [value] * 4 == sinks.tolist()
+        assert model.norm.weight.tolist() == [2 * value, 3 * value]
+    assert [parameter.data_ptr() for parameter in model.parameters()] == own
+
+
+def test_what_the_model_writes_itself_must_arrive_too(model: Model) -> None:
+    with pytest.raises(WeightsDifferError, match=r"the push has no weights, or too few, for attn\.sinks$"):
+        push(model, norm_weight=torch.ones(4))
+
+
+def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model: Model) -> None:
+    model.attn.sinks = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+    with pytest.raises(NotImplementedError, match=r"^attn\.sinks is not kept as checkpoints have it$"):
+        push(model, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
