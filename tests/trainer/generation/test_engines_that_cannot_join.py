@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from grpo_workload.generation.servers import joining
+from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineDiffersError, EngineError, RefusedError
@@ -240,6 +243,35 @@ def test_a_port_that_is_taken_is_named_and_no_engine_is_blamed(engines: Started)
     message = rf"rank 0 cannot listen on 127.0.0.1:{group.port} \(transferPort"
     with closing(socket.create_server(("", group.port))), pytest.raises(RuntimeError, match=message):
         ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)
+
+
+def test_only_so_many_threads_hang_in_nccl(
+    engines: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NCCL, which needs GPUs, is replaced by a call that waits, as NCCL's does if its own connections fail."""
+    ended = threading.Event()
+
+    def hang(*_: object) -> None:
+        ended.wait()
+        raise RuntimeError("the network is back, and the others are gone")
+
+    monkeypatch.setattr(joining, "NcclChannel", hang)
+    monkeypatch.setattr(joining, "MOST_HANGING", 2)
+    elastic = engines.engine(1, "only-comes")
+    link = EngineLink([elastic], deadline=LIMIT, restarts=True, timing=TIMING)
+    (client,) = link.clients
+    with closing(socket.socket()) as connection:
+        eventually(lambda: connection.connect_ex((elastic.host, elastic.port)) == 0, "the engine listens")
+    starts = joining.Joining(engines.contract.transfers[0], link, "nccl", lambda: None)
+    for number in (1, 2):
+        with pytest.raises(EngineError, match="cannot join a transfer group: its workers have reached rank 0"):
+            starts.try_alone(client)
+        assert f"a thread hangs in NCCL, in a group with engine-1; {number} do now" in caplog.text
+    with pytest.raises(EngineError, match=r"engine engine-1 .* is not tried: 2 threads of rank 0 hang in NCCL"):
+        starts.try_alone(client)
+    ended.set()
+    eventually(lambda: not starts._in_nccl, "the threads end")
+    link.close()
 
 
 def test_an_engine_that_refuses_what_all_would_refuse_is_not_left_out(engines: Started) -> None:

@@ -1,11 +1,16 @@
 """Forms transfer groups: the sender and the workers of engines, within a time after which the missing engine is named.
 
 All members meet first (`roll_call`), so that workers wait in no group that cannot form.
+
+NCCL sets no deadline. A thread whose group does not form although all members came stays in `ncclCommInitRank` until
+the process ends: `ncclCommAbort` could end it only with a communicator that does not block, and vLLM's binding has
+neither `ncclCommInitRankConfig` nor `ncclCommGetAsyncError`. Such threads hold a few sockets, and are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +26,11 @@ from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.spec.contract import TransferGroup
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+MOST_HANGING = 16
+"""Number of threads that may hang in NCCL; with so many, no engine that is new is tried any more."""
 
 POLL = 0.05  # seconds between two looks whether all workers are here
 Seats = Sequence[tuple[EngineClient, range]]
@@ -51,6 +60,7 @@ class Joining:
         """`use_device` makes the sender's device that of the thread. RuntimeError if the sender cannot listen."""
         self._group, self._link, self._backend, self._use_device = group, link, backend, use_device
         self._numbers = count(1)
+        self._in_nccl: set[str] = set()  # meetings whose threads form an NCCL group now
         try:
             self._served = open_store(group.host, group.port, timeout_seconds=link.patience_to_join, listens=True)
         except RuntimeError as error:
@@ -63,6 +73,13 @@ class Joining:
 
         EngineError says why the engine cannot join, or names another one that was lost meanwhile.
         """
+        if len(self._in_nccl) >= MOST_HANGING:
+            raise EngineError(
+                client.engine,
+                f"is not tried: {MOST_HANGING} threads of rank {self._group.sender} hang in NCCL, as engines that the "
+                "log names came but could not join. Compare NCCL_SOCKET_IFNAME with the network interfaces of their "
+                "nodes, then suspend the job and let it go on: this ends the threads",
+            )
         try:
             self.form([client], limit=self._link.patience_to_join).channel.close()
         except EngineError:
@@ -112,6 +129,9 @@ class Joining:
             raise self._too_late(roll, seats, limit) from error
         finally:
             roll.call_off()
+            if meeting in self._in_nccl:
+                names = ", ".join(client.engine.name for client in clients)
+                logger.warning("a thread hangs in NCCL, in a group with %s; %d do now", names, len(self._in_nccl))
 
     def _await_all(self, roll: RollCall, seats: Seats) -> None:
         """Wait until all workers are here; EngineError if one of an elastic engine is late."""
@@ -129,8 +149,12 @@ class Joining:
         if not roll.let_join(str(port)):
             raise RuntimeError("the transfer group was called off")
         channel: Channel
-        if self._backend == "nccl":  # it sets no deadline: if its own connections fail, this thread is left behind
-            channel = NcclChannel(self._group.host, port, world_size)
+        if self._backend == "nccl":
+            self._in_nccl.add(meeting)
+            try:
+                channel = NcclChannel(self._group.host, port, world_size)
+            finally:
+                self._in_nccl.discard(meeting)
         else:
             store = open_store(self._group.host, self._group.port, timeout_seconds=limit)
             channel = GlooGroup(store, rank=0, world_size=world_size, meeting=meeting, timeout_seconds=limit)
