@@ -71,6 +71,8 @@ class Meter:
 
         def metered_generate(llm: Any, requests: Any, sampling_params: Any = None, **options: Any) -> Any:
             params = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(requests)
+            if params[0].prompt_logprobs is not None:  # our check of the first push: not part of a step
+                return generate(llm, requests, sampling_params, **options)
             expanded = meter.expanded(requests, params)
             meter.begin()
             outputs = generate(llm, *expanded, **options)

@@ -26,6 +26,7 @@ from deepspeed.accelerator import get_accelerator
 from results import report
 from transformers import AutoTokenizer
 
+from grpo_workload.algorithm.micro_batch import filler
 from grpo_workload.policy.policy import Policy
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
@@ -84,6 +85,7 @@ def main(model, data, names):
         source = checkpoints.find(None, world_size=2, zero_stage=int(name[0]))
         assert source is not None
         source.load(resumed)
+        resumed.rehearse([filler(), filler()], 2)  # leaves the loss scale as it was
         results[name] = {"steps": steps, "straight": straight, "resumed": list(take_steps(resumed, config, [8, 9]))}
         resumed.deepspeed_engine.optimizer.loss_scaler.cur_scale = 1.0
         results[name]["broken"] = list(take_steps(resumed, config, [10, 11], broken=True))

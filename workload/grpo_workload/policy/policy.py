@@ -168,27 +168,26 @@ class Policy:
         Weights, the optimizer, the schedule, random numbers and DeepSpeed's counters stay as they are.
         """
         cut = EntropyCut(threshold=0.0, num_tokens=1) if self._config.training.top_entropy_quantile < 1 else None
-        # The loss is NaN, whatever computes it, so that the step is skipped as any other that is not finite.
         scale = LossScale(num_sequences=1, num_tokens=1, entropy_cut=cut)
         with undisturbed(self.deepspeed_engine):
-            self._accumulate(batches, count, scale, factor=math.nan)
+            self._accumulate(batches, count, scale, is_dropped=True)
             _, is_skipped = self._update()
-        assert is_skipped
+        assert is_skipped, "the gradients of a rehearsal were applied"
 
     def _accumulate(
-        self, batches: Iterable[MicroBatch], count: int, scale: LossScale, *, factor: float = 1.0
+        self, batches: Iterable[MicroBatch], count: int, scale: LossScale, *, is_dropped: bool = False
     ) -> StepSums:
-        """Run the passes of a step, whose loss is multiplied by `factor`."""
+        """Run the passes of a step, which is skipped if `is_dropped`."""
         self.deepspeed_engine.train()
         sums = StepSums()
         with self._reduction():
             for index, batch in enumerate(batches):
                 self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
                 with explained_memory(batch):
-                    self._backward(batch.to(self.device), scale, sums, factor)
+                    self._backward(batch.to(self.device), scale, sums, is_dropped=is_dropped)
         return sums
 
-    def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums, factor: float = 1.0) -> None:
+    def _backward(self, batch: MicroBatch, scale: LossScale, sums: StepSums, *, is_dropped: bool = False) -> None:
         training = self._config.training
         # Before the policy's forward pass, since the reference may be the same modules: after it, the modules' hooks
         # expect the backward pass.
@@ -207,8 +206,11 @@ class Policy:
             ref_logprobs_BT=ref_logprobs_BT,
             own_loss=self._own_loss,
         )
+        loss = poisoned(output.loss)
+        if is_dropped:  # a loss may be finite where it masks or clips; no gradient is with NaN at each token
+            loss = loss + math.nan * model.logprobs_BT.sum()
         # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
-        self.deepspeed_engine.backward(poisoned(output.loss) * (factor * dist.get_world_size()))
+        self.deepspeed_engine.backward(loss * dist.get_world_size())
         sums.add(output, differences)
 
     @torch.no_grad()
