@@ -178,8 +178,8 @@ def advise(shares: Shares, staleness: int, topology: Topology, sizes: Sequence[i
             cures.append(f"{_stale(staleness)}, since {longest}")
         if not cures:
             shorter = "allow shorter completions (spec.training.maxCompletionLength) in the next run"
-            larger = "train with larger micro-batches (spec.training.maxTokensPerMicroBatch) in the next run"
-            cures.append(shorter if waiting else larger)
+            memory = "leave out spec.training.maxTokensPerMicroBatch, or give training more memory"
+            cures.append(shorter if waiting else f"train with larger micro-batches ({memory}) in the next run")
     if not cures:
         return None
     seen = f"ranks wait {shares.waiting:.0%} of a step for completions, engines are idle {shares.idle:.0%}"

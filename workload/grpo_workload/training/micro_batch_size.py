@@ -54,9 +54,9 @@ def settle_micro_batches(
     if why is None:
         write_phase(state_dir, rank, "Measuring")
         generator.sleep()
-        tokens, room = choose_tokens(
-            policy, CudaMemory(policy), most=_most(contract, policy), length=_length(config), halvings=halvings
-        )
+        most = most_tokens(contract, policy.module.config)
+        length = sequence_tokens(config, most)
+        tokens, room = choose_tokens(policy, CudaMemory(policy), most=most, length=length, halvings=halvings)
         torch.cuda.empty_cache()
         if config.generation.topology is Topology.COLOCATE:
             generator.sync_weights(policy.weights(), weight_version)
@@ -76,26 +76,32 @@ def _why_fixed(config: TrainerConfig, policy: Policy, *, has_images: bool) -> st
     """Why the size does not depend on the memory that is free; None if it does."""
     if policy.device.type != "cuda":
         return "the default without a GPU"
-    if config.model.attention == "eager":
-        return "the default with model.attention eager, whose memory grows with the square of a sequence"
+    if config.model.attention in ("eager", "sdpa"):
+        return f"the default with model.attention {config.model.attention}: its memory grows with the square of tokens"
     if has_images:
         return "the default with images, whose size decides what the vision tower takes"
     return None
 
 
-def _most(contract: Contract, policy: Policy) -> int:
-    """Largest number of tokens of use: what a rank trains on in a step, if all completions are as long as may be."""
+def most_tokens(contract: Contract, model_config: Any) -> int:
+    """Return the largest size of use: what a rank trains on in a step, if all completions are as long as may be.
+
+    Args:
+        contract: the job.
+        model_config: transformers' configuration of the model.
+    """
     training = contract.config.training
     sequences = -(-training.prompts_per_step * training.num_generations // contract.world_size)
     sequences = min(sequences, training.per_device_train_batch_size or sequences)
-    context: Any = getattr(policy.module.config.get_text_config(), "max_position_embeddings", None)
+    context: Any = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     return min(MOST, sequences * (contract.config.generation.max_model_len or context or MOST))
 
 
-def _length(config: TrainerConfig) -> int:
-    """Tokens of a sequence on which memory is measured."""
-    length = config.training.max_completion_length + 1
-    return min(length, config.generation.max_model_len or length)
+def sequence_tokens(config: TrainerConfig, most: int) -> int:
+    """Return the tokens of a sequence on which memory is measured: `most` are in `perDeviceTrainBatchSize` of them."""
+    training = config.training
+    length = min(training.max_completion_length + 1, config.generation.max_model_len or MOST)
+    return max(length, -(-most // (training.per_device_train_batch_size or most)))
 
 
 def _with_tokens(contract: Contract, tokens: int) -> Contract:
