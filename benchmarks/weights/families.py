@@ -3,15 +3,16 @@
     python -m benchmarks.weights.families --device cuda --at-once 12 --output families.jsonl
     python -m benchmarks.weights.families --device cpu --family llama --output families.jsonl
 
-Models are those of tests/support/families.py, with random weights: bfloat16 on a GPU, float32 on a CPU. A line says by
-how much log-probabilities of vLLM and the trainer differ after each push (mean over 256 tokens, in nats), how many
-pushes that were left out on purpose were noticed (of 2), or the error that ended it. Modes: `all`, full weights under
-ZeRO-2; `adapters`, LoRA under ZeRO-2; `zero3`, full weights under ZeRO-3. tests/trainer/programs/family_pushes.py does
-the work, in a process of its own for each line.
+Models are those of tests/support/families.py, with random weights: bfloat16 on a GPU and with a gated delta net, else
+float32. A line says by how much log-probabilities of vLLM and the trainer differ after each push (mean over 256 tokens,
+in nats), and by how much before each of the two pushes of changed weights; or the error that ended it. Modes: `all`,
+full weights under ZeRO-2; `adapters`, LoRA under ZeRO-2; `zero3`, full weights under ZeRO-3.
+tests/trainer/programs/family_pushes.py does the work, in a process of its own for each line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -35,6 +36,7 @@ MODES = ("all", "adapters", "zero3")
 # Kernels of a GPU want heads of 64 and more.
 SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
 EXPERTS = {"moe_intermediate_size": 256}
+DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
@@ -42,7 +44,10 @@ ON_A_GPU = {
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
     "glm4_moe": EXPERTS,
-    "qwen3_next": EXPERTS,
+    "qwen3_next": EXPERTS | DELTA,
+    "qwen3_5": DELTA,
+    "qwen3_5_moe": EXPERTS | DELTA,
+    "qwen3_5_text": DELTA,
     "glm4_moe_lite": EXPERTS | LATENT,
     "deepseek_v3": EXPERTS | LATENT,
     "deepseek_v32": EXPERTS | LATENT,
@@ -50,6 +55,7 @@ ON_A_GPU = {
     "granitemoehybrid": MAMBA,
     "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
 }
+GATED_DELTA_NET = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 PUSHED = re.compile(r"after the push of version \d, log-probabilities differ by (\S+) at most")
 NOT_PUSHED = re.compile(r"not pushed: log-probabilities differ by (\S+)")
 ERROR = re.compile(r"^(?:\[rank0\]: )?(?:\w+\.)*(\w+(?:Error|Exception): .*)$", re.MULTILINE)
@@ -77,9 +83,10 @@ def main(
             # Longer than the program's sequences: vLLM's windows of cohere2 hold one token more than transformers'.
             fields |= {"sliding_window": 512} if family == "cohere2" else {}
             ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            # vLLM's kernels of the gated delta net on CPUs take no other type than bfloat16.
+            dtype = torch.bfloat16 if device == "cuda" or family in GATED_DELTA_NET else torch.float32
             try:
-                make_model(family, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
+                make_model(family, whole=True, **fields, **ids).to(dtype).save_pretrained(Path(scratch) / family)
             except Exception as error:  # of this family alone; its lines say that there is no model
                 print(f"no model of {family}: {error}", flush=True)
             tokenizer.save_pretrained(Path(scratch) / family)
@@ -96,7 +103,10 @@ def main(
 
 def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
     trains, stage = "adapters" if mode == "adapters" else "all", "3" if mode == "zero3" else "2"
-    result, output = run_alone(["family_pushes.py", str(model), trains, device, stage], model.parent, timeout)
+    # FlashInfer would compile its kernels of the gated delta net for minutes.
+    kernels = {"gdn_prefill_backend": "triton"} if device == "cuda" and model.name in GATED_DELTA_NET else {}
+    command = ["family_pushes.py", str(model), trains, device, stage, json.dumps(kernels)]
+    result, output = run_alone(command, model.parent, timeout)
     for name, pattern in (("pushed", PUSHED), ("not_pushed", NOT_PUSHED)):
         result[name] = [float(difference) for difference in pattern.findall(output)]
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 SIZES = {
     "hidden_size": 128,
@@ -69,14 +69,16 @@ _SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 32} | _EXPERTS
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 64,  # vLLM's kernels take no less
+    "linear_value_head_dim": 64,
     "layer_types": ["linear_attention", "full_attention"],
 }
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
 
 STATEFUL: dict[str, dict[str, Any]] = {
     "qwen3_next": _LINEAR | _SHARED,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_moe": _LINEAR | _SHARED,
     "qwen3_5_text": _LINEAR,
     "lfm2": {"block_dim": 128, "conv_dim": 128, "layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": _MAMBA | _FEW | {"layer_types": ["mamba", "attention"], "logits_scaling": 4.0},
@@ -93,12 +95,25 @@ MASKED: dict[str, dict[str, Any]] = {
 """Families of which only the mask tells what is attended to: also one sequence alone, and eager attention."""
 
 
-def make_model(family: str, **fields: Any) -> Any:
-    """Return a model in float32, with the same weights at each call."""
+PARTS = ("qwen3_5", "qwen3_5_moe")
+"""Families whose checkpoints are of vision-language models, of which the text part is trained."""
+
+_TOWER = {"depth": 1, "num_heads": 2, "hidden_size": 64, "intermediate_size": 64, "num_position_embeddings": 64}
+
+
+def make_config(family: str, **fields: Any) -> Any:
+    """Return the configuration of a family's model; `fields` replace those of the text."""
+    text = SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields
+    if family in PARTS:
+        return AutoConfig.for_model(family, text_config=text, vision_config=_TOWER)
+    return AutoConfig.for_model(family, **text)
+
+
+def make_model(family: str, *, whole: bool = False, **fields: Any) -> Any:
+    """Return a model in float32, with the same weights at each call; `whole`: as checkpoints have it, not the text."""
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields), dtype=torch.float32
-    )
+    kind = AutoModelForImageTextToText if whole and family in PARTS else AutoModelForCausalLM
+    model: Any = kind.from_config(make_config(family, **fields), dtype=torch.float32)
     with torch.no_grad():  # from_config leaves some at 0, such as biases: a wrong one would not show
         for tensor in [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]:
             if not tensor.any():

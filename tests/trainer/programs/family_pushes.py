@@ -1,11 +1,13 @@
-"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE.
+"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE ARGUMENTS.
 
-TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO. Fails when log-probabilities of engine and
-trainer differ beyond a job's bound, or by more than a third of what they differ by before a push of changed weights.
+TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO; ARGUMENTS are vLLM's, as JSON. Fails when
+log-probabilities of engine and trainer differ beyond a job's bound, or by more than a third of what they differ by
+before a push of changed weights.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
+import json
 import logging
 import os
 import sys
@@ -13,12 +15,12 @@ import sys
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 
-model, trains, device, stage = sys.argv[1], sys.argv[2], Device(sys.argv[3]), int(sys.argv[4])
+model, trains, device, stage, arguments = sys.argv[1], sys.argv[2], Device(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 environment.prepare(device, os.environ)
 
 import deepspeed
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.policy.policy import Policy
@@ -29,7 +31,7 @@ from grpo_workload.training.weight_check import WeightCheck
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 config = TrainerConfig.model_validate(
     {
-        "model": {"path": model, "dtype": "bfloat16" if device == Device.CUDA else "float32"},
+        "model": {"path": model, "dtype": str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch.")},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
         "training": {"perDeviceTrainBatchSize": 1},  # for families with a state, too
@@ -38,7 +40,7 @@ config = TrainerConfig.model_validate(
         "generation": {
             "maxModelLen": 256,
             "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
-            "engineArgs": {"enforce_eager": True},
+            "engineArgs": {"enforce_eager": True, **json.loads(arguments)},
         },
     }
 )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_workload.generation.reload import name_loaders, spare, written_past
+from grpo_workload.spec.inputs import VISION_FAMILIES
 from grpo_workload.weights.differ import MARK, WeightsDifferError
 
 NAMED = 8  # number of layers that an error names
@@ -82,8 +83,12 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
         for name, _ in layer.named_parameters(path, recurse=False):
             if loaded is not None and name not in loaded:
                 yield name
+    # The trainer has no weights for the tower of a model whose text part it trains; an engine may have built it.
+    towers = () if model.config.model_type in VISION_FAMILIES else getattr(model, "_tower_model_names", ())
     is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     for path, layer in model.named_modules():
+        if path.partition(".")[0] in towers:
+            continue
         parameters = {name: one for name, one in layer._parameters.items() if one is not None}
         for name in parameters.keys() & skipped:  # vLLM does not count what is loaded into these
             uncounted.setdefault(id(parameters[name]), []).append(f"{path}.{name}")

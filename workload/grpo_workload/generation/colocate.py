@@ -25,6 +25,7 @@ from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.own_engine import build_engine, load_weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
+from grpo_workload.pod.model_split import takes_text_alone
 from grpo_workload.pod.vllm_command import check_engine_args
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.trainer import TrainerConfig
@@ -83,6 +84,7 @@ class ColocateGenerator:
             "gpu_memory_utilization": generation.gpu_share,
             "kv_cache_memory_bytes": generation.kv_cache_bytes,
             "max_model_len": generation.max_model_len,
+            "language_model_only": takes_text_alone(config.model),
         }
         if training.max_staleness and device == Device.CPU:
             # With so many requests, vLLM would prefill some prompts in parts. After a part it rewinds the request's

@@ -1,4 +1,4 @@
-"""Checks, before vLLM starts, that a model's layers can be split over the GPUs of an engine. Torch-free."""
+"""What a model's config.json says about its engines, before vLLM starts: how many GPUs, which part. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
+from grpo_workload.spec.inputs import VISION_FAMILIES, ModelConfig
 
 _VOCABULARY_BLOCK = 64  # vLLM pads a vocabulary to a multiple of it (`VocabParallelEmbedding`)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -59,6 +59,12 @@ def _indivisible(size: int, model: Mapping[str, Any]) -> list[str]:
     if isinstance(words, int) and -words // _VOCABULARY_BLOCK * _VOCABULARY_BLOCK % size:
         found.append(f"vocabulary of {words} tokens")
     return found
+
+
+def takes_text_alone(model: ModelConfig) -> bool:
+    """Whether engines leave out a vision tower: no prompts have images, and a push has no weights for the tower."""
+    config = read_model_config(model)
+    return "vision_config" in config and config.get("model_type") not in VISION_FAMILIES
 
 
 def read_model_config(model: ModelConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pydantic import JsonValue
 
 from grpo_workload.pod.empty_adapter import empty_adapter_folder
-from grpo_workload.pod.model_split import check_split, read_model_config
+from grpo_workload.pod.model_split import check_split, read_model_config, takes_text_alone
 from grpo_workload.spec.contract import RANK_ENV, Contract, Device, Engine
 from grpo_workload.spec.errors import ConfigError
 
@@ -110,6 +110,7 @@ def engine_command(
         "gpu_memory_utilization": generation.gpu_share if contract.device == Device.CUDA else None,
         "weight_transfer_config": {"backend": TRANSFER_BACKENDS[contract.device]},
         "enable_return_routed_experts": config.training.router_replay or None,
+        "language_model_only": takes_text_alone(model) or None,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the loss needs them
         "uvicorn_log_level": "warning",  # every rank polls the health of every engine
     }

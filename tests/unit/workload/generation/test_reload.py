@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GptOssConfig
+from transformers import AutoConfig, GptOssConfig
 from vllm.model_executor.model_loader import reload
 
 from grpo_workload.generation.audit import audited
@@ -57,7 +58,7 @@ class Model(nn.Module):
         return loaded
 
 
-def push(model: Model, **weights: Tensor) -> None:
+def push(model: Any, **weights: Tensor) -> None:
     """Load weights as a vLLM worker does; names have `_` in place of the dot."""
     with audited(model, is_initial=False, is_quantized=False):
         reload.initialize_layerwise_reload(model)
@@ -92,3 +93,26 @@ def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model:
     model.attn.sinks = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     with pytest.raises(NotImplementedError, match=r"^attn\.sinks is not kept as checkpoints have it$"):
         push(model, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
+
+
+class WithTower(nn.Module):
+    """A vision-language model as vLLM marks it, but for its loading."""
+
+    _tower_model_names = ("visual",)
+
+    def __init__(self, family: str) -> None:
+        super().__init__()
+        self.config = AutoConfig.for_model(family)
+        self.visual, self.text = Norm(), Norm()
+
+    load_weights = Model.load_weights
+
+
+@pytest.mark.parametrize(("family", "is_missed"), [("qwen3_5", False), ("qwen3_vl", True)])
+def test_a_tower_that_is_not_trained_needs_no_weights(family: str, is_missed: bool) -> None:
+    model = WithTower(family)
+    reload.record_metadata_for_reloading(model)
+    with pytest.raises(WeightsDifferError, match="for visual ") if is_missed else nullcontext():
+        push(model, text_weight=torch.ones(4))
+    with pytest.raises(WeightsDifferError, match="for text " if not is_missed else "for text .*, visual "):
+        push(model)

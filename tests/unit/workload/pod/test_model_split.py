@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.pod.model_split import check_split, read_model_config, split_sizes
+from grpo_workload.pod.model_split import check_split, read_model_config, split_sizes, takes_text_alone
 from grpo_workload.spec.inputs import ModelConfig
 
 
@@ -77,3 +78,16 @@ def test_the_models_configuration_is_read_from_its_folder(tmp_path: Path, monkey
     assert read_model_config(ModelConfig(name="org/no-such-model-anywhere")) == {}
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
     assert read_model_config(ModelConfig(path=str(tmp_path))) == {"num_attention_heads": 9}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "qwen3_5", "vision_config": {}}, True),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_engines_leave_out_a_tower_that_is_not_trained(config: dict[str, Any], expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert takes_text_alone(ModelConfig(path=str(tmp_path))) is expected

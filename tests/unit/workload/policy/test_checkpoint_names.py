@@ -21,6 +21,7 @@ CONVERTED = {
     "glm4_moe_lite",
     "minimax_m2",
     "qwen3_next",
+    "qwen3_5_moe",
     "nemotron_h",
     "deepseek_v32",
 }
@@ -75,3 +76,12 @@ def test_a_model_made_from_a_checkpoint_is_exported_as_it_was_read(tmp_path: Pat
     exported = dict(Export(full(model), is_partitioned=False, group=CheckpointNames(model).group))
     saved = load_file(tmp_path / "model.safetensors")
     assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in saved.items()}
+
+
+def test_the_text_part_of_a_checkpoint_keeps_the_names_that_it_has_there(tmp_path: Path) -> None:
+    make_model("qwen3_5", whole=True).save_pretrained(tmp_path)
+    text = type(make_model("qwen3_5")).from_pretrained(tmp_path)
+    exported = dict(Export(full(text), is_partitioned=False, group=CheckpointNames(text).group))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert exported.keys() == {name for name in saved if not name.startswith("model.visual.")} < saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in exported.items())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
 
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.load import empty_model, load_model
@@ -19,7 +19,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full
-from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
+from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_config, make_model
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import FAMILIES as VISION
 from support.trainer.tiny_vision import make_tiny_vision
@@ -53,10 +53,6 @@ def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
     return {(spec.name, spec.shape) for group in CheckpointNames(model).group(full(model)) for spec in group.specs}
 
 
-def config_of(family: str, **fields: Any) -> Any:
-    return AutoConfig.for_model(family, **SIZES | (FAMILIES | STATEFUL | MASKED)[family] | fields)
-
-
 def settings_of(family: str) -> dict[str, Any]:
     size = 1 if family in STATEFUL | MASKED else None
     return {
@@ -68,13 +64,13 @@ def settings_of(family: str) -> dict[str, Any]:
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
 def test_families_work_without_their_weights(family: str, lora: dict[str, Any], tmp_path: Path) -> None:
-    check(tmp_path, config_of(family), **settings_of(family), **lora)
+    check(tmp_path, make_config(family), **settings_of(family), **lora)
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
 def test_routers_are_found_before_anything_starts(lora: dict[str, Any], tmp_path: Path) -> None:
     replay = {"training": {"routerReplay": True}}
-    check(tmp_path, config_of("qwen3_moe"), **replay, **lora)
+    check(tmp_path, make_config("qwen3_moe"), **replay, **lora)
     with pytest.raises(ConfigError, match=r"training.routerReplay: LlamaForCausalLM is no mixture of experts"):
         check(tmp_path, LLAMA, **replay, **lora)
 
@@ -106,11 +102,15 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
             {},
             "model.attention: .* does not have varlen; use eager",
         ),
-        (config_of("falcon_h1"), {}, "model: falcon_h1 has layers of the types .* training.perDeviceTrainBatchSize 1"),
+        (
+            make_config("falcon_h1"),
+            {},
+            "model: falcon_h1 has layers of the types .* training.perDeviceTrainBatchSize 1",
+        ),
         (LLAMA, {"model": {"freezeVisionTower": True}}, "model.freezeVisionTower: llama has no vision tower"),
         (LLAMA, {"lora": {"targetModules": ["x_proj"]}}, "lora.targetModules: the model has no module x_proj; it has"),
         (
-            config_of("qwen3_moe"),
+            make_config("qwen3_moe"),
             {"lora": {"push": "adapters"}, "generation": {"topology": "Server"}},
             "lora.push: adapters cannot send those of parameters, such as down_proj of experts",
         ),
@@ -130,7 +130,7 @@ def test_what_cannot_be_trained_is_refused(
 
 
 def test_what_vllm_cannot_take_works_without_vllm(tmp_path: Path) -> None:
-    check(tmp_path, config_of("gpt_oss"), generation={"engine": "Transformers", "tensorParallel": 64})
+    check(tmp_path, make_config("gpt_oss"), generation={"engine": "Transformers", "tensorParallel": 64})
 
 
 def test_saved_adapters_must_be_of_the_model(tmp_path: Path) -> None:
@@ -178,14 +178,14 @@ def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
 
 
 def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None:
-    config_of("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16).save_pretrained(tmp_path)
+    make_config("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16).save_pretrained(tmp_path)
     without_vllm = {"engine": "Transformers"}
     plain = found_in(make_contract(tmp_path, lora={}, generation=without_vllm))
     found = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
     assert found["lora"].text == plain["lora"].text + "; 100% of the model's own in 4 bits"
     assert "holds 1.5 GiB of weights" in plain["memory"].text
     assert "holds 0.4 GiB of weights" in found["memory"].text
-    config_of("granitemoe").save_pretrained(tmp_path)
+    make_config("granitemoe").save_pretrained(tmp_path)
     experts = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
     assert "; 23% of the model's own in 4 bits" in experts["lora"].text
 
@@ -206,12 +206,12 @@ def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) 
 
 
 def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(config_of("olmo2")).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(make_config("olmo2")).save_pretrained(tmp_path)
     assert found_in(make_contract(tmp_path))["engine"].text.endswith("runs transformers' Olmo2ForCausalLM")
 
 
 def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path: Path) -> None:
-    config_of("llama4_text").save_pretrained(tmp_path)
+    make_config("llama4_text").save_pretrained(tmp_path)
     needed = "model.attention eager, one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
     without_vllm = {"engine": "Transformers"}  # vLLM would import its class, which takes seconds
     found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
