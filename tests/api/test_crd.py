@@ -9,6 +9,33 @@ pytestmark = pytest.mark.api
 GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 
 
+UNREAD = [
+    ({"model": {"path": "/m", "name": None, "revision": "v1"}}, "revision needs name"),
+    ({"dataset": {"path": "/d", "config": "main"}}, "config needs name"),
+    ({"dataset": GYM["dataset"] | {"split": "test"}}, "split needs name or path"),
+    (
+        {"rewards": [{"name": "r", "format": {"tags": ["a"]}, "memoryLimit": "1Gi"}]},
+        "memoryLimit needs function, factory or accuracy",
+    ),
+    (
+        {"rewards": [{"name": "r", "softOverlong": {"maxLength": 1024, "cacheLength": 256}}]},
+        "maxLength less cacheLength must be less than training.maxCompletionLength",
+    ),
+    ({"storage": {"export": {"everySteps": 5, "lora": "adapters"}}}, "storage.export.lora adapters needs lora"),
+    ({"network": {"rdmaCount": 4}}, "rdmaCount needs rdmaResource"),
+    (
+        {"generation": {"engine": "Transformers", "engineArgs": {"enforce_eager": True}}},
+        "engine Transformers has none of vLLM's settings",
+    ),
+    ({"generation": {"maxModelLen": 256}}, "maxModelLen must be more than training.maxCompletionLength"),
+    *(
+        ({"evaluation": GYM | {"metricForBestModel": metric}}, "must be a metric of evaluations")
+        for metric in ("reward", "eval/rewards/acuracy/mean")
+    ),
+]
+"""Settings that nothing would read, or that could not have the effect that they are set for."""
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -126,6 +153,10 @@ GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps
             "spec.storage.export.uploadTo in body should match",
         ),
         ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
+        ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
+        ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
+        ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
+        *UNREAD,
     ],
 )
 def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:

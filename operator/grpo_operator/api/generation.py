@@ -175,6 +175,16 @@ class GenerationSpec(GenerationConfig):
             lambda g: g.engine == "vLLM" or (g.topology is Topology.COLOCATE and g.tensor_parallel == 1),
         ),
         Rule(
+            "self.engine == 'vLLM' || !(has(self.kvCacheMemory) || has(self.gpuMemoryUtilization) || "
+            "has(self.engineArgs) || has(self.colocate))",
+            "engine Transformers has none of vLLM's settings: remove kvCacheMemory, gpuMemoryUtilization, engineArgs "
+            "and colocate, or use vLLM",
+            lambda g: (
+                g.engine == "vLLM"
+                or not (g.kv_cache_memory or g.gpu_memory_utilization or g.engine_args or g.colocate is not None)
+            ),
+        ),
+        Rule(
             "!has(self.server) || self.server.groups.all(g, "
             "has(g.tensorParallel) || g.gpus % self.tensorParallel == 0)",
             "tensorParallel must divide gpus of every group of server.groups that does not set its own: "

@@ -8,14 +8,14 @@ from pydantic import Field
 
 from grpo_operator.api.pod_template import PodGroup, list_map
 from grpo_workload.spec.contract import Device
-from grpo_workload.spec.schema import ObjectName, Rule, Section
+from grpo_workload.spec.schema import LabelKey, ObjectName, ResourceName, Rule, Section
 
 
 class DeviceConfig(Section):
     """Device that the ranks compute on."""
 
     type: Device = Field(Device.CUDA, description="cuda for GPUs; cpu for trials without GPUs.")
-    resource_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    resource_name: ResourceName | None = Field(
         None,
         description="Extended resource that stands for a GPU; each pod requests `gpus` of it. Default: nvidia.com/gpu "
         "for cuda, none for cpu.",
@@ -70,7 +70,7 @@ class SchedulingSpec(Section):
         "1.37 with gang scheduling switched on (docs/gpus-and-networks.md). Default: pods get nodes one by one, and "
         "give them back after timeoutSeconds.",
     )
-    topology_key: Annotated[str, Field(min_length=1, max_length=317)] | None = Field(
+    topology_key: LabelKey | None = Field(
         None,
         description="Label of nodes whose value says which of them are near each other, for example "
         "topology.kubernetes.io/zone, or your label for racks or NVLink domains: the job's pods look for nodes of one "
@@ -86,6 +86,14 @@ class SchedulingSpec(Section):
 class NetworkSpec(Section):
     """Network between nodes."""
 
+    RULES = (
+        Rule(
+            "self.rdmaCount == 1 || has(self.rdmaResource)",
+            "rdmaCount needs rdmaResource, of which it is the number",
+            lambda n: n.rdma_count == 1 or n.rdma_resource is not None,
+        ),
+    )
+
     fabric: Literal["Ethernet", "InfiniBand", "RoCE", "EFA"] | None = Field(
         None, description="Network that NCCL uses: sets its environment variables. Default: NCCL detects the network."
     )
@@ -93,7 +101,7 @@ class NetworkSpec(Section):
         None,
         description="Network interface for sockets of NCCL and gloo, for example eth0, or NCCL's list of prefixes.",
     )
-    rdma_resource: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    rdma_resource: ResourceName | None = Field(
         None,
         description="Extended resource of the RDMA device plugin, for example rdma/hca or vpc.amazonaws.com/efa. "
         "Default: no RDMA device.",

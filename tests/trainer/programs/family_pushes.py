@@ -34,7 +34,7 @@ config = TrainerConfig.model_validate(
         "model": {"path": model, "dtype": str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch.")},
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"perDeviceTrainBatchSize": 1},  # for families with a state, too
+        "training": {"perDeviceTrainBatchSize": 1, "maxCompletionLength": 8},  # for families with a state, too
         "parallelism": {"zeroStage": stage},
         **({"lora": {"r": 8}} if trains == "adapters" else {}),
         "generation": {

@@ -15,7 +15,14 @@ VISION_FAMILIES = ("internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 class ModelConfig(Section):
     """The policy to train."""
 
-    RULES = (one_of("name", "path"),)
+    RULES = (
+        one_of("name", "path"),
+        Rule(
+            "!has(self.revision) || has(self.name)",
+            "revision needs name: a folder has one state",
+            lambda m: m.revision is None or m.name is not None,
+        ),
+    )
 
     name: Text | None = Field(
         None, description="Model on the Hugging Face hub, for example Qwen/Qwen2.5-1.5B-Instruct."
@@ -87,6 +94,16 @@ class DatasetConfig(Section):
             "!has(self.promptTemplate) || self.promptTemplate.contains('{prompt}')",
             'promptTemplate must contain {prompt}, for example "{prompt} Give only the answer."',
             lambda d: d.prompt_template is None or "{prompt}" in d.prompt_template,
+        ),
+        Rule(
+            "!has(self.config) || has(self.name)",
+            "config needs name, of which it is a configuration",
+            lambda d: d.config is None or d.name is not None,
+        ),
+        Rule(
+            "!has(self.reasoningGym) || self.split == 'train'",
+            "split needs name or path: reasoningGym generates its problems",
+            lambda d: d.reasoning_gym is None or d.split == "train",
         ),
     )
 

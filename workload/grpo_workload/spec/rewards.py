@@ -162,6 +162,11 @@ class RewardConfig(Section):
             "params needs function or factory",
             lambda r: not r.params or r.code is not None,
         ),
+        Rule(
+            "self.memoryLimit == '8Gi' || has(self.accuracy) || has(self.__function__) || has(self.factory)",
+            "memoryLimit needs function, factory or accuracy: other rewards have no process of their own",
+            lambda r: r.memory_limit == "8Gi" or r.accuracy is not None or r.code is not None,
+        ),
     )
 
     name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")

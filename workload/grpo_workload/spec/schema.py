@@ -15,12 +15,17 @@ from pydantic_core import CoreSchema
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-Size = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")]
+Size = Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)?$")]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
 """Name of an object that exists in the cluster: most kinds allow dots."""
+
+_QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_QUALIFIED}")]
+ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=rf"^{_LABEL}(\.{_LABEL})*/{_QUALIFIED}")]
+"""Name of an extended resource, which has a domain: nvidia.com/gpu."""
 
 
 WITHOUT_RULES = {"rules": False}

@@ -6,6 +6,7 @@ rank. So each field has one name, one default and one description. Torch-free: t
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -79,6 +80,15 @@ _SAME_ROWS = "self.evaluation.dataset.split == self.dataset.split && " + " && ".
     f"(!has(self.dataset.{name}) || self.evaluation.dataset.{name} == self.dataset.{name})"
     for name in ("name", "config", "path")
 )
+
+
+_ACTS = (
+    "{}.all(r, !has(r.softOverlong) || "
+    "r.softOverlong.maxLength < self.training.maxCompletionLength + r.softOverlong.cacheLength)"
+)
+_METRIC = "self.evaluation.metricForBestModel"
+_OF_A_REWARD = f"{{}}.exists(r, {_METRIC}.startsWith('eval/rewards/' + r.name + '/'))"
+_OWN_REWARDS = "has(self.evaluation.rewards) && size(self.evaluation.rewards) > 0"
 
 
 _UNCUT = "self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'"
@@ -171,6 +181,36 @@ class TrainerConfig(Section):
             "would work",
             lambda c: c.evaluation is None or c.dataset.rows is None or c.evaluation.dataset.rows != c.dataset.rows,
         ),
+        Rule(
+            f"!has(self.evaluation) || ({_METRIC}.startsWith('eval/') && "
+            f"(!{_METRIC}.startsWith('eval/rewards/') || ({_OWN_REWARDS} ? "
+            f"{_OF_A_REWARD.format('self.evaluation.rewards')} : {_OF_A_REWARD.format('self.rewards')})))",
+            "evaluation.metricForBestModel must be a metric of evaluations, for example eval/reward, or "
+            "eval/rewards/<name>/mean of one of their rewards",
+            lambda c: c.evaluation is None or c.has_metric(c.evaluation.metric_for_best_model),
+        ),
+        Rule(
+            "!has(self.generation.maxModelLen) || self.generation.maxModelLen > self.training.maxCompletionLength",
+            "generation.maxModelLen must be more than training.maxCompletionLength: it is the length of a prompt and "
+            "its completion together",
+            lambda c: (c.generation.max_model_len or math.inf) > c.training.max_completion_length,
+        ),
+        Rule(
+            f"{_ACTS.format('self.rewards')} && (!has(self.evaluation) || !has(self.evaluation.rewards) || "
+            f"{_ACTS.format('self.evaluation.rewards')})",
+            "rewards[].softOverlong is 0 for all completions: maxLength less cacheLength must be less than "
+            "training.maxCompletionLength",
+            lambda c: all(
+                r.soft_overlong is None
+                or r.soft_overlong.max_length < c.training.max_completion_length + r.soft_overlong.cache_length
+                for r in (*c.rewards, *c.evaluation_rewards)
+            ),
+        ),
+        Rule(
+            "has(self.lora) || !has(self.storage.export) || self.storage.export.lora == 'merged'",
+            "storage.export.lora adapters needs lora: a job without it has no adapters",
+            lambda c: c.lora is not None or c.storage.export is None or c.storage.export.lora == "merged",
+        ),
     )
 
     model: ModelConfig = Field(description="The policy to train.")
@@ -200,6 +240,12 @@ class TrainerConfig(Section):
     def evaluation_rewards(self) -> tuple[RewardConfig, ...]:
         """The reward functions of evaluations: those of the job unless the section has its own."""
         return (self.evaluation and self.evaluation.rewards) or self.rewards
+
+    def has_metric(self, name: str) -> bool:
+        """Return whether evaluations may have a metric of this name: one of a reward names one of their rewards."""
+        prefix = "eval/rewards/"
+        of_rewards = tuple(f"{prefix}{reward.name}/" for reward in self.evaluation_rewards)
+        return name.startswith("eval/") and (not name.startswith(prefix) or name.startswith(of_rewards))
 
     @property
     def samples_uncut(self) -> bool:
