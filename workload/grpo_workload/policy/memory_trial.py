@@ -89,7 +89,7 @@ def choose_tokens(policy: Policy, memory: Memory, *, most: int, length: int, hal
             if not tokens:
                 yield filler()
                 continue
-            yield _packed(policy, tokens, length)
+            yield random_batch(policy, tokens, length)
             passes.append(Pass(tokens, max(gather(memory.peak()))))
 
     policy.rehearse(batches(), 1 + NUM_PASSES)
@@ -99,7 +99,7 @@ def choose_tokens(policy: Policy, memory: Memory, *, most: int, length: int, hal
     return choice
 
 
-def _packed(policy: Policy, tokens: int, length: int) -> MicroBatch:
+def random_batch(policy: Policy, tokens: int, length: int) -> MicroBatch:
     """Make a micro-batch of random sequences of `length` tokens, whose first is the prompt."""
     vocabulary = policy.module.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (max(2, tokens),), generator=torch.Generator().manual_seed(0)).tolist()
