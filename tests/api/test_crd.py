@@ -22,6 +22,10 @@ UNREAD = [
         "maxLength less cacheLength must be less than training.maxCompletionLength",
     ),
     ({"storage": {"export": {"everySteps": 5, "lora": "adapters"}}}, "storage.export.lora adapters needs lora"),
+    (
+        {"failurePolicy": {"rules": [{"name": "r", "reasons": ["NodeLost", "OOMkilled"], "action": "RestartFree"}]}},
+        "reasons must be written as in status.lastFailure.reason",
+    ),
     ({"network": {"rdmaCount": 4}}, "rdmaCount needs rdmaResource"),
     (
         {"generation": {"engine": "Transformers", "engineArgs": {"enforce_eager": True}}},

@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.pod_template import list_map
+from grpo_workload.spec.reasons import OF_FAILURES
 from grpo_workload.spec.schema import Name, Rule, Section
 
 Reasons = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)]
+_LOWER = [reason.lower() for reason in OF_FAILURES]
 ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=64)]
 
 
@@ -25,6 +27,13 @@ class FailureRule(Section):
             "a rule must name a role, exitCodes or reasons; onTrainerFailure and onGenerationFailure set what happens "
             "after all other failures",
             lambda r: r.role is not None or r.exit_codes is not None or r.reasons is not None,
+        ),
+        Rule(
+            f"!has(self.reasons) || self.reasons.all(r, r in {list(map(str, OF_FAILURES))} || "
+            f"!(r.lowerAscii() in {_LOWER}))",
+            "reasons must be written as in status.lastFailure.reason, for example OOMKilled: another spelling matches "
+            "no failure",
+            lambda r: all(one in OF_FAILURES or one.lower() not in _LOWER for one in r.reasons or ()),
         ),
     )
 

@@ -53,6 +53,10 @@ _TOO_MANY = (
     "join some, or remove the label"
 )
 
+_NOTHING_TO_RESUME = (
+    "spec.storage.resumeFrom: pods have no storage that could hold that run; set storage.claimName to its claim"
+)
+
 
 def find_fault(job: Job, allowed: Allowed) -> str | None:
     """Return why this job may not run, naming the field and what would work, or None."""
@@ -61,6 +65,8 @@ def find_fault(job: Job, allowed: Allowed) -> str | None:
         return _QUEUE
     if job.queue is not None and len(groups) > MAX_POD_SETS:
         return _TOO_MANY
+    if job.spec.storage.resume_from is not None and job.spec.storage.claim_name is None:
+        return _NOTHING_TO_RESUME
     return names.name_fault(job.name, groups) or next(_forbidden(job.spec, allowed), None)
 
 

@@ -24,7 +24,7 @@ from grpo_operator.metrics.jobs import PHASES, WatchedJob
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.run_report import RunReport
 from grpo_workload.rewards import sandbox
-from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reasons import OF_FAILURES, Reason
 from support.documents import PAGES, blocks
 from support.paths import ROOT
 from support.trainer.places import place, rank_step
@@ -43,6 +43,13 @@ SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 def test_every_reason_has_a_row() -> None:
     explained = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "failures.md").read_text(), re.MULTILINE))
     assert {str(reason) for reason in Reason} - explained == set()
+
+
+def test_the_page_has_the_reasons_that_a_rule_can_name() -> None:
+    section = (DOCS / "failures.md").read_text().partition("\n## Reasons of failures\n")[2].partition("\n## ")[0]
+    rows = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    of_containers_that_never_ran = {"ContainerCannotRun", "ContainerStatusUnknown", "StartError"}
+    assert rows == set(OF_FAILURES) - of_containers_that_never_ran
 
 
 def test_every_phase_is_drawn_and_has_a_row() -> None:

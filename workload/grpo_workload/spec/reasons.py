@@ -86,3 +86,15 @@ class Reason(StrEnum):
     PASS_FAILED = "PassFailed"
     RECOVERED = "Recovered"
     RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"
+
+
+_ALL = list(Reason)
+OF_FAILURES: tuple[str, ...] = (
+    *_ALL[_ALL.index(Reason.STOPPED) : _ALL.index(Reason.PEERS_MISSING) + 1],
+    *_ALL[_ALL.index(Reason.OUTCOME_MISSING) : _ALL.index(Reason.STARTUP_DEADLINE_EXCEEDED) + 1],
+    "OOMKilled",
+    "StartError",
+    "ContainerCannotRun",
+    "ContainerStatusUnknown",
+)
+"""Reasons that `status.lastFailure` can have, of launchers, the operator and kubelets; these may give others."""
