@@ -76,6 +76,8 @@ def _why_fixed(config: TrainerConfig, policy: Policy, *, has_images: bool) -> st
     """Why the size does not depend on the memory that is free; None if it does."""
     if policy.device.type != "cuda":
         return "the default without a GPU"
+    if config.training.per_device_train_batch_size == 1:
+        return "the default with training.perDeviceTrainBatchSize 1, where each holds one sequence, however long"
     if config.model.attention in ("eager", "sdpa"):
         return f"the default with model.attention {config.model.attention}: its memory grows with the square of tokens"
     if has_images:
@@ -100,8 +102,7 @@ def most_tokens(contract: Contract, model_config: Any) -> int:
 def sequence_tokens(config: TrainerConfig, most: int) -> int:
     """Return the tokens of a sequence on which memory is measured: `most` are in `perDeviceTrainBatchSize` of them."""
     training = config.training
-    length = min(training.max_completion_length + 1, config.generation.max_model_len or MOST)
-    return max(length, -(-most // (training.per_device_train_batch_size or most)))
+    return max(training.max_completion_length + 1, -(-most // (training.per_device_train_batch_size or most)))
 
 
 def _with_tokens(contract: Contract, tokens: int) -> Contract:

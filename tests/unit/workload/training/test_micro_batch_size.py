@@ -58,14 +58,36 @@ def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halv
 
 
 @pytest.mark.parametrize(
+    ("training", "config", "why"),
+    [
+        ({"perDeviceTrainBatchSize": 1}, {}, "one sequence, however long"),
+        ({}, {"model": {"name": "org/model", "attention": "sdpa"}}, "model.attention sdpa"),
+        ({}, {"model": {"name": "org/model", "attention": "eager"}}, "model.attention eager"),
+        ({}, {}, "with images"),
+    ],
+)
+def test_on_a_gpu_nothing_is_measured_where_it_would_not_tell(training, config, why, tmp_path, caplog):
+    caplog.set_level("INFO")
+    settled = settle_micro_batches(
+        make_contract(training, **config),
+        SimpleNamespace(device=torch.device("cuda", 0)),
+        None,
+        rank=0,
+        weight_version=0,
+        has_images=True,
+        state_dir=tmp_path,
+    )
+    assert settled.config.training.max_tokens_per_micro_batch == 8192
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize(
     ("training", "context", "most", "length"),
     [
         ({"promptsPerStep": 64}, {}, MOST, 257),
         ({"promptsPerStep": 3, "numGenerations": 3}, {"maxModelLen": 1000}, 5000, 257),
         ({"promptsPerStep": 3, "numGenerations": 3}, {}, 5 * 2048, 257),
-        ({"maxCompletionLength": 4000}, {"maxModelLen": 500}, 16_000, 500),
-        # As layers with a state need it: a micro-batch is one sequence.
-        ({"perDeviceTrainBatchSize": 1}, {"maxModelLen": 1000}, 1000, 1000),
+        ({"maxCompletionLength": 400}, {"maxModelLen": 500}, 16_000, 401),
         ({"perDeviceTrainBatchSize": 4}, {"maxModelLen": 1000}, 4000, 1000),
     ],
 )
