@@ -1,9 +1,11 @@
-"""One thread: these models are so small that threads cost more than they save."""
+"""One thread: these models are so small that threads cost more than they save. And slices that fit them."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from grpo_workload.policy import kept_words, logprobs
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -12,3 +14,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def small_slices() -> Iterator[None]:
+    """The head computes a small vocabulary in several slices, of words and of rows."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(logprobs, "WORDS", 104)
+    monkeypatch.setattr(kept_words, "LOGITS", 600)  # two rows at a time
+    yield
+    monkeypatch.undo()

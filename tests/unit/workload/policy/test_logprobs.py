@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy import kept_words, logprobs
 from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.logprobs import logprobs_and_entropies
 from support.families import make_model
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(logprobs, "WORDS", 104)
-    monkeypatch.setattr(kept_words, "LOGITS", 600)  # two rows at a time
-    yield
-    monkeypatch.undo()
+pytestmark = pytest.mark.usefixtures("small_slices")
 
 
 CHANGES = [LogitChange(), LogitChange(scale=0.25), LogitChange(softcap=3.0), LogitChange(scale=0.5, softcap=2.0)]

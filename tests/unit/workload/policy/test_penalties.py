@@ -12,24 +12,16 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy import kept_words, logprobs
 from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.logprobs import logprobs_and_entropies
 from grpo_workload.spec.training import TrainingConfig
 from support.families import make_model
 
+pytestmark = pytest.mark.usefixtures("small_slices")
+
 VOCABULARY = 257
 LENGTHS = ((4, 9), (1, 1), (6, 14), (3, 5))  # of prompts and completions
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(logprobs, "WORDS", 104)
-    monkeypatch.setattr(kept_words, "LOGITS", 600)  # two rows at a time
-    yield
-    monkeypatch.undo()
 
 
 def make_samples(random, words):
