@@ -55,7 +55,7 @@ _OURS = frozenset(
 
 
 # Arguments by which completions would follow another distribution than the one that the trainer computes.
-_OTHER_DISTRIBUTION = frozenset({"logits_processors", "watermark_config"})
+_OTHER_DISTRIBUTION = frozenset({"logits_processors", "override_generation_config", "watermark_config"})
 
 
 def check_engine_args(arguments: Mapping[str, JsonValue], ours: frozenset[str]) -> None:

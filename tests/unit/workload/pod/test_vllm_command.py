@@ -109,7 +109,7 @@ def test_arguments_that_the_trainer_sets_are_refused(name: str) -> None:
         engine_command(job, job.engines[0], {})
 
 
-@pytest.mark.parametrize("name", ["logits_processors", "watermark-config"])
+@pytest.mark.parametrize("name", ["logits_processors", "override_generation_config", "watermark-config"])
 def test_arguments_that_change_the_distribution_are_refused(name: str) -> None:
     job = contract(engineArgs={name: ["x"]})
     with pytest.raises(
