@@ -59,7 +59,7 @@ def _adapter_of(modules: dict[str, nn.Module], path: str) -> Any:
 
 
 def factors(model: nn.Module) -> list[Weight]:
-    """The adapters of a model under peft's names in files; B is already multiplied by the scale of B A."""
+    """The adapters of a model, by the names of the modules; B is already multiplied by the scale of B A."""
     weights = []
     for path, layer in model.named_modules():
         if isinstance(layer, ParamWrapper):
@@ -69,12 +69,9 @@ def factors(model: nn.Module) -> list[Weight]:
             )
         if isinstance(layer, LoraLayer):
             a_RI, b_OR = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-            weights.append(plain(f"base_model.model.{path}.lora_A.weight", a_RI))
-            weights.append(
-                Weight(
-                    f"base_model.model.{path}.lora_B.weight", (b_OR,), partial(torch.mul, other=layer.scaling[ADAPTER])
-                )
-            )
+            weights.append(plain(f"{path}.lora_A.weight", a_RI))
+            scaled = partial(torch.mul, other=layer.scaling[ADAPTER])
+            weights.append(Weight(f"{path}.lora_B.weight", (b_OR,), scaled))
     return weights
 
 

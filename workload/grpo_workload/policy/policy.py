@@ -315,8 +315,6 @@ class Policy:
 
     def weights(self) -> Export:
         """The weights that vLLM engines get, in the training dtype: all that a checkpoint holds, or adapters."""
-        if self._config.pushes_adapters and self.adapters:
-            return Export(self.adapters.pushed(), is_partitioned=self.is_partitioned)
         weights = self.adapters.pushed() if self.adapters else full(self.module)
         return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
 

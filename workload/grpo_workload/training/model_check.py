@@ -183,11 +183,10 @@ def _push(subject: Subject) -> str | None:
     """Refuse weights that transformers cannot convert back to those of checkpoints, which engines load."""
     if not subject.has_vllm:
         return None
-    if subject.adapters and subject.config.pushes_adapters:
-        return f"{len(subject.adapters.pushed())} weights of adapters"
-    names = CheckpointNames(subject.model)
-    groups = names.group(subject.adapters.pushed() if subject.adapters else full(subject.model))
-    return f"{sum(len(group.specs) for group in groups)} weights under the checkpoint's names"
+    weights = subject.adapters.pushed() if subject.adapters else full(subject.model)
+    number = sum(len(group.specs) for group in CheckpointNames(subject.model).group(weights))
+    of_adapters = " of adapters" if subject.config.pushes_adapters else ""
+    return f"{number} weights{of_adapters} under the checkpoint's names"
 
 
 def _split(subject: Subject) -> str | None:

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_workload.policy.checkpoint_names import CheckpointNames
+from grpo_workload.policy.lora import Adapters
+from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.weights.export import Export, Group, full
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
@@ -85,3 +87,7 @@ def test_the_text_part_of_a_checkpoint_keeps_the_names_that_it_has_there(tmp_pat
     saved = load_file(tmp_path / "model.safetensors")
     assert exported.keys() == {name for name in saved if not name.startswith("model.visual.")} < saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in exported.items())
+    adapters = Adapters(text, LoraConfig(push="adapters"), seed=0)
+    pushed = Export(adapters.pushed(), is_partitioned=False, group=CheckpointNames(text).group)
+    names = {spec.name.partition(".lora_")[0] + ".weight" for spec in pushed.specs}
+    assert names == {name for name in exported if name.endswith("_proj.weight") or ".in_proj_" in name}

@@ -242,12 +242,15 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any],
         config(**fields)
 
 
-def test_pushed_adapters_have_the_names_of_peft_and_a_scaled_b() -> None:
+def test_pushed_adapters_have_the_names_of_modules_and_a_scaled_b() -> None:
     model = llama()
     adapters = Adapters(model, LoraConfig(r=4, alpha=6, push="adapters"), seed=0)
     train(model)
     pushed = {name: weight.clone() for name, weight in Export(adapters.pushed(), is_partitioned=False)}
-    saved = {name.replace(".default.", "."): weight for name, weight in Export(adapters.saved(), is_partitioned=False)}
+    saved = {
+        name.removeprefix("base_model.model.").replace(".default.", "."): weight
+        for name, weight in Export(adapters.saved(), is_partitioned=False)
+    }
     assert pushed.keys() == saved.keys()
     for name, weight in pushed.items():
         assert torch.equal(weight, saved[name] * (1.5 if ".lora_B." in name else 1.0)), name

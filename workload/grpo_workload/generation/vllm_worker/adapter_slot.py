@@ -17,7 +17,7 @@ from grpo_workload.generation.vllm_api import adapter_renames
 
 
 class AdapterSlot:
-    """Stands in for the model in a weight transfer; takes an adapter's tensors under peft's names, B already scaled."""
+    """Stands in for the model in a weight transfer; takes an adapter's tensors, named as modules in checkpoints are."""
 
     def __init__(self, model: Any, config: Any) -> None:
         self._model, self._config = model, config
