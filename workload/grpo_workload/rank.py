@@ -22,6 +22,7 @@ from grpo_workload.spec.contract import (
     Contract,
 )
 from grpo_workload.spec.reports import ExitCode
+from grpo_workload.spec.schema import WITHOUT_RULES
 
 
 def main() -> ExitCode:
@@ -29,7 +30,9 @@ def main() -> ExitCode:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s"
     )
-    contract = Contract.model_validate_json(Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text())
+    contract = Contract.model_validate_json(
+        Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text(), context=WITHOUT_RULES
+    )
     environment.prepare(contract.device, os.environ, is_engine_split=contract.config.generation.is_split_over_ranks)
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
     write_phase(state_dir, int(os.environ["RANK"]), "Loading")

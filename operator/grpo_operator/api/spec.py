@@ -242,10 +242,10 @@ class GRPOJobSpec(TrainerConfig):
     def trainer_config(self) -> TrainerConfig:
         """Return the part of the spec that ranks read."""
         fields = {name: getattr(self, name) for name in TrainerConfig.model_fields}
-        fields["generation"] = GenerationConfig(
+        fields["generation"] = GenerationConfig.model_construct(
             **{name: getattr(self.generation, name) for name in GenerationConfig.model_fields}
         )
-        return TrainerConfig(**fields)
+        return TrainerConfig.model_construct(**fields)  # as it was read: a job that has begun may break a newer rule
 
 
 def parse_spec(raw: Any) -> GRPOJobSpec:

@@ -16,6 +16,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_workload.spec import lenient
+from grpo_workload.spec.schema import WITHOUT_RULES
 
 _REQUIRED = {
     "model": {"name": "unknown"},
@@ -42,8 +43,9 @@ class StoredSpec:
 def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
     """Read a stored spec. Never raises.
 
-    Unknown fields and nulls are ignored. If something else is wrong, the pods are those that the status shows, and
-    every other section takes over what can be read.
+    Unknown fields and nulls are ignored. A job that has begun may break rules, which a newer release may have: most of
+    its sections cannot change any more. If something else is wrong, the pods are those that the status shows, and every
+    other section takes over what can be read.
     """
     try:
         return StoredSpec(spec=GRPOJobSpec.model_validate(raw))
@@ -51,8 +53,9 @@ def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
         faults = [f for f in error.errors(include_url=False) if f["type"] == UNKNOWN or f["input"] is None]
     known = lenient.without(raw, faults) if faults else raw
     ignored = tuple(path_of(fault["loc"]) for fault in faults if fault["type"] == UNKNOWN)
+    rules = None if status.attempt is None else WITHOUT_RULES
     try:
-        return StoredSpec(spec=GRPOJobSpec.model_validate(known), ignored=ignored)
+        return StoredSpec(spec=GRPOJobSpec.model_validate(known, context=rules), ignored=ignored)
     except ValidationError as error:
         wrong = explain(error, GRPOJobSpec)
     sections = {**known, **_running(status)} if isinstance(known, Mapping) else _running(status)

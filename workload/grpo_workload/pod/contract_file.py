@@ -24,6 +24,7 @@ from grpo_workload.spec.contract import (
     TERMINATION_LOG,
     Contract,
 )
+from grpo_workload.spec.schema import WITHOUT_RULES
 
 POLL_SECONDS = 1.0
 """Seconds between two looks whether the contract's file is another one."""
@@ -103,6 +104,7 @@ def parse_contract(text: str) -> Contract:
     """Return the contract in a JSON text.
 
     Raises ContractError when it is invalid or has another version. The version is checked before anything else is read.
+    Rules are not checked: the operator did, when the job began.
     """
     raw = json.loads(text)
     version, attempt = raw.get("contractVersion"), raw.get("attempt", 0)
@@ -113,6 +115,6 @@ def parse_contract(text: str) -> Contract:
             attempt,
         )
     try:
-        return Contract.model_validate(raw)
+        return Contract.model_validate(raw, context=WITHOUT_RULES)
     except ValidationError as error:
         raise ContractError(f"the contract is invalid: {error}", attempt) from error

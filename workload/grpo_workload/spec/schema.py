@@ -29,7 +29,7 @@ ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=rf"^{_
 
 
 WITHOUT_RULES = {"rules": False}
-"""Validation context in which sections do not check their rules."""
+"""Validation context in which sections do not check their rules: for what was accepted, maybe by an older release."""
 
 
 class Rule(NamedTuple):

@@ -28,6 +28,7 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, plan_topology
 from grpo_operator.metrics.jobs import WatchedJob
+from grpo_workload.pod.contract_file import parse_contract
 from grpo_workload.spec.reports import ExitCode, Outcome, Progress, RunWarning
 from grpo_workload.spec.schema import dump
 from support.control_plane.jobs import NOW, spec
@@ -224,6 +225,21 @@ def test_a_newer_crd_changes_nothing_but_a_sentence() -> None:
     accepted = find(begun, Condition.ACCEPTED)
     assert accepted is not None
     assert accepted.message.endswith("does not know, and ignores, spec.training.fancy, spec.elastic")
+
+
+def test_a_rule_of_a_newer_release_holds_for_jobs_that_have_not_begun() -> None:
+    older = copy.deepcopy(SPEC) | {"network": {"rdmaCount": 2}, "storage": {"export": {"everySteps": 1}}}
+    older["storage"]["export"]["lora"] = "adapters"
+    fault = read_spec(older, read_status({})).fault
+    assert fault is not None
+    assert "rdmaCount needs rdmaResource" in fault
+    stored = read_spec(older, read_status(RUNNING))
+    assert stored.fault is None
+    job = Job(namespace="ns", name="job", uid="u", generation=1, spec=stored.spec)
+    (contract,) = (one for one in manifests(job, plan_topology(job), 1) if one["kind"] == "ConfigMap")
+    read = parse_contract(contract["data"]["contract.json"])
+    assert read.config.storage.export is not None
+    assert read.config.storage.export.lora == "adapters"
 
 
 def test_conditions_and_fields_of_another_release_are_kept_or_dropped() -> None:
