@@ -157,6 +157,7 @@ UNREAD = [
             "spec.storage.export.uploadTo in body should match",
         ),
         ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
+        ({"image": "my image:1"}, "spec.image in body should match"),
         ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
         ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
         ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),

@@ -17,7 +17,11 @@ UNKNOWN = "extra_forbidden"
 
 def explain(error: ValidationError, model: type[BaseModel], root: str = "spec") -> str:
     """Return one sentence for each error, such as `spec.trainer.groups[0].gpus: Input should be ... (found 0)`."""
-    return "; ".join(_explain(fault, model, root) for fault in error.errors(include_url=False))
+    faults = error.errors(include_url=False)
+    # pydantic counts a list without the items that are wrong.
+    within = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    shown = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in within]
+    return "; ".join(_explain(fault, model, root) for fault in shown)
 
 
 def path_of(location: Sequence[int | str], root: str = "spec") -> str:

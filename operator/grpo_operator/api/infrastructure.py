@@ -97,7 +97,7 @@ class NetworkSpec(Section):
     fabric: Literal["Ethernet", "InfiniBand", "RoCE", "EFA"] | None = Field(
         None, description="Network that NCCL uses: sets its environment variables. Default: NCCL detects the network."
     )
-    interface: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+    interface: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+$")] | None = Field(
         None,
         description="Network interface for sockets of NCCL and gloo, for example eth0, or NCCL's list of prefixes.",
     )

@@ -161,7 +161,7 @@ class GRPOJobSpec(TrainerConfig):
         ),
     )
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")] = Field(
         names.DEFAULT_IMAGE,
         description="Image of all pods: the workload image of the operator's release, or one built on it.",
     )

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import re
 
-from grpo_workload.spec.errors import ConfigError
 
-
-def compiled(field: str, pattern: str, *, groups: int | None = None) -> re.Pattern[str]:
-    """Return the regular expression. ConfigError if it is none, or has another number of groups."""
-    try:
-        made = re.compile(pattern, re.DOTALL)
-    except re.error as error:
-        raise ConfigError(f"{field}: {pattern!r} is no regular expression of Python: {error}") from error
-    if groups not in (None, made.groups):
-        raise ConfigError(f"{field}: {pattern!r} has {made.groups} groups; {groups} would work: (?:...) makes no group")
-    return made
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a `Pattern` of the spec, in which a dot also matches line ends."""
+    return re.compile(pattern, re.DOTALL)
 
 
 def last_answer(pattern: re.Pattern[str] | None, text: str) -> str | None:

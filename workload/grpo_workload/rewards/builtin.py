@@ -24,7 +24,7 @@ def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:
     if config.exact_match is not None:
         return _exact_match(config.name, config.exact_match, source)
     if config.format is not None:
-        return _format(config.name, config.format)
+        return _format(config.format)
     if config.json_schema is not None:
         return JsonSchemaReward(config.name, config.json_schema, source)
     if config.soft_overlong is not None:
@@ -53,7 +53,7 @@ def _exact_match(name: str, config: ExactMatchConfig, source: PromptSource) -> R
     if config.column not in columns:
         found = ", ".join(columns) or "nothing but prompts"
         raise ConfigError(f"{field}.column: the dataset has no column {config.column}; it has {found}")
-    extract = None if config.extract is None else compiled(f"{field}.extract", config.extract, groups=1)
+    extract = None if config.extract is None else compiled(config.extract)
 
     def matches(gold: Any, text: str) -> float | None:
         accepted = [gold] if isinstance(gold, str) or not isinstance(gold, Sequence) else gold
@@ -72,10 +72,10 @@ def _normal(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".").rstrip()
 
 
-def _format(name: str, config: FormatConfig) -> RewardFunction:
+def _format(config: FormatConfig) -> RewardFunction:
     if config.tags is None:
         assert config.pattern is not None
-        whole = compiled(f"rewards[{name}].format.pattern", config.pattern)
+        whole = compiled(config.pattern)
     else:
         inside = f"(?:(?!</?(?:{'|'.join(map(re.escape, config.tags))})>).)*"
         parts = (f"<{re.escape(tag)}>{inside}</{re.escape(tag)}>" for tag in config.tags)

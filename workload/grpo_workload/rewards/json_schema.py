@@ -26,7 +26,7 @@ class JsonSchemaReward:
     def __init__(self, name: str, config: JsonSchemaConfig, source: PromptSource) -> None:
         """Read the schema, or that of the first row. ConfigError, naming the field, if it is none."""
         self._field, self._config = f"rewards[{name}].jsonSchema", config
-        self._extract = None if config.extract is None else compiled(f"{self._field}.extract", config.extract, groups=1)
+        self._extract = None if config.extract is None else compiled(config.extract)
         self._inline = None if config.inline is None else json.dumps(config.inline)
         first = source.batch(0, 1)[0]
         if config.column is not None and config.column not in first.columns:

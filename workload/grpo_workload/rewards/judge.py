@@ -49,10 +49,10 @@ class Judge:
         """Ask nothing yet. `wait` seconds pass, on average, before the first retry.
 
         Raises:
-            ConfigError: the API key is not set, the pattern is none, or the template names a column that is not there.
+            ConfigError: the API key is not set, or the template names a column that is not there.
         """
         self._field, self._config = f"rewards[{name}].judge", config
-        self._score = compiled(f"{self._field}.scorePattern", config.score_pattern, groups=1)
+        self._score = compiled(config.score_pattern)
         self._backoff = wait_random_exponential(multiplier=wait, max=_LONGEST_WAIT)
         if (key := config.api_key_env) is not None and key not in environ:
             raise ConfigError(

@@ -6,17 +6,13 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from grpo_workload.spec.schema import FunctionPath, Name, Rule, Section, Size, Text, one_of
+from grpo_workload.spec.schema import FunctionPath, Name, OneGroup, Pattern, Rule, Section, Size, Text, one_of
 
 REWARD_SECONDS = 300
 
 
 class Empty(Section):
     """A choice that has no settings."""
-
-
-Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
-"""A regular expression of Python, in which a dot also matches line ends."""
 
 
 class FormatConfig(Section):
@@ -66,7 +62,7 @@ class ExactMatchConfig(Section):
     column: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         "answer", description="Column with the answer, or with a list of answers of which any is right."
     )
-    extract: Pattern | None = Field(
+    extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the answer in the completion; the last "
         "match counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the answer.",
@@ -84,7 +80,7 @@ class JsonSchemaConfig(Section):
     column: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="Column of the dataset with each prompt's schema, as JSON in a text."
     )
-    extract: Pattern | None = Field(
+    extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the JSON in the completion; the last match "
         "counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the JSON.",
@@ -110,7 +106,7 @@ class JudgeConfig(Section):
         description="What the judge is asked, with {prompt}, {completion} and columns of the dataset as {column}. "
         "Other braces are doubled."
     )
-    score_pattern: Pattern = Field(
+    score_pattern: OneGroup = Field(
         r"(-?\d+(?:\.\d+)?)",
         description="Regular expression of Python with one group, which is the score in the judge's answer; the last "
         "match counts. By default the last number.",

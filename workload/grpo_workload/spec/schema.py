@@ -5,10 +5,12 @@ Torch-free: the operator imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -26,6 +28,27 @@ _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_QUALIFIED}")]
 ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=rf"^{_LABEL}(\.{_LABEL})*/{_QUALIFIED}")]
 """Name of an extended resource, which has a domain: nvidia.com/gpu."""
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"is no regular expression of Python: {error}") from error
+    return pattern
+
+
+def _has_one_group(pattern: str) -> str:
+    if (groups := re.compile(pattern, re.DOTALL).groups) != 1:
+        raise ValueError(f"has {groups} groups; 1 would work: (?:...) makes no group")
+    return pattern
+
+
+Pattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_compiles)]
+"""A regular expression of Python, in which a dot also matches line ends."""
+
+OneGroup = Annotated[Pattern, AfterValidator(_has_one_group)]
+"""A regular expression whose only group is what is looked for."""
 
 
 WITHOUT_RULES = {"rules": False}
@@ -69,9 +92,17 @@ class Section(BaseModel):
         if info.context is WITHOUT_RULES:
             return self
         broken = [rule.complaint(self) for rule in self.RULES if not rule.holds(self)]
-        if broken:
+        if broken := [*broken, *self._duplicates()]:
             raise ValueError("; ".join(broken))
         return self
+
+    def _duplicates(self) -> Iterator[str]:
+        """Yield what is twice in a list with a key, as the API server does for `x-kubernetes-list-map-keys`."""
+        for name, field in type(self).model_fields.items():
+            extra: Any = field.json_schema_extra or {}
+            for key in extra.get("x-kubernetes-list-map-keys", ()):
+                counts = Counter(getattr(one, key) for one in getattr(self, name) or ())
+                yield from (f"{to_camel(name)} has {key} {one!r} twice" for one, count in counts.items() if count > 1)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

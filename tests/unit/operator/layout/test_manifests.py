@@ -270,6 +270,19 @@ def test_a_cpu_job_requests_no_gpu_by_default() -> None:
         ),
         ({"quux": 1}, "spec.quux: unknown field"),
         (
+            {"rewards": [{"name": "r", "format": {"pattern": "(a"}}]},
+            "spec.rewards[0].format.pattern: is no regular expression of Python: missing ), unterminated subpattern at "
+            "position 0 (found '(a')",
+        ),
+        (
+            {"rewards": [{"name": "r", "exactMatch": {"extract": "(a)(b)"}}]},
+            "spec.rewards[0].exactMatch.extract: has 2 groups; 1 would work",
+        ),
+        (
+            {"rewards": [{"name": "r", "accuracy": {}}, {"name": "r", "stopped": {}}]},
+            "spec: rewards has name 'r' twice",
+        ),
+        (
             {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
             "spec.podTemplate: env must not set variables that the operator sets",
         ),
@@ -278,6 +291,12 @@ def test_a_cpu_job_requests_no_gpu_by_default() -> None:
 def test_an_error_names_the_field(change: dict, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_spec(spec(**change))
+
+
+def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:
+    with pytest.raises(ValueError, match="should match pattern") as error:
+        parse_spec(spec(rewards=[{"name": "r", "function": "no_module"}]))
+    assert str(error.value).count("spec.rewards") == 1
 
 
 def test_the_crd_files_are_generated_from_the_models() -> None:

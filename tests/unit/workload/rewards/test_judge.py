@@ -143,7 +143,6 @@ async def test_an_api_that_is_not_there_is_named():
     ("settings", "message"),
     [
         ({"apiKeyEnv": "NO_SUCH_KEY"}, r"rewards\[mine\]\.judge\.apiKeyEnv: NO_SUCH_KEY is not set"),
-        ({"scorePattern": r"\d"}, r"judge\.scorePattern: .* has 0 groups; 1 would work"),
         ({"promptTemplate": "{completion} {gold}"}, r"promptTemplate: there is no \{gold\}; it may name answer, comp"),
         ({"promptTemplate": '{completion} {"score": 1}'}, r"there is no .*; write \{\{ and \}\} for braces"),
         ({"promptTemplate": "{completion} {"}, r"promptTemplate: .*; write \{\{ and \}\} for braces"),
