@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo_workload.generation.servers.channels import NcclChannel
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.wire import describe
 from support.trainer.engines import Engines, weights_of

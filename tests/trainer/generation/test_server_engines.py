@@ -26,8 +26,8 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.servers import weight_sender
+from grpo_workload.generation.servers.errors import EngineDiffersError
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.generation.servers.http_client import EngineDiffersError
 from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.spec.reports import ExitCode, Outcome

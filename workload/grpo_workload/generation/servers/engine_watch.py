@@ -18,17 +18,14 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError, NoAnswerError
+from grpo_workload.generation.servers.errors import EngineError, NoAnswerError, StuckError
+from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.token_watch import TokenWatch
 from grpo_workload.generation.servers.waiting import those_that_come, unless_lost, until_all_healthy
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class StuckError(EngineError):
-    """The engine answers, but gets no further with its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.pusher import Pusher, first
 from grpo_workload.generation.servers.sampling import Sampler
 from grpo_workload.ranks.collectives import gather

@@ -25,50 +25,22 @@ from yarl import URL
 
 from grpo_workload.algorithm.samples import Completion, PromptImages
 from grpo_workload.generation import vllm_api
+from grpo_workload.generation.servers.errors import (
+    AbsentError,
+    BusyError,
+    EngineDiffersError,
+    EngineError,
+    NoAnswerError,
+    RefusedError,
+    SilentError,
+)
 from grpo_workload.spec.contract import Engine
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.weights.differ import MARK, WeightsDifferError
+from grpo_workload.weights.differ import MARK
 
 ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
 ERROR_CHARS = 500  # number of characters of a response that an error quotes
 ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
-
-
-class EngineError(RuntimeError):
-    """The failure of `engine`; the text names the engine, its pod and its address."""
-
-    def __init__(self, engine: Engine, what: str) -> None:
-        super().__init__(engine, what)  # both as arguments: it is pickled and sent to other ranks
-        self.engine = engine
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"engine {self.engine.name} (pod {self.engine.pod}, {self.engine.host}:{self.engine.port}) {self.what}"
-
-
-class NoAnswerError(EngineError):
-    """The connection failed; whether the request was handled is unknown."""
-
-
-class _SilentError(EngineError):
-    """The engine did not answer in time: it would not the next time either."""
-
-
-class AbsentError(NoAnswerError):
-    """The engine's host has no address: its pod does not exist, or has no node."""
-
-
-class _BusyError(EngineError):
-    """The engine answered 503: it is paused or starting."""
-
-
-class EngineDiffersError(EngineError, WeightsDifferError):
-    """The engine's workers found that its weights differ from the trainer's."""
-
-
-class RefusedError(EngineError, ConfigError):
-    """The engine answered 400: it refuses the content of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +197,7 @@ class EngineClient:
     async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:
         """Call; retry after a lost connection, while the engine is busy, and while `again` is true of the answer."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type((NoAnswerError, _BusyError)) | retry_if_result(again),
+            retry=retry_if_exception_type((NoAnswerError, BusyError)) | retry_if_result(again),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_random_exponential(multiplier=self.retry_wait, max=5),
             # Return or raise what the last attempt did, not tenacity's own error.
@@ -243,7 +215,7 @@ class EngineClient:
                     return await (response.json() if response.content_type == "application/json" else response.text())
                 text = (await response.text())[:ERROR_CHARS]
         except TimeoutError as error:
-            raise _SilentError(self.engine, f"did not answer {path} within {limit:g} s") from error
+            raise SilentError(self.engine, f"did not answer {path} within {limit:g} s") from error
         except aiohttp.ClientConnectorDNSError as error:
             raise AbsentError(self.engine, f"has no address: {error}") from error
         except aiohttp.ClientError as error:
@@ -258,7 +230,7 @@ class EngineClient:
             )
         if MARK in text:
             return EngineDiffersError(self.engine, f"refused its weights: {text[text.index(MARK) :]}")
-        kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: _BusyError}.get(
+        kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: BusyError}.get(
             HTTPStatus(status), EngineError
         )
         return kind(self.engine, f"answered {path} with {status}: {text}")
@@ -268,7 +240,7 @@ async def _failure(call: Coroutine[Any, Any, None]) -> EngineError | None:
     """Return the error that the engine answers with; None if the call succeeds."""
     try:
         await call
-    except (NoAnswerError, _SilentError):
+    except (NoAnswerError, SilentError):
         raise
     except EngineError as error:
         return error

@@ -21,7 +21,8 @@ from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.roll_call import Invitation, RollCall, open_store
 from grpo_workload.generation.servers.channels import Channel, NcclChannel, free_port
 from grpo_workload.generation.servers.engine_link import EngineLink
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError
+from grpo_workload.generation.servers.errors import EngineError
+from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.spec.contract import TransferGroup

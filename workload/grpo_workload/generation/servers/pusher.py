@@ -16,7 +16,8 @@ from itertools import chain, repeat
 
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.servers.engine_link import EngineLink
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError
+from grpo_workload.generation.servers.errors import EngineError
+from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Processes, Roster, absent, agreed, is_lost
 from grpo_workload.generation.servers.set_aside import SetAside
 from grpo_workload.generation.servers.weight_sender import WeightSender

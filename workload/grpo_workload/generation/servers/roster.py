@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.spec.contract import Engine
 
 Processes = Mapping[str, str]

@@ -15,7 +15,8 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.base import Listener
 from grpo_workload.generation.servers.engine_link import EngineLink
-from grpo_workload.generation.servers.http_client import EngineClient, EngineError, RefusedError
+from grpo_workload.generation.servers.errors import EngineError, RefusedError
+from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Processes
 from grpo_workload.generation.servers.routing import Router
 from grpo_workload.spec.contract import Contract

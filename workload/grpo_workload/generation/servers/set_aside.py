@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.roster import Observation, Processes
 
 LONGEST = 3600.0  # seconds

@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from grpo_workload.generation.servers.http_client import AbsentError, EngineClient, EngineError
+from grpo_workload.generation.servers.errors import AbsentError, EngineError
+from grpo_workload.generation.servers.http_client import EngineClient
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_workload.generation.servers.http_client import EngineError
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.set_aside import LONGEST, SetAside
 from grpo_workload.spec.contract import Engine
