@@ -1,6 +1,10 @@
-"""Another release of the operator takes running jobs over: it touches no pod, and pods that begin later are its own."""
+"""Another release of the operator takes running jobs over: it touches no pod, and pods that begin later are its own.
 
-from collections.abc import Iterator
+A rule that the older release did not have refuses new jobs, and keeps none that has begun from its next attempt.
+"""
+
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,7 @@ import pytest
 
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
+from grpo_operator.api.infrastructure import NetworkSpec
 from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
 
 pytestmark = pytest.mark.api
@@ -20,7 +25,23 @@ JOB = make_job(
         "server": {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 3}},
     },
     failurePolicy={"onGenerationFailure": "RestartGeneration", "backoffSeconds": 0},
+    network={"rdmaCount": 2},
 )
+CRD = "grpojobs.training.grpo.dev"
+
+
+@pytest.fixture
+def upgrade_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
+    """The CRD of another release, without the rules of `network`; the function that it yields installs ours again."""
+    rules = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/network/x-kubernetes-validations"
+    ours = NetworkSpec.model_json_schema()["x-kubernetes-validations"]
+
+    def patch(**operation: Any) -> None:
+        kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([operation | {"path": rules}]))
+
+    patch(op="remove")
+    yield lambda: patch(op="add", value=ours)
+    patch(op="add", value=ours)
 
 
 @pytest.fixture
@@ -56,7 +77,18 @@ def _controller_has_seen_ours(jobs: Jobs) -> bool:
     )
 
 
-def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Operator, operator: Operator) -> None:
+def _is_accepted(jobs: Jobs, job: dict[str, Any]) -> bool:
+    try:
+        jobs("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_pods_keep_running_while_the_operator_is_replaced(
+    jobs: Jobs, upgrade_crd: Callable[[], None], theirs: Operator, operator: Operator
+) -> None:
+    wait_until(lambda: _is_accepted(jobs, JOB), "the API server has their CRD", 60, interval=0.2)
     jobs.apply(JOB)
     jobs.wait_for("stays", "Running", "True")
     wait_until(lambda: jobs.get("grpo", "stays")["status"]["elastic"]["replicas"] == 2, "2 engines", 60, interval=0.2)
@@ -65,6 +97,9 @@ def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Op
     assert {_release_of(pod) for pod in _pods(jobs).values()} == {"theirs"}
 
     theirs.kill()
+    upgrade_crd()
+    again = JOB | {"metadata": {"name": "again"}}
+    wait_until(lambda: not _is_accepted(jobs, again), "our CRD refuses such a job", 60, interval=0.2)
     operator.start()
     wait_until(lambda: _controller_has_seen_ours(jobs), "the StatefulSets have our template", 60, interval=0.2)
     assert _uids(jobs) == before

@@ -1,8 +1,9 @@
-"""The operator of another release: pods, contracts, Services and NetworkPolicies of its jobs differ from ours."""
+"""The operator of another release: pods of its jobs differ from ours, and it does not know the rules of `network`."""
 
 from typing import Any
 
 from grpo_operator.__main__ import main
+from grpo_operator.api.infrastructure import NetworkSpec
 from grpo_operator.layout import manifests
 
 ours = manifests.pod_template
@@ -19,4 +20,5 @@ def theirs(*arguments: Any) -> Any:
 
 
 manifests.pod_template = theirs
+NetworkSpec.RULES = ()
 main()
