@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from grpo_cli.main import main
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.operators import Jobs, bind_claim, make_job, outcome
 
 pytestmark = pytest.mark.api
 
@@ -200,6 +200,28 @@ def test_a_cluster_that_does_not_answer_or_refuses_is_reported_in_one_line(
     assert "no usable kubeconfig" in one_line(nothing)
 
 
+def _bug_report(grpo: Grpo, job: str, folder: Path) -> dict[str, str]:
+    """Return the files of a job's bug report, by name."""
+    archive = folder / "report.tar.gz"
+    written = grpo("diagnose", job, "--output", str(archive))
+    assert written.exit_code == 0, written.output
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            files[member.name.removeprefix("report/")] = file.read().decode()
+    return files
+
+
+def test_a_bug_report_holds_the_download_that_the_job_waits_for(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
+    bind_claim(jobs, "models")
+    jobs.apply(make_job("fetching", cache={"claimName": "models", "prefetch": True}))
+    jobs.wait_for("fetching", "Scheduled", "False", "Downloading")
+    (job,) = yaml.safe_load(_bug_report(grpo, "fetching", tmp_path)["children/Job.yaml"])
+    assert job["metadata"]["labels"]["training.grpo.dev/job"] == "fetching"
+
+
 def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
     env = [{"name": "HF_TOKEN", "value": SECRET}, {"name": "HARMLESS", "value": "swordfish"}]
     jobs.apply(
@@ -208,17 +230,7 @@ def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_p
     jobs.wait_for("secretive", "Running", "True")
     jobs.finish_pod("secretive-b-0", 70, outcome(70, "RankFailed", f"rank 2: 401 for {SECRET}"))
     jobs.wait_for("secretive", "Failed", "True")
-    archive = tmp_path / "report.tar.gz"
-
-    written = grpo("diagnose", "secretive", "--output", str(archive))
-
-    assert written.exit_code == 0, written.output
-    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
-        files = {}
-        for member in tar:
-            file = tar.extractfile(member)
-            assert file is not None
-            files[member.name.removeprefix("report/")] = file.read().decode()
+    files = _bug_report(grpo, "secretive", tmp_path)
     wanted = {
         "job.yaml",
         "status.txt",

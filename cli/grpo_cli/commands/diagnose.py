@@ -87,8 +87,9 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
     into.add("status.txt", lambda: _status(kube, name))
     is_gang = (job["spec"].get("scheduling") or {}).get("gang") is not None
     is_queued = names.LABEL_QUEUE in (job["metadata"].get("labels") or {})
-    optional = [*([names.GANG_KIND] if is_gang else []), *([names.QUEUE_KIND] if is_queued else [])]
-    for kind in (*names.CHILD_KINDS, *optional):
+    downloads = (job["spec"].get("cache") or {}).get("prefetch")
+    optional = {names.GANG_KIND: is_gang, names.QUEUE_KIND: is_queued, "Job": downloads}
+    for kind in (*names.CHILD_KINDS, *(kind for kind, is_used in optional.items() if is_used)):
         into.add(f"children/{kind}.yaml", partial(kube.listed, kind, selector))
     pods = into.add("children/Pod.yaml", lambda: kube.listed("Pod", selector)) or []
     into.add("claims.yaml", lambda: kube.listed("PersistentVolumeClaim"))
