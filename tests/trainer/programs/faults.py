@@ -52,7 +52,7 @@ def hangs(prompts, completions):
     threading.Event().wait()
 
 
-def is_full(*_):
+def is_full(*_, **__):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
