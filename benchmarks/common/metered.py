@@ -91,6 +91,11 @@ class Meter:
 
         LLM.generate, LLM.sleep, LLM.wake_up = metered_generate, metered_sleep, metered_wake_up
 
+    @property
+    def finished_steps(self) -> int:
+        """Number of steps that have ended."""
+        return max(0, len(self._starts) - 1)
+
     def expanded(self, requests: Sequence[Any], params: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """One request for each completion, with the length it should have."""
         many = [(request, one, index) for request, one in zip(requests, params, strict=True) for index in range(one.n)]

@@ -11,6 +11,7 @@ A row is SIDE-LENGTHS[-OPTION...]. Sides: trl, ours. Lengths: equal, lognormal. 
   autocast    TRL's default for a bfloat16 model, which adds casts
   flex        TRL with PyTorch's flex attention, which skips padding, in place of sdpa
   norng       TRL without saving random states for each checkpointed layer, as ours when nothing is drawn
+  large       TRL with micro-batches of 32 sequences in place of 8
   expandable  TRL with PyTorch's expandable segments, which ours sets itself
   uncapped    ours with micro-batches of 8192 tokens in place of 8 sequences
   default     ours with micro-batches as large as memory allows: its default
@@ -24,17 +25,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.common.busy import Busy
 from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
-from benchmarks.vs_trl.trainer_rows import MICRO_BATCH, Row
+from benchmarks.vs_trl.trainer_rows import Row
 from benchmarks.vs_trl.trainer_table import as_table
 
 WARMUP = 1
+LOOK_SECONDS = 0.2
 
 
 @click.command()
@@ -121,7 +126,8 @@ def measure(row: Row, model: Path, output: Path, steps: int, size: str, device: 
     from benchmarks.common.metered import Meter
 
     def finish(results: dict[str, Any]) -> None:
-        settings = {"size": size, "micro_batch": MICRO_BATCH, "warmup": WARMUP, "set": row.changes}
+        settings = {"size": size, "micro_batch": row.micro_batch, "warmup": WARMUP, "set": row.changes}
+        settings["cores"] = len(os.sched_getaffinity(0))
         command = (
             f"python -m benchmarks.vs_trl.trainer --rows {row.name} --steps {steps} --size {size} --device {device}"
         )
@@ -129,7 +135,16 @@ def measure(row: Row, model: Path, output: Path, steps: int, size: str, device: 
         training = history()[WARMUP : WARMUP + steps]
         with output.open("a") as file:
             file.write(
-                json.dumps({"row": row.name, **results, "training": training, "settings": settings, "command": command})
+                json.dumps(
+                    {
+                        "row": row.name,
+                        **results,
+                        "busy": busy.means(),
+                        "training": training,
+                        "settings": settings,
+                        "command": command,
+                    }
+                )
                 + "\n"
             )
 
@@ -137,7 +152,16 @@ def measure(row: Row, model: Path, output: Path, steps: int, size: str, device: 
     wanted = lengths(row.lengths, 1 / 32 if size == "tiny" else 1.0)
     train, history = row.prepare(model, device, longest=64 if size == "tiny" else 2048)
     file = Path(f"{output}.{row.name}.profile.txt") if profile else None
-    Meter(wanted, warmup=WARMUP, steps=steps, finish=finish, profile=file).install()
+    meter = Meter(wanted, warmup=WARMUP, steps=steps, finish=finish, profile=file)
+    meter.install()
+    busy = Busy(device, WARMUP)
+
+    def look() -> None:
+        while True:
+            busy.look(meter.finished_steps)
+            time.sleep(LOOK_SECONDS)
+
+    threading.Thread(target=look, daemon=True).start()
     train()
     sys.exit("training ended before the measured steps did")
 

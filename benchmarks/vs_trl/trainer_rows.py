@@ -18,9 +18,10 @@ from benchmarks.common.metered import prompts, reward
 from benchmarks.common.runs import REWARDS, set_alone
 
 MICRO_BATCH = 8
+LARGE_MICRO_BATCH = 32
 PACKED_TOKENS = 8192
 OPTIONS = {
-    "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger", "norng", "expandable"},
+    "trl": {"corrected", "fp32", "nockpt", "autocast", "flex", "liger", "norng", "expandable", "large"},
     "ours": {"corrected", "bypass", "fp32", "nockpt", "noliger", "uncapped", "default"},
 }
 
@@ -37,6 +38,13 @@ class Row:
     options: frozenset[str]
     name: str
     changes: tuple[str, ...]  # settings of our job
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Sequences of a micro-batch; None: as many tokens as ours chooses."""
+        if self.options & {"default", "uncapped"}:
+            return None
+        return LARGE_MICRO_BATCH if "large" in self.options else MICRO_BATCH
 
     @classmethod
     def parse(cls, name: str, changes: tuple[str, ...]) -> Row:
@@ -58,10 +66,11 @@ def _trl(row: Row, model: Path, device: str, longest: int) -> Prepared:
 
     _patch_engine(device)
     is_half = "fp32" not in row.options
+    micro_batch = row.micro_batch or MICRO_BATCH
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(dir=model.parent),
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=NUM_PROMPTS * NUM_GENERATIONS // MICRO_BATCH,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=NUM_PROMPTS * NUM_GENERATIONS // micro_batch,
         num_generations=NUM_GENERATIONS,
         max_completion_length=longest,
         max_steps=100,
