@@ -36,7 +36,7 @@ def grpojob(name: str, shape: Shape) -> list[Manifest]:
 def bare(name: str, shape: Shape) -> list[Manifest]:
     """Return what the operator makes of that job, except the NetworkPolicy, as objects without an owner."""
     job, topology = planned(name, shape)
-    objects = [manifests.service(job), manifests.contract_map(job, topology, 0)]
+    objects = [manifests.service(job), manifests.contract_map(job, topology, 0, 0)]
     objects += [manifests.statefulset(job, group, 0) for group in topology.groups]
     for one in objects:
         del one["metadata"]["ownerReferences"], one["metadata"]["namespace"]

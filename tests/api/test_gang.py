@@ -112,6 +112,46 @@ def test_a_job_that_restarts_gets_its_nodes_back_from_one_of_lower_priority_that
     assert jobs.get("grpo", "second")["status"]["restarts"]["counted"] == 0
 
 
+def test_a_job_that_restarts_in_place_keeps_its_nodes_although_another_waits_for_them(
+    jobs: Jobs, kubectl: Any, nodes: None
+) -> None:
+    kubectl("taint", "node", "kwok-301", "kept-")
+    jobs.run("stays", **(SPEC | {"failurePolicy": {"backoffSeconds": 1, "restartStrategy": "InPlace"}}))
+    jobs.apply(make_job("waits", **SPEC))
+    jobs.wait_for("waits", "Scheduled", "False", "Unschedulable")
+    before = _uids(jobs, "stays")
+    message = "rank 8: RuntimeError: no luck"
+    jobs.finish_pod("stays-b-0", 70, outcome(70, "RankFailed", message))
+    assert "in the same pods" in jobs.wait_for("stays", "Restarting", "True", "RestartingInPlace")["message"]
+    jobs.finish_pod("stays-a-0", 69, outcome(69, "PeerLost", "pod stays-b-0 ended"))
+
+    jobs.wait_for("stays", "Restarting", "False", "Restarted")
+
+    status = jobs.get("grpo", "stays")["status"]
+    assert (status["attempt"], status["podsAttempt"], status["lastFailure"]["message"]) == (1, 0, message)
+    assert json.loads(jobs.get("configmap", "stays-0")["data"]["contract.json"])["attempt"] == 1
+
+    def told() -> set[str]:
+        found = jobs.list("pod", "training.grpo.dev/job=stays")
+        return {pod["metadata"].get("annotations", {}).get("training.grpo.dev/attempt", "") for pod in found}
+
+    wait_until(lambda: told() == {"1"}, "the pods' kubelets get to know it", 30, interval=0.2)
+    jobs.runs_again("stays-a-0", "stays-b-0")
+    jobs.wait_for("stays", "Running", "True")
+    assert [_placed(jobs, "stays"), _placed(jobs, "waits")] == [NODES, []]
+    assert _uids(jobs, "stays") == before
+
+    jobs("delete", "pod", "stays-a-0", "--wait=false")
+    wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 2, "an attempt in new pods", 60, interval=0.2)
+    assert "podsAttempt" not in jobs.get("grpo", "stays")["status"]
+    assert "stays-2" in _groups(jobs)
+
+
+def _uids(jobs: Jobs, name: str) -> dict[str, str]:
+    found = jobs.list("pod", f"training.grpo.dev/job={name}")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
 def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_theirs_alone(
     jobs: Jobs, kubectl: Any, nodes: None
 ) -> None:
@@ -125,10 +165,6 @@ def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_
         "failurePolicy": {"onGenerationFailure": "RestartGeneration"},
     }
 
-    def uids() -> dict[str, str]:
-        found = jobs.list("pod", "training.grpo.dev/job=engines")
-        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
-
     def runs_with(engines: int) -> None:
         said = f"all 2 pods are ready, and {engines} of 1 elastic ones"
         wait_until(lambda: jobs.condition("engines", "Running")["message"].startswith(said), said, 60, interval=0.2)
@@ -139,11 +175,15 @@ def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_
         assert _groups(jobs) == {"engines-0": 2}
         kubectl("taint", "node", "kwok-301", "kept-")
         runs_with(engines=1)
-        before = uids()
+        before = _uids(jobs, "engines")
         jobs("delete", "pod", "engines-stay-0", "--wait=false")
-        wait_until(lambda: uids().get("engines-stay-0") not in (None, before["engines-stay-0"]), "a new pod", 60)
+        wait_until(
+            lambda: _uids(jobs, "engines").get("engines-stay-0") not in (None, before["engines-stay-0"]),
+            "a new pod",
+            60,
+        )
         runs_with(engines=1)
-        kept = {name: uid for name, uid in uids().items() if name != "engines-stay-0"}
+        kept = {name: uid for name, uid in _uids(jobs, "engines").items() if name != "engines-stay-0"}
         assert kept == {name: uid for name, uid in before.items() if name != "engines-stay-0"}
         assert _placed(jobs, "engines") == [*NODES, "kwok-302"]
     finally:

@@ -42,9 +42,9 @@ def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[s
 
 
 def _drive(jobs: Jobs) -> None:
-    """Take one job through everything that needs a right: claim, restarts, another shape, completion, deletion."""
+    """Take one job through what needs a right: claim, restarts, also in place, another shape, completion, deletion."""
     bind_claim(jobs, "runs")
-    policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration"}
+    policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration", "restartStrategy": "InPlace"}
     training = {"maxStaleness": 1}
     jobs.apply(
         make_job(
@@ -62,10 +62,17 @@ def _drive(jobs: Jobs) -> None:
     jobs.finish_pod("all-gen-0", 70, outcome(70, "EngineDied", "killed"))
     wait_until(lambda: jobs.get("grpo", "all")["status"]["restarts"]["total"] == 1, "the engine's restart", 30)
     jobs.wait_for("all", "Running", "True")
+    for pod in ("all-a-0", "all-b-0"):
+        jobs.finish_pod(pod, 70, outcome(70, "RankFailed", "killed"))
+    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 1, "the second attempt", 30)
+    jobs.runs_again("all-a-0", "all-b-0")
+    jobs.wait_for("all", "Running", "True")
+    recreate = {"spec": {"failurePolicy": {"restartStrategy": "Recreate"}}}
+    jobs("patch", "grpo", "all", "--type=merge", "-p", json.dumps(recreate))
     unready = {"status": {"conditions": [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]}}
     jobs("patch", "pod", "all-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(unready))
-    jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed"))
-    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 1, "the second attempt", 30)
+    jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed", attempt=1))
+    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 2, "the third attempt", 30)
     jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     jobs.wait_for("all", "Suspended", "True", "Suspended")
     shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}, "suspend": False}

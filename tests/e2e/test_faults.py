@@ -1,8 +1,9 @@
 """One job on real kubelets: each test injects one fault, after which the job trains again. Recovery times are printed.
 
-Asserted: the cause that `lastFailure` gives to a cut network and to a killed rank; that an operator killed during a
-restart continues it; that a suspended job has saved all its steps and goes on in another shape; what `grpo` shows of
-the job; and that the finished run has every step once. test_more_faults.py has more faults, for `make test-long`.
+Asserted: the cause that `lastFailure` gives to a cut network and to a killed rank; that the first makes all pods new,
+and the second keeps them; that an operator killed during a restart continues it; that a suspended job has saved all its
+steps and goes on in another shape; what `grpo` shows of the job; and that the finished run has every step once.
+test_more_faults.py has more faults, for `make test-long`.
 """
 
 import json
@@ -23,7 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def survivor(module_job: JobOnCluster) -> Iterator[Survivor]:
     made = Survivor(module_job)
-    made.apply()
+    # Without a back-off a restart in place is over in a second.
+    made.apply(failurePolicy={"backoffSeconds": 3, "maxRestarts": 20, "restartStrategy": "InPlace"})
     made.steps(3)
     yield made
     made.report()
@@ -41,14 +43,18 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     assert "has not answered for" in failure["message"], failure
 
 
-def test_a_killed_rank_is_named_and_another_operator_goes_on_with_the_restart(survivor: Survivor) -> None:
+def test_a_killed_rank_is_named_and_another_operator_goes_on_with_the_restart_in_place(survivor: Survivor) -> None:
     job, where = survivor.job, ("-n", "grpo-system")
+    before = survivor.status()
     leader = job.kubectl("get", "lease", "grpo-operator", *where, "-o", "jsonpath={.spec.holderIdentity}")
     with survivor.recovers("a rank killed, and the operator that acts during the restart", "RankFailed"):
         survivor.kill("tiny-b-0", "grpo_workload.rank")
         job.wait_for("Restarting", 120)
         job.kubectl("delete", "pod", leader, *where, "--force", "--grace-period=0")
-    failure = survivor.status()["lastFailure"]
+    status = survivor.status()
+    failure = status["lastFailure"]
+    assert (status["attempt"], status["podsAttempt"]) == (before["attempt"] + 1, before["attempt"])
+    assert [one["uid"] for one in status["members"]] == [one["uid"] for one in before["members"]], "in the same pods"
     assert failure["pod"] == "tiny-b-0"
     assert "rank 1 was killed by SIGKILL" in failure["message"]
 

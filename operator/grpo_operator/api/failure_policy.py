@@ -89,6 +89,12 @@ class FailurePolicy(Section):
         description="What to do when an engine pod fails. RestartAll and Fail as for the trainer. RestartGeneration "
         "recreates only the engine and sends it the weights while the trainer waits; it needs the topology Server.",
     )
+    restart_strategy: Literal["Recreate", "InPlace"] = Field(
+        "Recreate",
+        description="How all pods restart. Recreate deletes them, and the next attempt's look for nodes anew. With "
+        "InPlace the next attempt begins in the same pods, which keep their nodes and GPUs, if ranks or engines have "
+        "failed while all pods and nodes are well; otherwise pods are recreated.",
+    )
     node_lost_seconds: int = Field(
         60,
         ge=0,

@@ -21,6 +21,8 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_GROUP = f"{GROUP}/group"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
+ANNOTATION_ATTEMPT = LABEL_ATTEMPT
+"""On a pod that is kept: the attempt that begins in it. Its label has the attempt that it was created for."""
 SELECTOR_MANAGED = f"{LABEL_MANAGED_BY}={MANAGER}"
 
 CONTROLLER = f"{GROUP}/{MANAGER}"

@@ -178,6 +178,12 @@ class GRPOJobStatus(StatusSection):
     attempt: int | None = Field(
         None, ge=0, description="Number of the current attempt, from 0; set before its first pod is created."
     )
+    pods_attempt: int | None = Field(
+        None,
+        ge=0,
+        description="Number of the attempt that the pods were created for; absent where that is `attempt`. Later "
+        "attempts begin in the same pods with failurePolicy.restartStrategy InPlace.",
+    )
     attempt_start_time: Time | None = Field(None, description="Time when the current attempt began.")
     running_time: Time | None = Field(None, description="Time when all pods of the current attempt were first ready.")
     admission: Admission | None = Field(
@@ -231,6 +237,16 @@ class GRPOJobStatus(StatusSection):
         None, max_length=1024, description="Newest checkpoint, as a path below the claim's storage.subPath."
     )
     summary: Summary = Field(default_factory=Summary, description="Texts for the columns of kubectl get.")
+
+    @property
+    def created_for(self) -> int | None:
+        """Number of the attempt that the pods were created for: their label and the names of their objects have it."""
+        return self.attempt if self.pods_attempt is None else self.pods_attempt
+
+    @property
+    def over(self) -> range:
+        """The earlier attempts in the same pods."""
+        return range(0) if self.pods_attempt is None else range(self.pods_attempt, self.attempt or 0)
 
 
 def read_status(raw: Any) -> GRPOJobStatus:

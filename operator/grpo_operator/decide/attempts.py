@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import downloading
+from grpo_operator.decide import downloading, in_place
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import Draft, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
@@ -29,13 +29,14 @@ def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: 
 def is_due(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
     """Whether the next attempt begins once Kueue admits it, where the job is in a queue, and all is downloaded.
 
-    The job may run, all pods of the last attempt and all objects of an earlier job are gone, and the wait after a
-    failure is over.
+    The job may run, all pods of the last attempt are gone or wait for the next one, all objects of an earlier job are
+    gone, and the wait after a failure is over.
     """
     if is_terminal(status) or job.spec.suspend or not is_between_attempts(status):
         return False
     is_due = status.next_restart_time is None or seconds_between(status.next_restart_time, now) >= 0
-    return not observed.pods and not observed.foreign and is_due
+    is_free = in_place.is_ready(job, status, observed) if keeps_pods(status) else not observed.pods
+    return is_free and not observed.foreign and is_due
 
 
 def begin(draft: Draft, topology: Topology) -> None:
@@ -44,6 +45,7 @@ def begin(draft: Draft, topology: Topology) -> None:
     status, attempt = draft.status, next_attempt(draft.status)
     draft.update(
         attempt=attempt,
+        pods_attempt=status.created_for if keeps_pods(status) else None,
         attempt_start_time=draft.now,
         running_time=None,
         next_restart_time=None,

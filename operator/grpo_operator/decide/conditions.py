@@ -65,6 +65,12 @@ def holds(status: GRPOJobStatus, kind: Condition) -> bool:
     return condition is not None and condition.status == "True"
 
 
+def keeps_pods(status: GRPOJobStatus) -> bool:
+    """Whether the next attempt is to begin in the pods of the last one."""
+    condition = find(status, Condition.RESTARTING)
+    return condition is not None and condition.status == "True" and condition.reason == Reason.RESTARTING_IN_PLACE
+
+
 def is_terminal(status: GRPOJobStatus) -> bool:
     """Whether the job has ended. After that only the size of its StatefulSets may change."""
     return holds(status, Condition.COMPLETE) or holds(status, Condition.FAILED)
@@ -123,7 +129,7 @@ def _for_kstatus(status: GRPOJobStatus) -> Condition | None:
 def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     phase, explaining = _phase(status)
     reason = explaining.reason if explaining else ""
-    if reason == Reason.RESTARTING and status.last_failure is not None:
+    if reason in (Reason.RESTARTING, Reason.RESTARTING_IN_PLACE) and status.last_failure is not None:
         reason = status.last_failure.reason  # the condition's own reason says no more than the phase
     progress, tried = status.progress, status.evaluation
     summary = Summary(

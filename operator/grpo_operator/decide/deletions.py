@@ -44,7 +44,7 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
     deletions = []
     for pod in observed.pods.values():
         if pod.deletion_time is None:
-            if pod.uid in replaced or pod.attempt != status.attempt or (ends and has_no_set(pod, sets)):
+            if pod.uid in replaced or pod.attempt != status.created_for or (ends and has_no_set(pod, sets)):
                 deletions.append(Deletion("Pod", pod.name, pod.uid))
         elif _is_given_up(pod, observed, job.spec.failure_policy, now):
             deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))

@@ -82,8 +82,11 @@ def stay_suspended(draft: Draft, pods: Iterable[str]) -> None:
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + _from_where(draft))
 
 
-def handle_failure(draft: Draft, failure: Failure) -> Decision:
-    """Apply `failurePolicy` to a failure: end the job, let another attempt follow, or replace one engine."""
+def handle_failure(draft: Draft, failure: Failure, *, in_place: bool = False) -> Decision:
+    """Apply `failurePolicy` to a failure: end the job, let another attempt follow, or replace one engine.
+
+    `in_place`: the next attempt is to begin in the same pods.
+    """
     policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
     halvings = draft.status.micro_batch_halvings
     decision = decide(policy, failure, restarts, halvings)
@@ -109,7 +112,7 @@ def handle_failure(draft: Draft, failure: Failure) -> Decision:
         count += "; micro-batches are halved" + (f", to {tokens} tokens" if tokens else "")
         draft.update(micro_batch_halvings=halvings + 1)
     draft.update(next_restart_time=at)
-    _announce_restart(draft, failure, count, at)
+    _announce_restart(draft, failure, count, at, in_place=in_place)
     return decision
 
 
@@ -142,8 +145,15 @@ def correct_cause(draft: Draft, failure: Failure | None) -> None:
     _announce_restart(draft, failure, count, draft.status.next_restart_time)
 
 
-def _announce_restart(draft: Draft, failure: Failure, count: str, at: str | None) -> None:
-    message = f"{describe(failure)}; {count}; next attempt not before {at}{_avoid(draft, failure)}{_from_where(draft)}"
+def _announce_restart(draft: Draft, failure: Failure, count: str, at: str | None, *, in_place: bool = False) -> None:
+    where = ", in the same pods" if in_place else _avoid(draft, failure)
+    message = f"{describe(failure)}; {count}; next attempt not before {at}{where}{_from_where(draft)}"
+    draft.set(Condition.RESTARTING, True, Reason.RESTARTING_IN_PLACE if in_place else Reason.RESTARTING, message)
+
+
+def recreate(draft: Draft, why: str) -> None:
+    """Recreate pods that were to be kept for the next attempt."""
+    message = f"the next attempt cannot begin in the same pods: {why}; all pods are recreated{_from_where(draft)}"
     draft.set(Condition.RESTARTING, True, Reason.RESTARTING, message)
 
 

@@ -67,20 +67,22 @@ def observe(
     pods: Iterable[tuple[str, ObservedPod]],
     others: Iterable[tuple[str, Child]] = (),
     gone: Iterable[ObservedPod] = (),
+    over: range = range(0),
 ) -> Observed:
     """Sort objects that carry the job's label into those of the job with this UID and those of an earlier job of the
     same name.
 
     Each object comes after the UID of its job. `gone`: the final state of the job's pods that were just deleted.
+    `over`: earlier attempts in the same pods, whose ends say nothing about the current one.
     """
-    pods, others = list(pods), list(others)
+    pods, others = [(owner, pod.without(over)) for owner, pod in pods], list(others)
     strangers = [pod for owner, pod in pods if owner != uid]
     foreign = [child for owner, child in others if owner != uid]
     sets = {child.uid for _, child in others if child.kind == "StatefulSet"}
     return Observed(
         pods={pod.name: pod for owner, pod in pods if owner == uid and not pod.downloads},
         downloaders=tuple(pod for owner, pod in pods if owner == uid and pod.downloads),
-        gone={pod.uid: pod for pod in gone if not pod.downloads},
+        gone={pod.uid: pod.without(over) for pod in gone if not pod.downloads},
         children=tuple(child for owner, child in others if owner == uid),
         foreign=(
             *(f"pod/{pod.name}" for pod in strangers),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pydantic_core import from_json
 
@@ -14,6 +15,17 @@ from grpo_workload.spec import lenient
 from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.reports import ExitCode, Outcome, Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the pod's container once ended."""
+
+    outcome: MemberOutcome
+    attempt: int | None = None  # which attempt ended then, if the launcher could say so
+    progress: Progress | None = None  # in the launcher's result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +42,31 @@ class ObservedPod:
     unschedulable: str | None  # why the scheduler finds no node
     waiting: str | None  # why the container does not start: "ErrImagePull: ..."
     restarts: int  # number of restarts of its container
-    outcome: MemberOutcome | None  # how its launcher ended
-    final_progress: Progress | None  # progress in the launcher's result
+    endings: tuple[Ending, ...]  # of its container, the oldest first
     deletion_time: str | None  # end of the grace period, if the pod is being deleted
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
     downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
     controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
+    told: int | None = None  # the attempt that begins in it, as its annotation says
+
+    @property
+    def outcome(self) -> MemberOutcome | None:
+        """How its launcher ended; None while it runs. A container that is started again after that only waits."""
+        return self.endings[0].outcome if self.endings else None
+
+    @property
+    def final_progress(self) -> Progress | None:
+        """Progress in the launcher's result."""
+        return self.endings[0].progress if self.endings else None
+
+    def without(self, attempts: range) -> ObservedPod:
+        """Return the pod without how these attempts ended in it: a later one has begun in it since."""
+        kept = tuple(one for one in self.endings if one.attempt not in attempts)
+        if len(kept) == len(self.endings):
+            return self
+        return replace(self, endings=kept, restarts=self.restarts if kept else 0)
 
 
 def read_pod(pod: Object) -> ObservedPod:
@@ -47,28 +76,32 @@ def read_pod(pod: Object) -> ObservedPod:
     """
     metadata, status, labels = pod["metadata"], mapping(pod.get("status")), labels_of(pod)
     container = next((s for s in mappings(status.get("containerStatuses")) if s.get("name") == names.CONTAINER), {})
-    outcome, progress = _outcome(status, container)
-    attempt = text(labels.get(names.LABEL_ATTEMPT, "0"))
     return ObservedPod(
         name=metadata["name"],
         uid=metadata["uid"],
         group=text(labels.get(names.LABEL_GROUP)),
-        attempt=int(attempt) if attempt.isdecimal() and len(attempt) < 19 else -1,
+        attempt=_number(labels.get(names.LABEL_ATTEMPT, "0"), -1),
         node=text(mapping(pod.get("spec")).get("nodeName"))[:253] or None,
         ip=text(status.get("podIP")) or None,
         ready=condition(status, "Ready").get("status") == "True",
         unschedulable=_unschedulable(status),
         waiting=_waiting(status, container),
         restarts=number(container.get("restartCount"), 0),
-        outcome=outcome,
-        final_progress=progress,
+        endings=_endings(status, container),
         deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
         disruption=_disruption(status),
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(metadata, container),
         downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
         controller=text(controller_of(pod).get("uid")),
+        told=_number(mapping(metadata.get("annotations")).get(names.ANNOTATION_ATTEMPT), None),
     )
+
+
+def _number(said: object, otherwise: T) -> int | T:
+    """Read the number of an attempt."""
+    digits = text(said)
+    return int(digits) if digits.isdecimal() and len(digits) < 19 else otherwise
 
 
 def _waiting(status: Object, container: Object) -> str | None:
@@ -125,27 +158,32 @@ def _unschedulable(status: Object) -> str | None:
     return text(scheduled.get("message")) or "no reason given" if scheduled.get("status") == "False" else None
 
 
-def _outcome(status: Object, container: Object) -> tuple[MemberOutcome | None, Progress | None]:
-    """Return how the launcher ended and its final progress; both None while it runs.
+def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
+    """Return how the launcher ended; empty while it runs.
 
-    The result may be in lastState: the kubelet has then restarted the container, which only waits.
+    The first result may be in lastState: the kubelet has then restarted the container, which only waits, unless a later
+    attempt began in it.
     """
     states = [mapping(mapping(container.get(key)).get("terminated")) for key in ("lastState", "state")]
-    ended = next((state for state in states if state), None)
-    if ended is None:
-        if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
-            reason = text(status.get("reason")) or Reason.POD_FAILED
-            message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
-            return _ended(-1, reason, message, ""), None
-        return None, None
+    if ended := [state for state in states if state]:
+        return tuple(map(_ending, ended))
+    if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
+        reason = text(status.get("reason")) or Reason.POD_FAILED
+        message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
+        return (Ending(_ended(-1, reason, message, "")),)
+    return ()
+
+
+def _ending(ended: Object) -> Ending:
     said, finished = text(ended.get("message")), known_time(ended.get("finishedAt"))
     try:
         raw = lenient.plain(from_json(said))
         result = lenient.read(Outcome, raw if isinstance(raw, dict) else {})
     except ValueError:  # no result of ours: the launcher never started, or the kernel killed it
-        return _unexplained(ended, said, finished), None
+        return Ending(_unexplained(ended, said, finished))
     progress = None if result.progress is None else Progress.read(raw["progress"])
-    return _ended(result.exit_code, result.reason, result.message, finished), progress
+    outcome = _ended(result.exit_code, result.reason, result.message, finished)
+    return Ending(outcome, result.attempt, progress)
 
 
 def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:

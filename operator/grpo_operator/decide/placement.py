@@ -31,7 +31,7 @@ from grpo_workload.spec.reasons import Reason
 def pods_of_attempt(draft: Draft, topology: Topology, observed: Observed) -> list[ObservedPod]:
     """Return the pods of the current attempt that exist, in the order of the topology, of those that the job needs."""
     found = (observed.pods.get(name) for name in topology.needed_pods)
-    return [pod for pod in found if pod is not None and pod.attempt == draft.status.attempt]
+    return [pod for pod in found if pod is not None and pod.attempt == draft.status.created_for]
 
 
 def record_placement(draft: Draft, topology: Topology, observed: Observed) -> None:
@@ -75,7 +75,7 @@ def find_limits(draft: Draft, topology: Topology, observed: Observed) -> dict[st
     pods = pods_of_attempt(draft, topology, observed)
     held = {group.statefulset: 0 for group in _held(topology, pods)}
     known = (observed.pods.get(name) for name in topology.elastic_pods)
-    begun = any(pod is not None and pod.attempt == draft.status.attempt for pod in known)
+    begun = any(pod is not None and pod.attempt == draft.status.created_for for pod in known)
     if begun or _placed(pods, topology.needed_pods):
         return held
     return {group.statefulset: len(group.needed_pods) for group in topology.elastic_groups} | held

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import attempts, downloading, lifecycle, queueing
+from grpo_operator.decide import attempts, downloading, in_place, lifecycle, queueing
 from grpo_operator.decide.blame import (
     EFFECTS,
     Reports,
@@ -23,7 +23,7 @@ from grpo_operator.decide.blame import (
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import Draft, find, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
@@ -50,7 +50,7 @@ longer it stays refused, the rarer its passes."""
 class Mode(StrEnum):
     """Which of the job's pods should exist."""
 
-    KEEP = "keep"  # change no child: no attempt has begun, or the job is about to be deleted
+    KEEP = "keep"  # change no child: no attempt has begun, the next one is to begin in the same pods, or the job ends
     RUN = "run"  # all pods of the spec
     ENGINES_ONLY = "engines-only"  # trainer pods end; engines stay until the last trainer pod is gone
     STOPPED = "stopped"  # no pod
@@ -75,6 +75,7 @@ class Plan:
     scale: Scale | None = None  # to write into the spec
     queue: QueueSteps = field(default_factory=QueueSteps)
     download: DownloadSteps = field(default_factory=DownloadSteps)
+    renewals: tuple[tuple[str, str], ...] = ()  # name and UID of pods whose kubelets have to renew the contract
     requeue_after: float | None = None  # seconds until the next pass; None: only when something changes
     events: tuple[Event, ...] = ()
 
@@ -108,6 +109,8 @@ def plan(
         lifecycle.end(draft, failure)
     elif obstacle is not None:
         draft.set(Condition.ACCEPTED, False, obstacle.reason, obstacle.message)
+        if keeps_pods(draft.status):  # a job that cannot begin is to hold no GPU
+            lifecycle.recreate(draft, obstacle.message)
     elif job.spec.suspend:
         lifecycle.suspend(draft, observed.pods)
     elif queueing.must_wait(job, status, observed):
@@ -132,6 +135,7 @@ def plan(
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
         download=downloading.find_steps(job, new, observed, waits=obstacle is not None or job.spec.suspend),
+        renewals=in_place.find_renewals(job, new, observed),
         requeue_after=_requeue(job, new, observed, reports, now, obstacle),
         events=events_between(status, new, job),
     )
@@ -199,6 +203,8 @@ def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
         lifecycle.stay_suspended(draft, observed.pods)
     elif holds(status, Condition.RESTARTING):
         lifecycle.correct_cause(draft, find_failure(status, observed, draft.job.spec.failure_policy, draft.now))
+        if keeps_pods(draft.status) and (why := in_place.find_hindrance(draft, observed)):
+            lifecycle.recreate(draft, why)
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
@@ -211,11 +217,11 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
         failure = None
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is not None:
-        lifecycle.handle_failure(draft, failure)
+        lifecycle.handle_failure(draft, failure, in_place=in_place.may_keep(draft, failure, observed))
 
 
 def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:
-    if status.attempt is None:
+    if status.attempt is None or keeps_pods(status):
         return Mode.KEEP
     if holds(status, Condition.SUSPENDED) and observed.pods.keys() & topology.trainer_pods:
         return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it

@@ -10,7 +10,7 @@ from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
-from grpo_operator.decide.conditions import Draft, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
@@ -59,7 +59,7 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
             pod, old = observed.pods.get(name), known.get(name)
             # An elastic engine that was removed and added again: its old pod still ends, which is no failure.
             is_leaving = old is None and pod is not None and pod.deletion_time and name not in group.needed_pods
-            if pod is not None and pod.attempt == status.attempt and not is_leaving:
+            if pod is not None and pod.attempt == status.created_for and not is_leaving:
                 old = _seen(old, pod, group.role, runs=runs)
             if old is not None and old.uid in observed.gone:
                 old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
@@ -91,7 +91,7 @@ def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) 
 def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     name = topology.members[0].pod
     master = observed.pods.get(name)
-    final = master.final_progress if master and master.attempt == draft.status.attempt else None
+    final = master.final_progress if master and master.attempt == draft.status.created_for else None
     newest, old = final or reports.get(name), draft.status.progress
     if newest is None or newest.total_steps == 0:
         return
@@ -119,7 +119,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
 def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None:
     """Record how many pods each group has and how many are ready."""
     incarnations = {group.name: group.incarnation for group in draft.status.groups}
-    ready = {pod.name for pod in observed.pods.values() if pod.ready and pod.attempt == draft.status.attempt}
+    ready = {pod.name for pod in observed.pods.values() if pod.ready and pod.attempt == draft.status.created_for}
     groups = tuple(
         GroupStatus(
             name=group.name,
@@ -164,6 +164,8 @@ def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
         return Reason.FINISHED, "the job has ended"
     if holds(status, Condition.SUSPENDED):
         return Reason.SUSPENDED, "the job is suspended"
+    if keeps_pods(status):
+        return Reason.RESTARTING_IN_PLACE, "the next attempt begins in the same pods, which keep their nodes"
     return Reason.RESTARTING, "all pods are being recreated"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
+from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal, keeps_pods
 from grpo_operator.decide.plan import Plan
 from grpo_workload.spec.reasons import Reason
 
@@ -29,6 +29,7 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
         is_terminal(status),
         holds(status, Condition.SUSPENDED),
         holds(status, Condition.RESTARTING),
+        keeps_pods(status),
     )
 
 

@@ -29,7 +29,7 @@ class Applied:
 
     def is_in_force(self, manifest: Object, live: Object) -> bool:
         """Whether applying the manifest would not change the object, or must not."""
-        if live.get("immutable") or manifest.get("kind") == names.GANG_KIND:
+        if live.get("immutable") or manifest.get("kind") == names.GANG_KIND or _is_its_contract(manifest, live):
             return True  # a running attempt keeps its contract and its PodGroup, as an earlier release wrote them
         return contains(live, manifest) or self._made.get(live["metadata"]["uid"]) == _digest(manifest, live)
 
@@ -41,6 +41,12 @@ class Applied:
         self._made[answer["metadata"]["uid"]] = _digest(manifest, answer)
         if len(self._made) > REMEMBERED:
             del self._made[next(iter(self._made))]
+
+
+def _is_its_contract(manifest: Object, live: Object) -> bool:
+    """Whether the object has the contract of the manifest's attempt, not that of an earlier one in the same pods."""
+    attempts = [one["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT) for one in (manifest, live)]
+    return manifest.get("kind") == "ConfigMap" and attempts[0] == attempts[1]
 
 
 def _digest(manifest: Object, live: Object) -> bytes:

@@ -39,7 +39,8 @@ class Changes:
     removals: Sequence[Child] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.stops or self.applies or self.removals or self.plan.deletions or self.plan.delete_job)
+        plan = self.plan
+        return bool(self.stops or self.applies or self.removals or plan.deletions or plan.delete_job or plan.renewals)
 
 
 def find_changes(
@@ -50,12 +51,13 @@ def find_changes(
     Otherwise groups are stopped, which does not depend on the spec.
     """
     stops = groups_to_stop(observed.children, decided.mode)
-    if decided.mode != Mode.RUN or decided.status.attempt is None or job.fault is not None:
+    status = decided.status
+    if decided.mode != Mode.RUN or status.attempt is None or job.fault is not None:
         return Changes(decided, stops)
-    avoid = [node.name for node in decided.status.avoid_nodes]
+    avoid = [node.name for node in status.avoid_nodes]
     with doing("building the job's objects"):
         now = topology.limited(decided.limits)
-        wanted = manifests(job, now, decided.status.attempt, avoid, policies=policies)
+        wanted = manifests(job, now, status.attempt, avoid, created_for=status.created_for, policies=policies)
     seen = {(child.kind, child.name): child for child in observed.children}
     places = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted]
     applies = [
@@ -113,6 +115,10 @@ class Changer:
             )
         for child in changes.removals:
             await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+        attempt = changes.plan.status.attempt
+        await together(  # only now: the contract is the one of this attempt
+            self._cluster.announce(job.namespace, name, uid, attempt) for name, uid in changes.plan.renewals
+        )
 
     async def stop(self, job: Job, groups: Sequence[Child]) -> None:
         """Scale these StatefulSets of the job to 0."""

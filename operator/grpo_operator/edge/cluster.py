@@ -173,6 +173,18 @@ class Cluster:
                 return None
             raise
 
+    async def announce(self, namespace: str, name: str, uid: str, attempt: int | None) -> None:
+        """Write an attempt into an annotation of the pod with this UID, if it still exists: its kubelet looks at it."""
+        metadata = {"uid": uid, "annotations": {names.ANNOTATION_ATTEMPT: str(attempt)}}
+        path = self._path("Pod", namespace, name)
+        try:
+            await self._send(
+                "patch", "Pod", path, body={"metadata": metadata}, content_type=_MERGE, field_manager=names.MANAGER
+            )
+        except ApiException as error:
+            if error.status not in (404, 409):  # gone, or another pod by now
+                raise
+
     async def scale(self, job: Object, replicas: int) -> None:
         """Set the number of a job's elastic engines in its spec. Raises ConflictError if the job changed since."""
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "spec": {"replicas": replicas}}

@@ -19,7 +19,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
-from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.downloading import needs_job
 from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import read_child
@@ -169,8 +169,9 @@ class Reconciler:
             return None
         with doing("checking whether an attempt can begin"):
             attempt, policies = next_attempt(seen.status), self._network_policies
+            created_for = seen.status.created_for if keeps_pods(seen.status) else attempt
             try:
-                wanted = manifests(seen.job, seen.topology, attempt, policies=policies)
+                wanted = manifests(seen.job, seen.topology, attempt, created_for=created_for, policies=policies)
             except ValueError as error:
                 return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
             children = seen.observed.children

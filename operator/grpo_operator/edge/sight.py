@@ -122,9 +122,11 @@ class Eyes:
         others, gone = self._mirror.others(key), self._deleted_pods.of(key)
         queues = self._mirror.scope(names.QUEUE_KIND, key.namespace)
         has_queues = queues is not None and queues.is_listed
-        observed = replace(observe(key.uid, pods=pods, others=others, gone=gone), has_queues=has_queues)
+        observed = observe(key.uid, pods=pods, others=others, gone=gone, over=status.over)
+        observed = replace(observed, has_queues=has_queues)
         lost, absent, ready = {}, set(), set()
-        suspects = nodes_to_check(observed, was_running=status.running_time is not None) if self._read_nodes else ()
+        was_running = status.running_time is not None or status.pods_attempt is not None
+        suspects = nodes_to_check(observed, was_running=was_running) if self._read_nodes else ()
         for name in sorted(suspects):
             try:
                 node = await self._node(name, age)

@@ -35,6 +35,7 @@ _METHODS = {
     "apply": "patch",
     "dry-apply": "patch",
     "scale": "patch",
+    "patch": "patch",
     "patch-status": "patch",
     "update": "put",
     "delete": "delete",

@@ -16,16 +16,24 @@ from grpo_operator.layout.topology import Group, Job, Topology
 
 
 def manifests(
-    job: Job, topology: Topology, attempt: int, avoid: Sequence[str] = (), *, policies: bool = True
+    job: Job,
+    topology: Topology,
+    attempt: int,
+    avoid: Sequence[str] = (),
+    *,
+    created_for: int | None = None,
+    policies: bool = True,
 ) -> list[Manifest]:
     """Return every child of an attempt, in the order in which they are applied.
 
-    Pods avoid the nodes `avoid` if possible.
+    Pods avoid the nodes `avoid` if possible. `created_for`: the attempt that the pods were created for, if that is an
+    earlier one.
     """
+    first = attempt if created_for is None else created_for
     guard = [network_policy(job)] if policies else []
-    gang = [pod_group(job, topology, attempt)] if topology.gang_pods else []
-    shared = [service(job), *guard, contract_map(job, topology, attempt), *gang]
-    return [*shared, *(statefulset(job, group, attempt, avoid) for group in topology.groups)]
+    gang = [pod_group(job, topology, first)] if topology.gang_pods else []
+    shared = [service(job), *guard, contract_map(job, topology, attempt, first), *gang]
+    return [*shared, *(statefulset(job, group, first, avoid) for group in topology.groups)]
 
 
 def service(job: Job) -> Manifest:
@@ -76,16 +84,17 @@ def network_policy(job: Job) -> Manifest:
     }
 
 
-def contract_map(job: Job, topology: Topology, attempt: int) -> Manifest:
-    """Return the ConfigMap with an attempt's contract.
+def contract_map(job: Job, topology: Topology, attempt: int, created_for: int) -> Manifest:
+    """Return the ConfigMap with an attempt's contract, for pods that were created for this attempt or an earlier one.
 
-    It is immutable: all pods read the same, however late they start.
+    It is immutable, unless a later attempt may begin in the same pods: all pods read the same, however late they start.
     """
+    stays = job.spec.failure_policy.restart_strategy == "Recreate"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job, names.contract_name(job.name, attempt), attempt=attempt),
-        "immutable": True,
+        "metadata": _metadata(job, names.contract_name(job.name, created_for), attempt=attempt),
+        **({"immutable": True} if stays else {}),
         "data": {
             "contract.json": make_contract(job, topology, attempt).model_dump_json(
                 by_alias=True, exclude_none=True, indent=1

@@ -5,7 +5,7 @@ from typing import Any
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import MemberOutcome
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
 NOW = "2026-01-01T00:00:00Z"
@@ -47,8 +47,7 @@ def pod(
         unschedulable=None,
         waiting=None,
         restarts=restarts,
-        outcome=outcome,
-        final_progress=None,
+        endings=() if outcome is None else (Ending(outcome, attempt),),
         deletion_time=None,
         disruption=None,
     )

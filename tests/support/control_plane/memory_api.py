@@ -181,6 +181,13 @@ class MemoryApi:
         self._check_preconditions(old, patch["metadata"])
         return self.store.put({**old, "spec": {**old["spec"], **patch["spec"]}})
 
+    def _patch(self, request: Request) -> Object:
+        old, metadata = self._existing(request), request.params["body"]["metadata"]
+        self._check_preconditions(old, metadata)
+        annotations = old["metadata"].get("annotations", {}) | metadata["annotations"]
+        self.store.edit(old, metadata={"annotations": annotations})
+        return self._existing(request)
+
     def _delete(self, request: Request) -> Object:
         old, options = self._existing(request), request.params["body"]
         self._check_preconditions(old, options["preconditions"])
@@ -215,7 +222,7 @@ class MemoryApi:
         owners = {one["uid"]: one for one in (*had.get("ownerReferences", ()), *metadata["ownerReferences"])}
         if sum(one.get("controller", False) for one in owners.values()) > 1:
             raise failure(422, "Only one reference can have Controller set to true")
-        if old.get("immutable") and (old["data"], True) != (manifest["data"], manifest["immutable"]):
+        if old.get("immutable") and (old["data"], True) != (manifest["data"], manifest.get("immutable")):
             raise failure(422, "field is immutable when `immutable` is set")
         if request.kind == "StatefulSet" and old["spec"]["selector"] != manifest["spec"]["selector"]:
             raise failure(422, "updates to statefulset spec for fields other than 'replicas' are forbidden")

@@ -238,6 +238,13 @@ class Jobs:
         patch = json.dumps(ended_container(exit_code, message))
         self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
 
+    def runs_again(self, *pods: str) -> None:
+        """Report, in place of the kubelet, that the containers of pods are ready, whatever they did before."""
+        conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+        for pod in pods:
+            patch = json.dumps({"status": {"conditions": conditions}})
+            self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+
 
 def ended_container(exit_code: int, message: dict[str, Any]) -> dict[str, Any]:
     """Return the change of a pod's status by which a kubelet reports that its container ended and runs again."""

@@ -1,7 +1,7 @@
 """Kubernetes in memory: the controllers that a job meets, one step at a time, and what can happen to pods and nodes.
 
 The StatefulSet controller, scheduler and kubelets do their work at once when they are let; garbage collection may come
-much later. A container that ends is restarted and holds, as launchers do.
+much later. A container that ends is restarted and holds, as launchers do, until its pod is told of a later attempt.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from support.control_plane.memory_store import Object, Selection, Store
 NODES = ("node-1", "node-2", "node-3")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMESPACE = "ns"
+
+_READY = [{"type": "Ready", "status": "True"}]
+
+
+def attempt_in(pod: Object) -> int:
+    """Return the attempt that the launcher in a pod knows of."""
+    return int(pod["status"].get("attempt", pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
 
 
 class SimulatedCluster:
@@ -83,8 +90,22 @@ class SimulatedCluster:
                 self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
             elif not pod["status"].get("containerStatuses"):
                 running = {"name": names.CONTAINER, "restartCount": 0, "state": {"running": {}}}
-                ready = [{"type": "Ready", "status": "True"}]
-                self.store.edit(pod, status={"containerStatuses": [running], "conditions": ready})
+                began = {"containerStatuses": [running], "attempt": self._contract(pod), "over": False}
+                self.store.edit(pod, status=began | {"conditions": _READY})
+            elif self._is_told(pod):
+                self.store.edit(pod, status={"attempt": self._contract(pod), "over": False, "conditions": _READY})
+
+    def _contract(self, pod: Object) -> int:
+        """Return the attempt whose contract is in the ConfigMap of the pod."""
+        labels = pod["metadata"]["labels"]
+        name = names.contract_name(labels[names.LABEL_JOB], int(labels[names.LABEL_ATTEMPT]))
+        contract = self.store.get("ConfigMap", NAMESPACE, name)
+        return int((contract or pod)["metadata"]["labels"].get(names.LABEL_ATTEMPT, 0))
+
+    def _is_told(self, pod: Object) -> bool:
+        """Whether the kubelet looks at the contract again, which is one of a later attempt."""
+        said = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_ATTEMPT)
+        return said is not None and self._contract(pod) > attempt_in(pod)
 
     def collect_garbage(self) -> None:
         """Delete what has a controller that no longer exists."""
@@ -107,7 +128,7 @@ class SimulatedCluster:
 
     def end_container(self, pod: Object, exit_code: int, reason: str) -> None:
         """End the launcher in a pod, with a result unless it was killed; its container is restarted and holds."""
-        said, attempt = "", int(pod["metadata"]["labels"][names.LABEL_ATTEMPT])
+        said, attempt = "", attempt_in(pod)
         if exit_code in {*ExitCode}:
             outcome = Outcome(attempt=attempt, exit_code=ExitCode(exit_code), reason=reason, message=f"said {reason}")
             said = outcome.to_message()
@@ -119,7 +140,7 @@ class SimulatedCluster:
             "lastState": {"terminated": ended},
         }
         not_ready = [{"type": "Ready", "status": "False"}]
-        self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready})
+        self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready, "over": True})
 
     def evict_by_kubelet(self, pod: Object) -> None:
         """Fail a pod because its node runs short of something; its StatefulSet replaces it at once."""
@@ -138,9 +159,8 @@ class SimulatedCluster:
         del self.lost[node]
         self._put_node(node)
         for pod in self.store.select(Selection("Pod")):
-            launchers = pod["status"].get("containerStatuses", [])
-            if pod["spec"].get("nodeName") == node and [one["restartCount"] for one in launchers] == [0]:
-                self.store.edit(pod, status={"conditions": [{"type": "Ready", "status": "True"}]})
+            if pod["spec"].get("nodeName") == node and pod["status"].get("over") is False:
+                self.store.edit(pod, status={"conditions": _READY})
 
     def _owned(self, group: Object) -> Iterator[Object]:
         for pod in self.store.select(Selection("Pod", NAMESPACE)):

@@ -7,11 +7,11 @@ from collections import Counter
 from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.conditions import is_terminal
+from grpo_operator.decide.conditions import is_terminal, keeps_pods
 from grpo_operator.decide.objects import owner_of
 from support.control_plane.memory_api import Request
 from support.control_plane.memory_store import Change, Object, Place
-from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster
+from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in
 from support.control_plane.simulated_operator import Pass
 
 _FROZEN = ("attempt", "phase", "restarts", "last_failure", "completion_time", "active_seconds")
@@ -39,11 +39,13 @@ class Truth:
     def harm(self, pod: Object) -> None:
         """Note that a test ends a pod."""
         labels = pod["metadata"]["labels"]
-        self.harms[labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT]] += 1
+        self.harms[labels[names.LABEL_JOB_UID], str(attempt_in(pod))] += 1
 
     def check(self, request: Request, current: Pass) -> None:
         """Judge a request of a pass as it reaches the server."""
-        is_write = request.verb in ("apply", "scale") or (request.verb == "delete" and request.kind != names.KIND)
+        is_write = request.verb in ("apply", "scale", "patch") or (
+            request.verb == "delete" and request.kind != names.KIND
+        )
         if not is_write:
             return
         looks = [one for one in current.requests if one.kind == names.KIND and one.verb in ("get", "update")]
@@ -63,19 +65,25 @@ class Truth:
         if request.verb == "apply":
             labels = request.params["body"]["metadata"]["labels"]
             attempt = labels.get(names.LABEL_ATTEMPT, str(status.attempt))
-            self._must(runs and attempt == str(status.attempt), f"{request} of attempt {attempt} is applied")
+            is_contract = request.kind == "ConfigMap"
+            wanted = status.attempt if is_contract or names.LABEL_ATTEMPT not in labels else status.created_for
+            self._must(runs and attempt == str(wanted), f"{request} of attempt {attempt} is applied")
+        elif request.verb == "patch":
+            told = request.params["body"]["metadata"]["annotations"][names.ANNOTATION_ATTEMPT]
+            is_kept = status.pods_attempt is not None
+            self._must(runs and is_kept and told == str(status.attempt), f"{request} announces attempt {told}")
         elif request.verb == "scale":
             self._must(not runs, f"{request} stops an attempt that runs")
         elif request.kind == "Pod":
             assert child is not None
             self._check_deletion(request, child, status, runs=runs)
         else:
-            contract = names.contract_name(request.name.rpartition("-")[0], status.attempt or 0)
+            contract = names.contract_name(request.name.rpartition("-")[0], status.created_for or 0)
             self._must(request.name != contract, f"{request} takes away what the attempt needs")
 
     def _check_deletion(self, request: Request, pod: Object, status: GRPOJobStatus, *, runs: bool) -> None:
         member = next((m for m in status.members if m.uid == pod["metadata"]["uid"]), None)
-        is_old = not runs or pod["metadata"]["labels"][names.LABEL_ATTEMPT] != str(status.attempt)
+        is_old = not runs or pod["metadata"]["labels"][names.LABEL_ATTEMPT] != str(status.created_for)
         is_given_up = "deletionTimestamp" in pod["metadata"] and pod["spec"].get("nodeName") in self._cluster.lost
         is_replaced = member is not None and member.replacing
         self._must(is_old or is_given_up or is_replaced, f"{request} deletes a pod of the attempt")
@@ -100,7 +108,11 @@ class Truth:
         if new.attempt != old.attempt:
             self._must(new.attempt == (0 if old.attempt is None else old.attempt + 1), f"{name} skips an attempt")
             pods = self._cluster.pods(job=name)
-            self._must(not pods or uid in self.outdated, f"attempt {new.attempt} of {name} begins with {_names(pods)}")
+            kept = [member.uid for member in old.members] if keeps_pods(old) else []
+            others = [pod for pod in pods if pod["metadata"]["uid"] not in kept]
+            self._must(
+                not others or uid in self.outdated, f"attempt {new.attempt} of {name} begins with {_names(others)}"
+            )
             self._must(
                 not self._of_earlier(job), f"attempt {new.attempt} of {name} begins among an earlier job's objects"
             )

@@ -18,7 +18,7 @@ from support.control_plane.jobs import job as parsed
 from support.control_plane.jobs import spec
 from support.control_plane.memory_api import END, Stream
 from support.control_plane.memory_store import Object
-from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster
+from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in
 from support.control_plane.simulated_operator import SimulatedOperator
 from support.control_plane.simulated_truth import Truth
 from support.control_plane.virtual_time import VirtualTimeLoop
@@ -106,8 +106,17 @@ class Simulation:
     def finish(self, name: str) -> None:
         """End all trainer pods of a job that run, as done."""
         for pod in self.cluster.pods(job=name):
-            if pod["status"].get("containerStatuses") and pod["metadata"]["labels"][names.LABEL_ROLE] == "trainer":
+            if pod["status"].get("over") is False and pod["metadata"]["labels"][names.LABEL_ROLE] == "trainer":
                 self.cluster.end_container(pod, ExitCode.DONE, "Done")
+
+    def fail(self, name: str) -> None:
+        """End a rank in one trainer pod of a job, and then those of the others, which lose it."""
+        code = ExitCode.RANK_FAILED
+        for pod in self.cluster.pods(job=name):
+            if pod["status"].get("over") is False and pod["metadata"]["labels"][names.LABEL_ROLE] == "trainer":
+                self.truth.harm(pod)
+                self.cluster.end_container(pod, code, "RankFailed" if code == ExitCode.RANK_FAILED else "PeerLost")
+                code = ExitCode.PEER_LOST
 
     def lose_or_return(self, node: str) -> None:
         """Cut a node off, if it is not the last one, or bring it back."""
@@ -179,7 +188,8 @@ class Simulation:
         assert status.phase == "Running"
         groups = plan_topology(parsed(**raw["spec"])).groups
         assert len(pods) == sum(group.spec.replicas for group in groups)
-        assert {pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in pods} == {str(status.attempt)}
+        assert {pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in pods} == {str(status.created_for)}
+        assert {attempt_in(pod) for pod in pods} == {status.attempt}
         assert {member.uid for member in status.members} == {pod["metadata"]["uid"] for pod in pods}
 
     def _check_quiet(self) -> None:

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     FINISHED = "Finished"
     TRAINING_DONE = "TrainingDone"
     RESTARTING = "Restarting"
+    RESTARTING_IN_PLACE = "RestartingInPlace"
     RESTARTED = "Restarted"
     ENGINE_RESTARTING = "EngineRestarting"
     SCALED = "Scaled"

@@ -70,7 +70,7 @@ def test_two_releases_with_one_name_in_two_namespaces_share_no_object(helm: Path
 def test_roles_grant_no_secrets_no_wildcards_and_no_more_than_is_used(helm: Path) -> None:
     rules = render(helm)["ClusterRole"]["rules"]
     granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-    assert {verb for resource, verb in granted if resource == "pods"} == {"list", "watch", "delete"}
+    assert {verb for resource, verb in granted if resource == "pods"} == {"list", "watch", "patch", "delete"}
     assert {verb for resource, verb in granted if resource == "persistentvolumeclaims"} == {"get"}
     assert {verb for resource, verb in granted if resource == "grpojobs"} == {"get", "list", "watch", "delete"}
     assert {verb for resource, verb in granted if resource == "nodes"} == {"get"}

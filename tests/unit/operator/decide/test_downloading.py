@@ -9,7 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology
@@ -72,7 +72,7 @@ def test_a_download_that_is_given_up_ends_the_job_and_says_why() -> None:
     for code, reason in ((64, "ConfigError"), (1, "DownloadFailed")):
         case = Fetching()
         case.made("Failed")
-        case.downloader = replace(pod("job-download-x"), downloads=True, outcome=ended(code, "Error"))
+        case.downloader = replace(pod("job-download-x"), downloads=True, endings=(Ending(ended(code, "Error")),))
         case.look()
         assert (case.status.phase, case.status.summary.reason) == ("Failed", reason)
         where = f"download pod job-download-x on node node, exit code {code}"
@@ -138,12 +138,12 @@ def test_the_message_quotes_the_last_failure_while_it_is_tried_again() -> None:
     case = Fetching()
     case.made()
     early, late = (
-        replace(pod(name), downloads=True, outcome=ended(1, f"by {name}", at=at))
+        replace(pod(name), downloads=True, endings=(Ending(ended(1, f"by {name}", at=at)),))
         for name, at in (("job-download-z", NOW), ("job-download-a", after(NOW, 9)))
     )
     seen = replace(observed(), children=(case.child,), downloaders=(early, late))
     waits = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
     assert waits.status.summary.message == "the download is tried again: said by job-download-a"
-    done = replace(early, outcome=ended(-1, Reason.OUTCOME_MISSING))
+    done = replace(early, endings=(Ending(ended(-1, Reason.OUTCOME_MISSING)),))
     waits = plan(case.job, case.topology, case.status, replace(seen, downloaders=(done,)), {}, NOW)
     assert waits.status.summary.message == "no GPU is asked for yet"

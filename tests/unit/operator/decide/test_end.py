@@ -80,7 +80,8 @@ def test_the_checkpoint_that_ranks_save_after_a_deadline_is_recorded() -> None:
     case.see(*pods, at=100)
     assert is_terminal(case.status)
     saved = Progress(step=7, total_steps=9, checkpoint_step=7, checkpoint="checkpoints/step-7")
-    stopped = replace(failed(A, ExitCode.STOPPED, "Stopped", at=110), final_progress=saved)
+    stopped = failed(A, ExitCode.STOPPED, "Stopped", at=110)
+    stopped = replace(stopped, endings=(replace(stopped.endings[0], progress=saved),))
     case.see(stopped, pods[1], at=111)
     assert (case.status.checkpoint, case.status.progress.step) == ("checkpoints/step-7", 7)
     assert {member.pod: member.outcome and member.outcome.reason for member in case.status.members} == {

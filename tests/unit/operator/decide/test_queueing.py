@@ -11,7 +11,7 @@ from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.queueing import find_admitted
 from grpo_operator.layout.queueing import read_admission, workload
@@ -196,7 +196,7 @@ def test_how_the_job_ended_is_written_once() -> None:
     for code, result in ((0, "Succeeded"), (ExitCode.CONFIG_ERROR, "Failed")):
         case, _ = running()
         done = [
-            replace(pod(name, uid=f"{name}-0"), outcome=ended(code, "Done" if not code else "ConfigError"))
+            replace(pod(name, uid=f"{name}-0"), endings=(Ending(ended(code, "Done" if not code else "ConfigError")),))
             for name in (A, B)
         ]
         last = case.see(*done, at=9)

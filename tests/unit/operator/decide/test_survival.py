@@ -1,9 +1,9 @@
 """A job survives random histories: failures, edits, nodes that others take, jumps of the clock, stale reads, lost
 writes, two operators.
 
-Asserted: an end is permanent, attempts begin one after another and only when no pod exists, restarts stay within their
-budget, a failure counts once, pods that live belong to one attempt, the job always ends or waits for its user, and
-every status is true: of the newest generation, with no condition about pods that do not exist.
+Asserted: an end is permanent, attempts begin one after another, when no pod exists or all wait for the next one,
+restarts stay within their budget, a failure counts once, pods that live belong to one attempt, the job always ends or
+waits for its user, and every status is true: of the newest generation, with no condition about pods that do not exist.
 
 `World` models the parts of Kubernetes that matter: a status with compare-and-swap, StatefulSets that create and delete
 pods, kubelets that may be dead. An operator's pass is split into its reads, its write and its effects, so that two
@@ -23,10 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption, GRPOJobStatus
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
-from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Plan, plan
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_workload.spec.reports import ExitCode, Progress
@@ -66,7 +66,19 @@ class World:
         return after(NOW, self.now)
 
     def observe(self) -> Observed:
-        return Observed(pods=dict(self.pods), lost_nodes={node: after(NOW, since) for node, since in self.lost.items()})
+        lost = {node: after(NOW, since) for node, since in self.lost.items()}
+        return Observed(pods={name: pod.without(self.status.over) for name, pod in self.pods.items()}, lost_nodes=lost)
+
+    def runs(self, pod: ObservedPod) -> bool:
+        """Whether the pod's part of the attempt that it knows of has not ended, on a node that works."""
+        is_over = any(one.attempt in (None, attempt_in(pod)) for one in pod.endings)
+        return not is_over and pod.node not in {None, *self.lost}
+
+    def end(self, pod: ObservedPod, code: int, reason: str) -> None:
+        """End what runs in the pod. The kubelet restarts the container, and shows how the last one ended."""
+        says_so = code in list(ExitCode)  # else the launcher was killed
+        ending = Ending(ended(code, reason, self.time), attempt_in(pod) if says_so else None)
+        self.pods[pod.name] = replace(pod, endings=(ending,), ready=False, restarts=1)
 
     def controllers(self) -> None:
         """Run the StatefulSet controller, the scheduler and the kubelets that are alive once."""
@@ -93,6 +105,11 @@ class World:
             self.pods[name] = replace(self.pods[name], deletion_time=after(self.time, GRACE), ready=False)
 
 
+def attempt_in(pod: ObservedPod) -> int:
+    """Return the attempt whose contract is in the pod's file."""
+    return pod.attempt if pod.told is None else pod.told
+
+
 @dataclass
 class Operator:
     """One operator, in the middle of a pass or between two passes."""
@@ -110,9 +127,12 @@ class Survival(RuleBasedStateMachine):
         on_generation=st.sampled_from(["RestartAll", "RestartGeneration", "Fail"]),
         on_trainer=st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
         maximum=st.sampled_from([2, 1, 4, 0]),
+        strategy=st.sampled_from(["Recreate", "InPlace"]),
         ttl=st.none() | st.just(1000),
     )
-    def begin(self, server: str, on_generation: str, on_trainer: str, maximum: int, ttl: int | None) -> None:
+    def begin(
+        self, server: str, on_generation: str, on_trainer: str, maximum: int, strategy: str, ttl: int | None
+    ) -> None:
         if not server and on_generation == "RestartGeneration":
             on_generation = "RestartAll"
         if server == "elastic":
@@ -121,6 +141,7 @@ class Survival(RuleBasedStateMachine):
             "onGenerationFailure": on_generation,
             "onTrainerFailure": on_trainer,
             "maxRestarts": maximum,
+            "restartStrategy": strategy,
             "hangSeconds": 100,
         }
         self.spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}}
@@ -188,7 +209,10 @@ class Survival(RuleBasedStateMachine):
         assert decided.status.attempt is not None
         for group in world.topology.groups:
             runs = decided.mode == Mode.RUN or (decided.mode == Mode.ENGINES_ONLY and group.role == "generation")
-            world.sets[group.statefulset] = StatefulSet(group.spec.replicas if runs else 0, decided.status.attempt)
+            world.sets[group.statefulset] = StatefulSet(group.spec.replicas if runs else 0, decided.status.created_for)
+        for name, uid in decided.renewals:
+            if name in world.pods and world.pods[name].uid == uid:
+                world.pods[name] = replace(world.pods[name], told=decided.status.attempt, ready=False)
 
     def check_it_settles(self, status: GRPOJobStatus, observed: Observed, reports: dict[str, Progress]) -> None:
         """Assert that repeated passes over the same facts stop changing the status."""
@@ -202,8 +226,8 @@ class Survival(RuleBasedStateMachine):
         generations = {status.observed_generation, *(one.observed_generation for one in status.conditions)}
         assert generations == {self.world.job.generation}
         seen = [observed.pods.get(name) for name in self.world.topology.needed_pods]
-        own = [pod for pod in seen if pod is not None and pod.attempt == status.attempt]
-        ready = sum(pod.ready for pod in observed.pods.values() if pod.attempt == status.attempt)
+        own = [pod for pod in seen if pod is not None and pod.attempt == status.created_for]
+        ready = sum(pod.ready for pod in observed.pods.values() if pod.attempt == status.created_for)
         assert not holds(status, Condition.SCHEDULED) or [pod.node is not None for pod in own] == [True] * len(seen)
         assert not holds(status, Condition.RUNNING) or [pod.ready for pod in own] == [True] * len(seen)
         assert not holds(status, Condition.HUNG) or own
@@ -226,7 +250,13 @@ class Survival(RuleBasedStateMachine):
         assert now - before in (0, 1)
         if now > before:
             assert is_about_to_begin(self.world.job, old, observed, self.world.time), "the reconciler foresaw it"
-            assert not observed.pods, "an attempt begins only when no pod is left"
+            if keeps_pods(old):
+                assert [pod.uid for pod in observed.pods.values()] == [one.uid for one in old.members], "the same pods"
+                assert all(
+                    pod.outcome for name, pod in observed.pods.items() if name in self.world.topology.trainer_pods
+                )
+            else:
+                assert not observed.pods, "an attempt begins only when no pod is left"
             assert new.members == ()
         assert 0 <= new.restarts.total - old.restarts.total <= 1
         assert abs(new.restarts.counted - old.restarts.counted) <= 1
@@ -248,7 +278,7 @@ class Survival(RuleBasedStateMachine):
     def all_become_ready(self) -> None:
         world = self.world
         for name, pod in world.pods.items():
-            if pod.deletion_time is None and pod.outcome is None and pod.node not in {None, *world.lost}:
+            if pod.deletion_time is None and world.runs(pod):
                 world.pods[name] = replace(pod, ready=True)
 
     @precondition(lambda self: self.world.pods)
@@ -257,16 +287,25 @@ class Survival(RuleBasedStateMachine):
         world = self.world
         name = data.draw(st.sampled_from(sorted(world.pods)))
         pod = world.pods[name]
-        if pod.node not in {None, *world.lost} and pod.outcome is None:
-            world.pods[name] = replace(pod, outcome=ended(code, "PeerLost", world.time), ready=False, restarts=1)
+        if world.runs(pod):
+            world.end(pod, code, "PeerLost")
+        self.undisturbed(passes, seconds=8)
+
+    @rule(passes=PASSES)
+    def one_rank_fails_and_the_others_lose_it(self, passes: int) -> None:
+        world = self.world
+        codes = itertools.chain([ExitCode.RANK_FAILED], itertools.repeat(ExitCode.PEER_LOST))
+        for name, pod in list(world.pods.items()):
+            if name in world.topology.trainer_pods and world.runs(pod):
+                world.end(pod, next(codes), "PeerLost")
         self.undisturbed(passes, seconds=8)
 
     @rule()
     def all_are_done(self) -> None:
         world = self.world
-        for name, pod in world.pods.items():
-            if name in world.topology.trainer_pods and pod.outcome is None and pod.node not in world.lost and pod.ready:
-                world.pods[name] = replace(pod, outcome=ended(ExitCode.DONE, "Done", world.time), ready=False)
+        for name, pod in list(world.pods.items()):
+            if name in world.topology.trainer_pods and pod.ready and world.runs(pod):
+                world.end(pod, ExitCode.DONE, "Done")
 
     @precondition(lambda self: self.world.pods)
     @rule(data=st.data(), evict=st.booleans(), force=st.booleans(), passes=PASSES)
@@ -339,7 +378,7 @@ class Survival(RuleBasedStateMachine):
     @invariant()
     def pods_are_of_one_attempt(self) -> None:
         """Pods that live belong to one attempt; pods on a lost node cannot be ended, only fenced off the storage."""
-        ready = {pod.attempt for pod in self.world.pods.values() if pod.ready and pod.deletion_time is None}
+        ready = {attempt_in(pod) for pod in self.world.pods.values() if pod.ready and pod.deletion_time is None}
         assert len(ready) <= 1 or self.world.status.attempt in ready
 
     def undisturbed(self, passes: int, *, seconds: int) -> None:
@@ -374,7 +413,7 @@ class Survival(RuleBasedStateMachine):
         if is_terminal(status) or holds(status, Condition.SUSPENDED):
             assert not world.pods, "GPUs are given back"
         else:
-            assert {pod.attempt for pod in world.pods.values()} == {status.attempt}
+            assert {attempt_in(pod) for pod in world.pods.values()} == {status.attempt}
             assert {member.uid for member in status.members} == {pod.uid for pod in world.pods.values()}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from grpo_operator.api.status import Disruption, GRPOJobStatus
 from grpo_operator.decide.blame import has_unexplained_pods
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import plan
 from grpo_operator.edge.deleted_pods import KEPT_SECONDS, PATIENCE_SECONDS, DeletedPods
 from grpo_workload.spec.reports import ExitCode
@@ -36,9 +36,9 @@ def failure_of(gone: ObservedPod) -> tuple[str, int]:
 def test_the_final_state_of_a_deleted_pod_names_the_cause_although_a_new_pod_has_its_name() -> None:
     evicted = replace(B, disruption=Disruption(reason="Evicted", message="low on memory"), deletion_time=NOW)
     assert failure_of(evicted) == ("Evicted", 0)
-    refused = replace(B, outcome=ended(-1, "UnexpectedAdmissionError"), deletion_time=NOW)
+    refused = replace(B, endings=(Ending(ended(-1, "UnexpectedAdmissionError")),), deletion_time=NOW)
     assert failure_of(refused) == ("UnexpectedAdmissionError", 1)
-    stopped = replace(B, outcome=ended(ExitCode.STOPPED, "Stopped"), deletion_time=NOW)
+    stopped = replace(B, endings=(Ending(ended(ExitCode.STOPPED, "Stopped")),), deletion_time=NOW)
     assert failure_of(stopped) == ("PodReplaced", 1)
     assert failure_of(replace(B, deletion_time=NOW)) == ("PodReplaced", 1)
 
@@ -54,7 +54,7 @@ def test_a_pod_is_unexplained_while_neither_the_list_nor_the_watch_shows_how_it_
     assert has_unexplained_pods(status, observed(A, RECREATED))
     assert has_unexplained_pods(status, observed(A))
     assert not has_unexplained_pods(status, replace(observed(A, RECREATED), gone={B.uid: B}))
-    recorded = see(status, A, replace(B, outcome=ended(ExitCode.DONE)))
+    recorded = see(status, A, replace(B, endings=(Ending(ended(ExitCode.DONE)),)))
     assert not has_unexplained_pods(recorded, observed(A))
 
 

@@ -6,10 +6,12 @@ from support.control_plane.simulated_operator import PassApi
 from support.control_plane.simulation import Simulation
 
 POLICY = {"maxRestarts": 3, "backoffSeconds": 2, "maxBackoffSeconds": 4}
+IN_PLACE = POLICY | {"restartStrategy": "InPlace"}
+SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}}
 
 
 def running(**spec: object) -> Simulation:
-    world = Simulation(failurePolicy=POLICY, **spec)
+    world = Simulation(**{"failurePolicy": POLICY} | spec)
     world.create("a")
     world.go_on(5)
     assert world.status("a").phase == "Running"
@@ -119,3 +121,45 @@ def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> No
     assert (world.status("a").phase, len(world.status("a").members)) == ("Pending", len(world.cluster.pods(job="a")))
     world.go_on(3)
     assert world.status("a").phase == "Running"
+
+
+def test_attempts_begin_in_the_same_pods_one_after_another_and_once_in_new_ones() -> None:
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+    for attempt in (1, 2):
+        world.fail("a")
+        world.go_on(8)
+        status = world.status("a")
+        assert (status.attempt, status.pods_attempt, status.phase) == (attempt, 0, "Running")
+        assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+
+    world.fail("a")
+    world.truth.harm(world.cluster.pods()[0])
+    world.cluster.delete_pod(world.cluster.pods()[0])
+    world.go_on(12)
+
+    status = world.status("a")
+    assert (status.attempt, status.pods_attempt, status.phase) == (3, None, "Running")
+    assert not {pod["metadata"]["uid"] for pod in world.cluster.pods()} & {*first}
+    world.end()
+
+
+def test_a_restart_in_place_is_finished_by_an_operator_that_begins_in_the_middle_of_it() -> None:
+    """The status is written, the contract is not; then the contract is, and no pod is told."""
+    for requests in range(1, 12):
+        world = running(failurePolicy=IN_PLACE)
+        first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+        world.replace_operator(1)
+        world.operators[1].api.held = True
+        world.operators[0].api.held = True
+        world.fail("a")
+        for _ in range(requests):
+            world.operators[0].api.proceed(0, None)
+            world.go_on(1)
+        for which in (0, 1):
+            world.replace_operator(which)
+        world.go_on(20)
+        status = world.status("a")
+        assert (status.attempt, status.pods_attempt, status.phase) == (1, 0, "Running"), requests
+        assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+        world.end()

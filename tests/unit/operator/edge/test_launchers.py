@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.edge.launchers import AT_ONCE, Launchers, Round
 from grpo_operator.edge.mirror import Key
 from grpo_operator.metrics.instruments import Instruments
@@ -120,7 +120,7 @@ def test_what_a_replaced_or_ended_pod_said_is_not_used() -> None:
         world.follow(A)
         await asyncio.sleep(1.0)
         assert world.steps(replace(A, uid="another")) == {}
-        assert world.steps(replace(A, outcome=ended(ExitCode.DONE))) == {}
+        assert world.steps(replace(A, endings=(Ending(ended(ExitCode.DONE)),))) == {}
         world.follow(replace(A, uid="another"), seconds=1000.0)
         await asyncio.sleep(1.0)
         assert world.steps(replace(A, uid="another")) == {"a": 3}, "the new pod is asked at once"

@@ -32,11 +32,16 @@ MINE = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: "a"}
 
 
 class Passes(RuleBasedStateMachine):
-    @initialize(server=st.booleans(), engines=st.sampled_from(["RestartAll", "RestartGeneration"]))
-    def begin(self, server: bool, engines: str) -> None:
-        spec: dict[str, Any] = {"failurePolicy": POLICY}
+    @initialize(
+        server=st.booleans(),
+        engines=st.sampled_from(["RestartAll", "RestartGeneration"]),
+        strategy=st.sampled_from(["Recreate", "InPlace"]),
+    )
+    def begin(self, server: bool, engines: str, strategy: str) -> None:
+        policy = POLICY | {"restartStrategy": strategy}
+        spec: dict[str, Any] = {"failurePolicy": policy}
         if server:
-            spec = {"failurePolicy": POLICY | {"onGenerationFailure": engines}, "generation": SERVER}
+            spec = {"failurePolicy": policy | {"onGenerationFailure": engines}, "generation": SERVER}
         self.world = Simulation(**spec)
         self.world.create("a")
         self.world.go_on(3)
@@ -60,9 +65,13 @@ class Passes(RuleBasedStateMachine):
     @rule(which=WHICH, code=CODES)
     def a_pod_ends(self, which: int, code: int) -> None:
         pod = self.world.pod(which)
-        if pod is not None and pod["status"].get("containerStatuses"):
+        if pod is not None and pod["status"].get("over") is False:
             self.world.truth.harm(pod)
             self.world.cluster.end_container(pod, code, "RankFailed")
+
+    @rule(name=JOBS)
+    def a_rank_fails_and_the_others_lose_it(self, name: str) -> None:
+        self.world.fail(name)
 
     @rule(which=WHICH, how=st.sampled_from(["user", "drain", "kubelet"]))
     def a_pod_is_taken_away(self, which: int, how: str) -> None:

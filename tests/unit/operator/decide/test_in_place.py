@@ -1,0 +1,248 @@
+"""Restarts in place: which failures keep the pods, when the next attempt begins in them, and what makes them be
+recreated after all.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo_operator.api.names import Condition, contract_name
+from grpo_operator.api.status import Admission, Disruption
+from grpo_operator.decide.conditions import find, keeps_pods
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observe import Child
+from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
+from grpo_operator.decide.plan import Mode, Obstacle, plan
+from grpo_operator.layout.manifests import manifests
+from grpo_workload.spec.reasons import Reason
+from grpo_workload.spec.reports import ExitCode, Outcome
+from support.control_plane.jobs import NOW, ended, observed, pod
+from support.control_plane.passes import SERVER, A, B, Case
+
+IN_PLACE = {"failurePolicy": {"restartStrategy": "InPlace", "backoffSeconds": 0}}
+
+
+def holds(one: ObservedPod, code: int = ExitCode.RANK_FAILED, attempt: int = 0, at: int = 10) -> ObservedPod:
+    """Return the pod after its part of an attempt has ended; its container has been started again, and holds."""
+    outcome = ended(code, "PeerLost" if code == ExitCode.PEER_LOST else "RankFailed", after(NOW, at))
+    return replace(one, ready=False, restarts=1, endings=(Ending(outcome, attempt),))
+
+
+def after_a_failure(**more: object) -> tuple[Case, list[ObservedPod]]:
+    """Return a job of which all pods ran and then failed, and the pods, which hold."""
+    case = Case(**IN_PLACE, **more)
+    running = case.see_all_ready()
+    held = [holds(one) if one.name in (A, B) else one for one in running]
+    case.see(*held, at=10)
+    return case, held
+
+
+def begins_in_place(case: Case, held: list[ObservedPod], at: int = 11) -> list[ObservedPod]:
+    """Plan the pass that begins the next attempt; return the pods as the following passes see them."""
+    case.see(*held, at=at)
+    told = [replace(one, told=case.status.attempt) for one in held]
+    return [one.without(case.status.over) for one in told]
+
+
+def test_the_next_attempt_begins_in_the_same_pods() -> None:
+    case, held = after_a_failure()
+    assert (case.status.phase, case.status.summary.reason) == ("Restarting", "RankFailed")
+    assert "in the same pods" in case.message(Condition.RESTARTING)
+    assert (case.last.mode, case.last.renewals) == (Mode.KEEP, ())
+
+    fresh = begins_in_place(case, held)
+
+    assert (case.status.attempt, case.status.pods_attempt, case.status.restarts.counted) == (1, 0, 1)
+    assert (case.last.mode, case.last.deletions) == (Mode.RUN, ())
+    assert case.last.renewals == ((A, f"{A}-0"), (B, f"{B}-0"))
+    assert case.see(*fresh, at=12).renewals == (), "both are told"
+    assert case.status.last_failure is not None
+    assert case.status.phase == "Starting", "how the attempt before ended is no outcome of this one"
+    case.see(*(replace(one, ready=True) for one in fresh), at=13)
+    assert case.status.phase == "Running"
+
+
+def test_its_children_are_those_of_the_first_attempt_but_for_the_contract() -> None:
+    case, _ = after_a_failure()
+    first = manifests(case.job, case.topology, 0)
+    later = manifests(case.job, case.topology, 1, created_for=0)
+    changed = [one for one, other in zip(later, first, strict=True) if one != other]
+    assert [(one["kind"], one["metadata"]["name"]) for one in changed] == [("ConfigMap", contract_name("job", 0))]
+    assert '"attempt": 1' in changed[0]["data"]["contract.json"]
+    assert "immutable" not in changed[0]
+
+
+def test_a_failure_in_kept_pods_is_found_among_what_ended_there_before() -> None:
+    case, held = after_a_failure()
+    fresh = [replace(one, ready=True) for one in begins_in_place(case, held)]
+    case.see(*fresh, at=20)
+    before = held[0].endings
+    out_of_memory = Ending(ended(137, "OOMKilled", after(NOW, 30)))
+    raw = replace(held[0], told=1, restarts=1, endings=(*before, out_of_memory))
+    case.see(raw.without(case.status.over), fresh[1], at=31)
+    assert case.status.last_failure is not None
+    assert (case.status.last_failure.reason, case.status.last_failure.attempt) == ("OOMKilled", 1)
+
+
+def test_a_restart_of_the_container_is_explained_by_the_attempt_before() -> None:
+    case, held = after_a_failure()
+    fresh = begins_in_place(case, held)
+    assert [one.restarts for one in fresh] == [0, 0]
+    case.see(*fresh, at=20)
+    assert case.status.restarts.total == 1, "no outcome was lost"
+
+
+def test_engines_run_on_until_the_next_attempt_begins() -> None:
+    case, held = after_a_failure(**SERVER)
+    assert keeps_pods(case.status)
+    begins_in_place(case, held)
+    assert case.status.attempt == 1
+    assert [name for name, _ in case.last.renewals] == [A, B, "job-gen-0", "job-gen-1"]
+
+
+def test_it_waits_for_all_ranks_and_for_the_reason_of_each_container() -> None:
+    case = Case(**IN_PLACE)
+    first, second = case.see_all_ready()
+    case.see(holds(first), second, at=10)
+    assert keeps_pods(case.status)
+    case.see(holds(first), second, at=11)
+    assert case.status.attempt == 0, "the ranks of one pod still run"
+    killed = replace(second, ready=False, restarts=1, endings=(Ending(ended(137, "OOMKilled", after(NOW, 11))),))
+    case.see(holds(first), killed, at=12)
+    assert case.status.attempt == 0, "its launcher will say which attempt that was"
+    case.see(holds(first), holds(second, at=13), at=14)
+    assert case.status.attempt == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"deletion_time": after(NOW, 300)},
+        {"disruption": Disruption(reason="Evicted", message="drain")},
+        {"uid": "another"},
+    ],
+)
+def test_pods_are_recreated_if_one_of_them_is_lost(loss: dict[str, object]) -> None:
+    case, held = after_a_failure()
+    case.see(held[0], replace(held[1], **loss), at=11)
+    assert case.last.mode == Mode.STOPPED
+    assert case.status.attempt == 0
+    assert f"cannot begin in the same pods: pod {B} is" in case.message(Condition.RESTARTING)
+    case.see(at=12)
+    assert (case.status.attempt, case.status.pods_attempt) == (1, None)
+
+
+def test_pods_are_recreated_if_a_node_is_not_ready() -> None:
+    case, held = after_a_failure()
+    case.see(*held, at=11, lost_nodes={"node": after(NOW, 5)})
+    assert case.last.mode == Mode.STOPPED
+    assert "on node node, which is not ready" in case.message(Condition.RESTARTING)
+
+
+def test_pods_are_recreated_if_one_does_not_end() -> None:
+    case = Case(**IN_PLACE)
+    first, second = case.see_all_ready()
+    case.see(holds(first), second, at=10)
+    case.see(holds(first), second, at=300)
+    assert case.last.mode == Mode.KEEP
+    case.see(holds(first), second, at=320)
+    assert case.last.mode == Mode.STOPPED
+
+
+def test_an_attempt_that_did_not_come_to_run_in_kept_pods_is_followed_by_one_in_new_pods() -> None:
+    case, held = after_a_failure()
+    fresh = begins_in_place(case, held)
+    case.see(*(holds(one, attempt=1, at=30) for one in fresh), at=30)
+    assert find(case.status, Condition.RESTARTING).reason == Reason.RESTARTING
+    assert case.last.mode == Mode.STOPPED
+    assert case.last.deletions == (), "they end with their StatefulSets"
+
+
+def test_nodes_are_given_back_if_the_next_attempt_cannot_begin() -> None:
+    case, held = after_a_failure()
+    obstacle = Obstacle(Reason.CLAIM_NOT_FOUND, "claim data does not exist")
+    decided = plan(case.job, case.topology, case.status, observed(*held), {}, after(NOW, 11), obstacle)
+    assert decided.mode == Mode.STOPPED
+    assert decided.status.summary.message == "claim data does not exist"
+
+
+def test_pods_are_recreated_if_kueue_has_admitted_the_job_anew() -> None:
+    case, held = after_a_failure()
+    case.job = replace(case.job, admission=Admission(workload="w", uid="u", cluster_queue="q"))
+    case.see(*held, at=11)
+    assert case.last.mode == Mode.STOPPED
+    assert "Kueue" in case.message(Condition.RESTARTING)
+
+
+def test_a_job_that_is_suspended_meanwhile_ends_its_pods() -> None:
+    case, held = after_a_failure()
+    case.edit(**IN_PLACE, suspend=True)
+    case.see(*held, at=11)
+    assert (case.status.phase, case.last.mode, case.last.renewals) == ("Suspended", Mode.ENGINES_ONLY, ())
+    case.see(at=12)
+    case.edit(**IN_PLACE)
+    case.see(at=13)
+    assert (case.status.attempt, case.status.pods_attempt) == (1, None)
+
+
+def test_pods_are_recreated_if_no_rank_has_failed() -> None:
+    """Ranks lost each other: a node or the network is to blame, and may not be well."""
+    case = Case(**IN_PLACE)
+    lost = [holds(one, ExitCode.PEER_LOST) for one in case.see_all_ready()]
+    case.see(*lost, at=60)
+    assert case.status.last_failure.reason == "PeerLost"
+    assert case.last.mode == Mode.STOPPED
+
+
+def test_a_contract_that_cannot_change_means_new_pods() -> None:
+    case = Case(**IN_PLACE)
+    running = case.see_all_ready()
+    fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", raw={"immutable": True})
+    seen = replace(observed(*map(holds, running)), children=(fixed,))
+    decided = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
+    assert decided.mode == Mode.STOPPED
+
+
+def test_the_default_recreates_all_pods() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 0})
+    case.see(*map(holds, case.see_all_ready()), at=10)
+    assert case.last.mode == Mode.STOPPED
+    assert manifests(case.job, case.topology, 0)[2]["immutable"] is True
+
+
+def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
+    def terminated(attempt: int, message: str) -> dict[str, object]:
+        said = Outcome(attempt=attempt, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message)
+        return {"terminated": {"exitCode": 70, "finishedAt": NOW, "message": said.to_message()}}
+
+    raw = {
+        "metadata": {
+            "name": A,
+            "uid": "u",
+            "labels": {"training.grpo.dev/attempt": "2"},
+            "annotations": {"training.grpo.dev/attempt": "3"},
+        },
+        "status": {
+            "containerStatuses": [
+                {
+                    "name": "grpo",
+                    "restartCount": 1,
+                    "lastState": terminated(2, "earlier"),
+                    "state": terminated(3, "now"),
+                }
+            ]
+        },
+    }
+    read = read_pod(raw)
+    assert (read.attempt, read.told) == (2, 3)
+    assert read.outcome.message == "earlier"
+    assert read.without(range(2, 3)).outcome.message == "now"
+
+
+def test_a_pod_of_a_job_without_restart_in_place_may_say_any_attempt() -> None:
+    """A user's image may report a wrong number: its end counts nevertheless."""
+    case = Case(failurePolicy={"backoffSeconds": 0, "maxRestarts": 0})
+    running = case.see_all_ready()
+    case.see(*(holds(one, attempt=-7).without(case.status.over) for one in running), at=10)
+    assert case.status.phase == "Failed"
+    assert pod(A).told is None
