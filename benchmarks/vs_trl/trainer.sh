@@ -12,7 +12,8 @@ done
 shift || true
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 for gpu in "${!lists[@]}"; do
-  CUDA_VISIBLE_DEVICES=$gpu python3 -m benchmarks.vs_trl.trainer --rows "${lists[gpu]}" --output "$out/gpu-$gpu.jsonl" "$@" >"$out/gpu-$gpu.log" 2>&1 &
+  # TRL's processes of two lists would listen on one port.
+  CUDA_VISIBLE_DEVICES=$gpu MASTER_PORT=$((29500 + gpu)) python3 -m benchmarks.vs_trl.trainer --rows "${lists[gpu]}" --output "$out/gpu-$gpu.jsonl" "$@" >"$out/gpu-$gpu.log" 2>&1 &
 done
 wait
 grep -A40 FAILED "$out"/gpu-*.log || true

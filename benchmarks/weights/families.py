@@ -41,6 +41,7 @@ LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, 
 LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
 ON_A_GPU = {
+    "gpt_oss": {"num_local_experts": 8},  # kernels of a GPU want weights that begin at multiples of 16 bytes
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
     "glm4_moe": EXPERTS,

@@ -107,8 +107,9 @@ def test_what_is_chosen_fits_and_uses_the_memory(
         gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    moments = 2 * 2 * sum(weight.numel() for weight in policy.module.parameters() if weight.requires_grad)
-    grown = moments if parallelism["zeroStage"] == 0 else 0  # what the first step allocates, beside gradients
+    trained = sum(weight.numel() for weight in policy.module.parameters() if weight.requires_grad)
+    # AdamW's moments, which the first step allocates, beside gradients.
+    grown = 2 * (2 if "optimizerDtype" in parallelism else 4) * trained
     ballast = torch.empty(int(free - SPARE * total - ROOM - 2 * grown), dtype=torch.uint8, device="cuda")
 
     start = time.monotonic()
@@ -126,7 +127,7 @@ def test_what_is_chosen_fits_and_uses_the_memory(
         scale = LossScale(num_sequences=3, num_tokens=3 * choice.tokens)
         assert policy.step(batches, 3, scale)["skipped"] == 0
         taken.append(torch.cuda.max_memory_reserved() - before)
-    gradients = 2 * sum(weight.numel() for weight in policy.module.parameters() if weight.requires_grad)
+    gradients = 2 * trained
     print(
         f"{parallelism}, lora {lora}: micro-batches of {choice.tokens} tokens, chosen in {seconds:.1f} s from "
         f"{choice.room / GIB:.2f} GiB; steps took {[round(one / GIB, 2) for one in taken]} GiB with gradients of at "

@@ -61,6 +61,13 @@ def settle_micro_batches(
         if config.generation.topology is Topology.COLOCATE:
             generator.sync_weights(policy.weights(), weight_version)
         why = f"chosen from {room / GIB:.1f} GiB free"
+        if rank == 0 and tokens < length:
+            logger.warning(
+                "memory is so short that each sequence is a micro-batch of its own, which is slow: %.1f GiB are free "
+                "beside weights, optimizer states and a tenth of the GPU; parallelism.zeroStage 3, "
+                "parallelism.offloadOptimizer or more GPUs free some",
+                room / GIB,
+            )
         write_phase(state_dir, rank, "Loading")
     else:
         tokens = max(1, MICRO_BATCH_TOKENS >> halvings)

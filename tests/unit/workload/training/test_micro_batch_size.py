@@ -11,7 +11,9 @@ import torch
 from transformers import LlamaConfig, MambaConfig
 
 from grpo_workload.algorithm.token_budget import MOST
+from grpo_workload.policy.memory_trial import Choice
 from grpo_workload.spec.contract import Contract
+from grpo_workload.training import micro_batch_size
 from grpo_workload.training.micro_batch_size import most_tokens, sequence_tokens, settle_micro_batches
 
 CPU = SimpleNamespace(device=torch.device("cpu"))
@@ -100,3 +102,18 @@ def test_a_size_is_measured_up_to_what_a_rank_trains_on_in_a_step(training, cont
 
 def test_a_model_without_a_longest_context_is_measured_up_to_the_largest_size():
     assert most_tokens(make_contract({}), MambaConfig()) == MOST
+
+
+def test_memory_in_which_hardly_a_sequence_fits_is_named(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(micro_batch_size, "CudaMemory", lambda policy: None)
+    monkeypatch.setattr(micro_batch_size, "choose_tokens", lambda policy, memory, **_: Choice(tokens=1, room=-(2**28)))
+    policy = SimpleNamespace(
+        device=torch.device("cuda", 0), module=SimpleNamespace(config=LlamaConfig()), weights=lambda: iter(())
+    )
+    generator = SimpleNamespace(sleep=lambda: None, sync_weights=lambda weights, version: None)
+    settled = settle_micro_batches(
+        make_contract({}), policy, generator, rank=0, weight_version=0, has_images=False, state_dir=tmp_path
+    )
+    assert settled.config.training.max_tokens_per_micro_batch == 1
+    assert "each sequence is a micro-batch of its own" in caplog.text
+    assert "-0.2 GiB are free" in caplog.text
