@@ -7,7 +7,9 @@ import json
 import logging
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled
+from grpo_workload.rewards.background import Background
 from grpo_workload.rewards.process import RewardError
 from grpo_workload.rewards.trl_signature import Logged
 from grpo_workload.rewards.worker import Values
@@ -29,6 +32,8 @@ _ERROR_CHARS = 500  # of a response that an error quotes
 _LONGEST_WAIT = 30.0  # seconds between two tries, unless the API asks for more
 _REFUSED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+Answer = tuple[str, Counter[str]]
+"""What the judge said, and what it cost."""
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens", "unreadable")
 
 
@@ -62,6 +67,14 @@ class Judge:
         self._headers = {} if key is None else {"Authorization": f"Bearer {environ[key]}"}
         _check_template(f"{self._field}.promptTemplate", config.prompt_template, source.batch(0, 1)[0].columns)
         self._logged = Logged()
+        self._background: Background | None = None
+        self._begun: dict[str, list[Future[Answer]]] = {}  # by question; equal ones are asked as often as they come
+
+    def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
+        """Begin to ask about the completions of a prompt; calling the object with them later returns their scores."""
+        for completion in completions:
+            question = self._question(prompt, completion)
+            self._begun.setdefault(question, []).append(self._submit(question))
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Values:
         """Return the scores of completions[i], an answer to prompts[i]; None where the judge gives none.
@@ -70,9 +83,15 @@ class Judge:
             ConfigError: the API refuses the key, or has no such address or model.
             RewardError: the API failed as often as requests are repeated, or refused one.
         """
-        texts = [self._question(*pair) for pair in zip(prompts, completions, strict=True)]
-        counts = Counter(dict.fromkeys(_COUNTED, 0))
-        answers = asyncio.run(self._ask_all(texts, counts))
+        pending = [self._answer_to(self._question(*pair)) for pair in zip(prompts, completions, strict=True)]
+        try:
+            found = [one.result() for one in pending]
+        finally:
+            for one in pending:
+                one.cancel()  # those that an error leaves
+        counts, answers = Counter(dict.fromkeys(_COUNTED, 0)), [answer for answer, _ in found]
+        for _, cost in found:
+            counts.update(cost)
         values = [self._read(answer) for answer in answers]
         counts["unreadable"] = values.count(None)
         if None in values:
@@ -88,6 +107,37 @@ class Judge:
         logged, self._logged = self._logged, Logged()
         return logged
 
+    def close(self) -> None:
+        """End all requests."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+
+    def _answer_to(self, question: str) -> Future[Answer]:
+        if not (begun := self._begun.get(question)):
+            return self._submit(question)
+        answer = begun.pop(0)
+        if not begun:
+            del self._begun[question]
+        return answer
+
+    def _submit(self, question: str) -> Future[Answer]:
+        if self._background is None:
+            self._background = Background(self._connect, name=self._field)
+        return self._background.submit(self._ask_patiently(question))
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[None]:
+        """Open what all requests share; no more than `concurrency` of them are under way."""
+        self._places = asyncio.Semaphore(self._config.concurrency)
+        async with aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=self._config.request_seconds),
+            connector=aiohttp.TCPConnector(limit=self._config.concurrency),
+            trust_env=True,
+        ) as self._session:
+            yield
+
     def _question(self, prompt: Prompt, completion: Completion) -> str:
         asked = prompt.text if isinstance(prompt.text, str) else "\n\n".join(map(_line, prompt.text))
         named = prompt.columns | {"prompt": asked, "completion": completion.text}
@@ -100,36 +150,26 @@ class Judge:
         except ValueError:
             return None
 
-    async def _ask_all(self, texts: Sequence[str], counts: Counter[str]) -> list[str]:
-        places = asyncio.Semaphore(self._config.concurrency)
-        timeout = aiohttp.ClientTimeout(total=self._config.request_seconds)
-        connections = aiohttp.TCPConnector(limit=self._config.concurrency)
-        async with aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=connections, trust_env=True
-        ) as session:
-
-            async def ask(text: str) -> str:
-                async with places:
-                    attempts = AsyncRetrying(
-                        retry=retry_if_exception_type(_AgainError),
-                        stop=stop_after_attempt(self._config.max_retries + 1),
-                        wait=self._wait,
-                        reraise=True,
-                    )
-                    answer: str = await attempts(self._ask, session, text, counts)
-                    return answer
-
-            return await asyncio.gather(*map(ask, texts))
+    async def _ask_patiently(self, question: str) -> Answer:
+        counts: Counter[str] = Counter()
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(_AgainError),
+            stop=stop_after_attempt(self._config.max_retries + 1),
+            wait=self._wait,
+            reraise=True,
+        )
+        async with self._places:
+            return await attempts(self._ask, question, counts), counts
 
     def _wait(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         return max(self._backoff(state), error.after if isinstance(error, _AgainError) else 0.0)
 
-    async def _ask(self, session: aiohttp.ClientSession, text: str, counts: Counter[str]) -> str:
+    async def _ask(self, text: str, counts: Counter[str]) -> str:
         counts["requests"] += 1
         body = {"model": self._config.model, "messages": [{"role": "user", "content": text}]}
         try:
-            async with session.post(self._url, json=self._config.params | body) as response:
+            async with self._session.post(self._url, json=self._config.params | body) as response:
                 said = await response.text()
         except TimeoutError as error:
             raise _AgainError(

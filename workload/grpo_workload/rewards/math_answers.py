@@ -72,7 +72,8 @@ class Accuracy:
             is_compared = value is None or not math.isnan(value)
             self._not_compared += not is_compared
             values.append(value if is_compared else 0.0)
-        self._verdicts.clear()
+        for prompt, completion in zip(prompts, completions, strict=True):  # those of later steps are kept
+            self._verdicts.pop(self._pair(prompt, completion), None)
         return values
 
     def take_timeouts(self) -> int:
@@ -87,10 +88,13 @@ class Accuracy:
             verifier.close()
 
     def _verdict(self, prompt: Prompt, completion: Completion) -> Future[float | None]:
-        pair = str(prompt.columns[self._gold]), completion.text
+        pair = self._pair(prompt, completion)
         if pair not in self._verdicts:
             self._verdicts[pair] = self._threads.submit(self._compare, *pair)
         return self._verdicts[pair]
+
+    def _pair(self, prompt: Prompt, completion: Completion) -> tuple[str, str]:
+        return str(prompt.columns[self._gold]), completion.text
 
     def _compare(self, gold: str, answer: str) -> float | None:
         verifier = self._idle.get()

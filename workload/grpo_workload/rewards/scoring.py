@@ -82,9 +82,9 @@ def build_rewards(
 
 
 def close_rewards(rewards: Sequence[Reward]) -> None:
-    """End all processes of rewards."""
+    """End all processes and requests of rewards."""
     for reward in rewards:
-        if isinstance(reward.function, RewardProcess | Accuracy):
+        if isinstance(reward.function, RewardProcess | Accuracy | Judge):
             reward.function.close()
 
 
@@ -96,7 +96,7 @@ def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
 def begin_scoring(rewards: Sequence[Reward], prompt: Prompt, completions: Sequence[Completion]) -> None:
     """Start what can be scored before all completions are there; `score` gets the same completions later."""
     for reward in rewards:
-        if isinstance(reward.function, Accuracy):
+        if isinstance(reward.function, Accuracy | Judge):
             reward.function.begin(prompt, completions)
 
 

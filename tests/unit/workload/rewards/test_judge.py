@@ -8,7 +8,15 @@ import pytest
 from aiohttp import web
 
 from grpo_workload.rewards.judge import Judge
-from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score, take_logged
+from grpo_workload.rewards.scoring import (
+    Reward,
+    RewardError,
+    begin_scoring,
+    build_rewards,
+    close_rewards,
+    score,
+    take_logged,
+)
 from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
@@ -64,8 +72,11 @@ async def judge(url, texts, *, wait=0.01, environ=None, **settings):
     function = Judge("mine", config.judge, make_source({"answer": "?"}), environ or {}, wait=wait)
     rewards = [Reward(name="mine", weight=1.0, function=function, timeout_seconds=60)]
     prompt = make_prompt([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "2 + 2?"}], answer="4")
-    table = await score(rewards, [prompt] * len(texts), [make_completion(text) for text in texts])
-    return table.values[0], take_logged(rewards)["mine"]
+    try:
+        table = await score(rewards, [prompt] * len(texts), [make_completion(text) for text in texts])
+        return table.values[0], take_logged(rewards)["mine"]
+    finally:
+        close_rewards(rewards)
 
 
 async def test_the_judge_is_asked_about_each_completion_and_its_costs_are_counted():
@@ -156,3 +167,37 @@ def test_what_does_not_fit_is_refused_before_training(settings, message):
 def test_a_template_without_the_completion_is_refused():
     with pytest.raises(ValueError, match=r"promptTemplate must contain \{completion\}"):
         config_of("http://judge/v1", promptTemplate="{prompt}")
+
+
+async def test_a_group_is_judged_as_soon_as_it_is_complete_and_each_completion_once():
+    """Equal completions are asked about as often as there are; those of a later step stay for it."""
+    api = Api()
+    async with served(api) as url:
+        function = Judge("mine", config_of(url).judge, make_source({"answer": "?"}), {})
+        rewards = [Reward(name="mine", weight=1.0, function=function, timeout_seconds=60)]
+        now, later = make_prompt("2 + 2?", answer="4"), make_prompt("2 + 3?", answer="5")
+        group = [make_completion("4"), make_completion("4")]
+        begin_scoring(rewards, now, group)
+        begin_scoring(rewards, later, [make_completion("five")])
+        for _ in range(500):
+            if len(api.asked) == 3:
+                break
+            await asyncio.sleep(0.01)
+        assert len(api.asked) == 3, "nobody has asked for scores yet"
+
+        first = await score(rewards, [now, now], group)
+        cost = take_logged(rewards)["mine"].metrics["requests"]
+        second = await score(rewards, [later, later], [make_completion("five"), make_completion("more")])
+        close_rewards(rewards)
+    assert (first.values[0], cost) == ([1.0, 1.0], [2.0])
+    assert (second.values[0], len(api.asked)) == ([4.0, 4.0], 4), "only the one that was not begun is asked about now"
+
+
+async def test_requests_end_with_the_rank():
+    api = Api(seconds=60)
+    async with served(api) as url:
+        function = Judge("mine", config_of(url).judge, make_source({"answer": "?"}), {})
+        function.begin(make_prompt("2 + 2?", answer="4"), [make_completion("4")])
+        start = time.monotonic()
+        function.close()
+    assert time.monotonic() - start < 10
