@@ -7,6 +7,7 @@ processes anew and differently. Sampling goes on without an error then, from ano
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,8 @@ class WeightCheck:
         """
         if not (found := self.differences(policy, generator)):
             return
-        name, difference = max(found.items(), key=lambda one: one[1])
-        if difference > self._bound:
+        name, difference = max(found.items(), key=lambda one: math.inf if math.isnan(one[1]) else one[1])
+        if not difference <= self._bound:  # NaN compares as neither
             raise WeightsDifferError(self._describe(name, difference, version))
         logger.info("after the push of version %d, log-probabilities differ by %.2g at most", version, difference)
         self._last = version, difference

@@ -1,0 +1,46 @@
+"""What an engine computes after a push must be what the trainer does: numbers that are none are refused, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from grpo_workload.spec.trainer import TrainerConfig
+from grpo_workload.training.weight_check import WeightCheck
+from grpo_workload.weights.differ import WeightsDifferError
+
+CONFIG = {"model": {"name": "org/model", "dtype": "float32"}, "dataset": {"name": "d"}}
+TOKENS = 8
+
+
+@pytest.fixture(autouse=True)
+def only_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def check(values: dict[str, float]) -> None:
+    """Run the check with engines, by name, of which each token has the log-probability given; the trainer's is -1."""
+    config = TrainerConfig.model_validate(CONFIG | {"rewards": [{"name": "r", "accuracy": {}}]})
+    policy: Any = SimpleNamespace(logprobs=lambda batch: torch.full((1, TOKENS - 1), -1.0))
+    engines: Any = SimpleNamespace(
+        logprobs=lambda ids: {name: [value] * (TOKENS - 1) for name, value in values.items()}
+    )
+    WeightCheck(config, lambda text, **_: {"input_ids": [*range(TOKENS)]}).run(policy, engines, 0)
+
+
+def test_engines_that_compute_the_same_are_accepted() -> None:
+    check({"one": -1.0, "two": -1.001})
+
+
+@pytest.mark.parametrize("wrong", [-2.0, float("nan"), float("-inf")])
+def test_the_engine_that_differs_is_named(wrong: float) -> None:
+    with pytest.raises(WeightsDifferError, match="version 0, two gives 8 fixed tokens"):
+        check({"one": -1.0, "two": wrong, "three": -1.5})
