@@ -47,7 +47,7 @@ class LogprobHead:
         `replay` has the model's routers, which then choose the experts that micro-batches say.
         """
         self._trains_entropy, self.replay = trains_entropy, replay
-        self._model, self._change = model, LogitChange.of(model)
+        self._model, self.change = model, LogitChange.of(model)
         self._asked: tuple[Tensor, Tensor, float, Truncation | None, Penalised | None] | None = None
         for layer in layers or [model.get_output_embeddings()]:
             self._wrap(layer)
@@ -95,7 +95,7 @@ class LogprobHead:
                 targets_K,
                 temperature,
                 truncation,
-                self._change,
+                self.change,
                 penalised,
                 trains_entropy=self._trains_entropy,
             )

@@ -53,13 +53,16 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
             together, alone = micro_batch([first, second] if packs else [second]), micro_batch([second])
             if (replay := policy.head.replay) is not None:  # raises if a router cannot be replayed
                 _last(policy, replace(alone, experts_NLX=replay.own_choice(alone.num_tokens)))
+            own_T, odd = _own(policy, alone, config.model.attention)
             found = _Found(
                 trained_T=_train(policy, together),
+                again_T=_last(policy, together, training=True),
                 packed_T=_last(policy, together),
                 alone_T=_last(policy, alone),
                 after_T=_last(policy, micro_batch([_sample(ids, FIRST + 1)])),
-                own_T=_own(policy, alone, config.model.attention),
-                eager_T=_own(policy, alone, "eager"),
+                own_T=own_T,
+                odd=odd,
+                eager_T=_own(policy, alone, "eager")[0],
             )
         except _NOT_THE_MODEL:
             raise
@@ -76,12 +79,14 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
 class _Found(NamedTuple):
     """Log-probabilities of the second sequence."""
 
-    trained_T: Tensor  # in training mode, as the next
+    trained_T: Tensor  # in training mode, as the next but one
+    again_T: Tensor  # the same, with other random numbers
     packed_T: Tensor  # behind the first sequence, in one micro-batch
     alone_T: Tensor
     after_T: Tensor  # as the end of one sequence with the first
     own_T: Tensor  # alone, from the logits that the model itself returns
-    eager_T: Tensor  # the same with transformers' eager attention
+    odd: float  # largest share of those logits that `LogitChange` does not explain
+    eager_T: Tensor  # as own_T, with transformers' eager attention
 
     def check(self, config: TrainerConfig, noise: float) -> None:
         """ConfigError if values that should be equal differ by more than `noise`, in nats."""
@@ -101,10 +106,10 @@ class _Found(NamedTuple):
             )
         # Another kernel rounds differently, in every layer, and half precision rounds large logits by tenths of a nat.
         bound = min(max(LEAK * most, noise), 100 * noise)
-        if (by := _difference(self.own_T, self.alone_T)) > bound:
+        if (by := _difference(self.own_T, self.alone_T)) > bound or self.odd > noise / 2:
             raise ConfigError(
                 f"{model.field}: {model.source} changes the logits of its output layer in a way that training does not "
-                f"support: log-probabilities differ by {by:.2g} nats; use another model"
+                f"support: log-probabilities differ by {by:.2g} nats, logits by {self.odd:.1%}; use another model"
             )
         if (by := _difference(self.eager_T, self.own_T)) > bound:
             raise ConfigError(
@@ -112,12 +117,12 @@ class _Found(NamedTuple):
                 f"log-probabilities differ by {by:.2g} nats from those with eager; use eager"
             )
         # The mean: the same kernels work on the same inputs, so a router has no reason to choose otherwise.
-        by = (self.trained_T - self.packed_T).abs().mean().item()
-        if by > 5 * noise and (config.lora is None or config.lora.dropout == 0):
+        by, random = ((self.trained_T - one_T).abs().mean().item() for one_T in (self.packed_T, self.again_T))
+        if (by > 5 * noise or random > noise) and (config.lora is None or config.lora.dropout == 0):
             raise ConfigError(
                 f"{model.field}: {model.source} computes something else in training than engines sample with, such as "
-                f"dropout: log-probabilities differ by {by:.2g} nats; set it to 0 in the model's config.json, or use "
-                "another model"
+                f"dropout: log-probabilities differ by {max(by, random):.2g} nats; set it to 0 in the model's "
+                "config.json, or use another model"
             )
 
 
@@ -150,22 +155,38 @@ def _train(policy: Policy, batch: MicroBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _last(policy: Policy, batch: MicroBatch) -> Tensor:
+def _last(policy: Policy, batch: MicroBatch, *, training: bool = False) -> Tensor:
     """Log-probabilities [T] of the tokens of the batch's last sequence, in host memory."""
+    policy.module.train(training)
     rows_BT = policy.head.per_token(policy.module, batch.to(policy.device), 1.0).logprobs_BT
+    policy.module.eval()
     return rows_BT[-1, : SECOND - 1].cpu()
 
 
 @torch.no_grad()
-def _own(policy: Policy, batch: MicroBatch, attention: str) -> Tensor:
-    """Log-probabilities [T] of a batch of one sequence, from the logits that the model returns, in host memory."""
-    usual = policy.module.config._attn_implementation
+def _own(policy: Policy, batch: MicroBatch, attention: str) -> tuple[Tensor, float]:
+    """Log-probabilities [T] of a batch of one sequence, from the logits that the model returns, in host memory.
+
+    And the largest difference of these to what `LogitChange` makes of the output layer's, as a share of the largest.
+    """
+    usual, plain = policy.module.config._attn_implementation, []
+
+    def capture(_layer: Any, _inputs: Any, output: Tensor) -> None:
+        plain.append(output[0].float())
+
+    policy.module.eval()
     policy.module.set_attn_implementation(attention)
+    handle = policy.module.get_output_embeddings().register_forward_hook(capture)
     try:
-        logits_NV: Tensor = policy.module(**batch.to(policy.device).model_inputs()).logits[0]
+        logits_NV: Tensor = policy.module(**batch.to(policy.device).model_inputs()).logits[0].float()
     finally:
+        handle.remove()
         policy.module.set_attn_implementation(usual)
-    return logits_NV.float().log_softmax(dim=1).cpu()[batch.places_K, batch.targets_K]
+    expected_NV = policy.head.change.apply(plain[-1])
+    odd = 1.0
+    if expected_NV.shape == logits_NV.shape:
+        odd = ((expected_NV - logits_NV).abs().max() / logits_NV.abs().max()).item()
+    return logits_NV.log_softmax(dim=1).cpu()[batch.places_K, batch.targets_K], odd
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from transformers import (
     MambaConfig,
     MistralConfig,
     Qwen3MoeConfig,
+    RecurrentGemmaConfig,
     SeedOssConfig,
 )
 
@@ -140,6 +141,27 @@ def test_a_change_of_logits_that_training_does_not_make_is_refused(monkeypatch):
         ConfigError, match=r"model.name: org/model changes the logits of its output layer in a way that"
     ):
         try_model(Cohere2Config(**SHAPE, logit_scale=0.25))
+
+
+def test_a_change_of_logits_that_rounding_could_hide_is_refused():
+    """In bfloat16, log-probabilities may differ by more than the soft cap of RecurrentGemma changes them."""
+    policy = make_policy(RecurrentGemmaConfig(**SHAPE, lru_width=32, logits_soft_cap=1.0), dtype=torch.bfloat16)
+    with torch.no_grad():
+        policy.module.lm_head.weight *= 10
+    with pytest.raises(ConfigError, match=r"changes the logits .* differ by [\d.]+ nats, logits by \d+.\d%"):
+        try_policy(policy, make_config(sequences=1))
+
+
+def test_training_that_computes_something_else_the_second_time_is_refused():
+    policy, trained = make_policy(GOOD["llama"]), []
+
+    def double_the_second(module, _inputs, hidden):
+        trained.append(module.training)
+        return hidden * 2 if module.training and sum(trained) == 2 else hidden
+
+    policy.module.model.norm.register_forward_hook(double_the_second)
+    with pytest.raises(ConfigError, match="computes something else in training than engines sample with"):
+        try_policy(policy, make_config())
 
 
 def test_an_attention_that_leaves_something_out_is_refused():
