@@ -78,7 +78,8 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     skipped = meta.SKIP_LOAD_TENSORS if hasattr(meta, "SKIP_LOAD_TENSORS") else meta.SKIP_TENSORS  # its name in 0.26
-    uncounted: dict[int, list[str]] = {}
+    uncounted: set[int] = set()
+    named: dict[int, list[str]] = {}
     for path, layer in written_past(model):
         for name, _ in layer.named_parameters(path, recurse=False):
             if loaded is not None and name not in loaded:
@@ -90,8 +91,10 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
         if path.partition(".")[0] in towers:
             continue
         parameters = {name: one for name, one in layer._parameters.items() if one is not None}
-        for name in parameters.keys() & skipped:  # vLLM does not count what is loaded into these
-            uncounted.setdefault(id(parameters[name]), []).append(f"{path}.{name}")
+        for name, one in parameters.items():
+            named.setdefault(id(one), []).append(f"{path}.{name}")
+            if name in skipped:  # vLLM does not count what is loaded into these
+                uncounted.add(id(one))
         info = get_layerwise_info(layer)
         if not info.can_load() or hasattr(layer, "kv_cache_dtype"):  # complete; attention has only scales
             continue
@@ -100,9 +103,9 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
         expected = sum(_num_values(layer, one) for name, one in parameters.items() if name not in skipped)
         if info.load_numel < expected:
             yield f"{path} ({info.load_numel} of {expected} numbers)"
-    for names in uncounted.values():  # all modules that share a parameter name it
-        if loaded is not None and names[0].endswith("bias") and not any(name in loaded for name in names):
-            yield names[0]
+    for names in (named[one] for one in uncounted):  # all modules that share a parameter name it
+        if loaded is not None and names[-1].endswith("bias") and not any(name in loaded for name in names):
+            yield names[-1]
 
 
 def _num_values(layer: Any, parameter: Tensor) -> int:
