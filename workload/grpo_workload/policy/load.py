@@ -28,6 +28,8 @@ from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
+_NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")  # attributes of modules
+_SAY_SO = (OSError, ValueError, ImportError)  # what transformers raises about models by itself
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -70,7 +72,7 @@ def read_fields(config: TrainerConfig) -> dict[str, Any]:
 
 def read_config(config: TrainerConfig) -> PreTrainedConfig:
     """Return the model's configuration. ConfigError also if transformers does not know the family."""
-    with _explained(config):
+    with _explained(config, Exception):
         return AutoConfig.from_pretrained(config.model.source, revision=config.model.revision or "main")
 
 
@@ -88,20 +90,34 @@ def _kind(config: TrainerConfig) -> Any:
 
 
 @contextmanager
-def _explained(config: TrainerConfig) -> Iterator[None]:
-    """Raise ConfigError for what transformers raises about a model that it cannot find, read or make."""
+def _explained(config: TrainerConfig, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise ConfigError for what transformers raises about a model that it cannot find, read or make.
+
+    `kinds`: errors that can have no other cause there, besides those that say so.
+    """
     try:
         yield
     except KeyError as error:  # families that look their attention up in a table of their own
         if error.args != (config.model.attention,):
-            raise
+            if not kinds:
+                raise
+            raise _unloadable(config, error) from error
         raise ConfigError(
             f"model.attention: {config.model.source} does not have {config.model.attention}; use eager"
         ) from error
     except ConfigError:
         raise
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{config.model.field}: cannot load {config.model.source}: {error}") from error
+    except Exception as error:
+        if not isinstance(error, (*_SAY_SO, *kinds)):
+            raise
+        raise _unloadable(config, error) from error
+
+
+def _unloadable(config: TrainerConfig, error: Exception) -> ConfigError:
+    text = str(error)
+    if not isinstance(error, _SAY_SO):
+        text = f"{type(error).__name__}: {' '.join(text.split())}; use another model"
+    return ConfigError(f"{config.model.field}: cannot load {config.model.source}: {text}")
 
 
 def keep_own_calls(model: PreTrainedModel) -> None:
@@ -117,17 +133,24 @@ def keep_own_calls(model: PreTrainedModel) -> None:
 
 
 def remove_noise(model: nn.Module) -> None:
-    """Set dropout, and noise on the inputs of experts, to 0: engines sample without, so training computes without.
+    """Set dropout and noise on the inputs of experts to 0, and choose experts as evaluation does: engines sample so.
 
     The configuration keeps its values, for those who load what is saved. Adapters' own dropout comes later, and stays.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if hasattr(module, "router_jitter_noise"):  # Phi-3.5-MoE's routers sample experts in training
+            module.eval()
+            module.train = MethodType(_stay, module)  # type: ignore[method-assign]
         for name, value in vars(module).items():
             # Not `router_jitter_noise`, which some models use in evaluation, too.
-            if isinstance(value, float) and ("dropout" in name or name in ("jitter_noise", "input_jitter_noise")):
+            if isinstance(value, float) and ("dropout" in name or name in _NOISE):
                 setattr(module, name, 0.0)
+
+
+def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 def restore_buffers(module: nn.Module, buffers: dict[str, Tensor], device: torch.device) -> None:

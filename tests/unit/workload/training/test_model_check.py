@@ -150,6 +150,12 @@ def test_files_that_are_no_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow"}')
     with pytest.raises(ConfigError, match=r"model.path: cannot load .* model type `of_tomorrow`"):
         refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    with pytest.raises(ConfigError, match=r"model.path: cannot load .*hidden_size.*; use another model"):
+        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+    (tmp_path / "config.json").write_text('{"model_type": "dbrx", "attn_config": {}}')
+    with pytest.raises(ConfigError, match=r"model.path: cannot load .*: AttributeError: .*rope_theta.*; use another"):
+        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
     LoraConfig(base_model_name_or_path="org/base").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: .* holds adapters, .*merge_and_unload\(\)"):
         refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
