@@ -25,7 +25,9 @@ VARLEN = "varlen"
 # Values of `layer_types` in a model's configuration. Other layers (linear attention, convolutions) carry a state from
 # one sequence into the next, or cut the micro-batch into chunks without regard to its sequences.
 _PACKABLE = {"full_attention", "sliding_attention", "attention", "mlp", "moe"}
-_LEAVES_KEYS_OUT = {"chunked_attention", "indexed_attention"}  # of which only the mask tells
+_COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}  # also to means of several keys
+_LEAVES_KEYS_OUT = {"chunked_attention", "indexed_attention"} | _COMPRESSED  # of which only the mask tells
+_BOUNDS = "_grpo_bounds"  # attribute of a layer: those of the call that is computed, also when it is computed again
 # Arguments of some models that this function does not support: they change scores, or choose among keys.
 _CHANGES_SCORES = ("position_bias", "indices", "block_indices")
 # Older versions of torch share keys among query heads without being asked to.
@@ -38,6 +40,17 @@ def register() -> None:
     AttentionInterface.register(VARLEN, attend)
     # Packed sequences need no mask. For a name that is not registered here, transformers would drop it silently.
     AttentionMaskInterface.register(VARLEN, lambda *args, **kwargs: None)
+
+
+def keep_bounds(model: torch.nn.Module) -> None:
+    """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them."""
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
+
+    def note(_model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+        for layer in layers:
+            vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
 
 
 def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None:
@@ -118,6 +131,8 @@ def attend(
             module, query_1HND, key_1GND, value_1GND, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
         )
         return output, None
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q, max_length_q = vars(module).get(_BOUNDS, (None, None))
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "

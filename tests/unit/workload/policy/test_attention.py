@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV4Config,
     Gemma2Config,
     Llama4TextConfig,
     LlamaConfig,
@@ -164,6 +165,12 @@ def test_a_cap_that_transformers_sdpa_would_leave_out_is_refused():
             "chunked_attention, which need model.attention eager and training.perDeviceTrainBatchSize 1: ",
         ),
         (Llama4TextConfig(), "varlen", False, "chunked_attention, which need model.attention eager: "),
+        (
+            DeepseekV4Config(),
+            "varlen",
+            False,
+            "compressed_sparse_attention, heavily_compressed_attention, which need model.attention eager: ",
+        ),
     ],
 )
 def test_models_whose_layers_mix_or_cut_packed_sequences_are_refused(config, implementation, packs, cure):
