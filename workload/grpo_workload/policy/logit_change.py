@@ -14,8 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-# Fields of configurations, and the values that change nothing. Models read them there, or keep a copy.
+# Fields of configurations, and the values that change nothing. Models read them there, or keep a copy. A property of
+# that name (MiniCPM3) is none: the model scales hidden states, which stay as they are.
 _FIELDS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+_MULTIPLIED = ("hyperclovax",)  # families whose logits are multiplied by logits_scaling; those of others are divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,10 @@ class LogitChange:
     def of(model: Any) -> LogitChange:
         """Return what `model`, a transformers model, does to its logits."""
         config = model.config.get_text_config()
-        factor, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
-        return LogitChange(factor / divisor, getattr(config, "final_logit_softcapping", None))
+        found: dict[str, Any] = {name: vars(config).get(name) or neutral for name, neutral in _FIELDS.items()}
+        scaling = found["logits_scaling"]
+        factor = scaling if config.model_type in _MULTIPLIED else 1 / scaling
+        return LogitChange(found["logit_scale"] * factor, found["final_logit_softcapping"])
 
     def apply(self, logits: Tensor) -> Tensor:
         """Change `logits` in place, and return them."""
@@ -54,8 +58,8 @@ def unchanged(model: Any) -> Iterator[None]:
     found = [(owner, name, vars(owner)[name]) for owner in owners for name in _FIELDS if vars(owner).get(name)]
     try:
         for owner, name, _ in found:
-            setattr(owner, name, _FIELDS[name])
+            vars(owner)[name] = _FIELDS[name]  # some configurations check what is set, and take no None (Gemma 3n)
         yield
     finally:
         for owner, name, value in found:
-            setattr(owner, name, value)
+            vars(owner)[name] = value
