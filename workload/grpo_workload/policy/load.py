@@ -43,9 +43,12 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             attn_implementation=config.model.attention,
         )
     keep_own_calls(model)
+    attention.keep_bounds(model)
     remove_noise(model)
     if vision.has_vision(model.config):
         vision.adapt(model)
+    for part in vision.left_out(model).values():
+        part.requires_grad_(False)
     if config.model.freeze_vision_tower:
         vision.freeze(model)
     if config.model.use_liger_kernel and device == Device.CUDA:
@@ -55,7 +58,7 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
 
 def empty_model(config: TrainerConfig) -> Any:
     """Make the model without weights, on the meta device, of its configuration alone. ConfigError as `load_model`."""
-    with _explained(config), torch.device("meta"):
+    with _explained(config, Exception), torch.device("meta"):
         return _kind(config).from_config(
             read_config(config),
             dtype=DTYPES[config.model.dtype],

@@ -169,7 +169,7 @@ def add_adapters(model: Any, config: TrainerConfig) -> Adapters | None:
     """Put the job's adapters into `model`, see `Adapters`; None without `lora`. ConfigError also if they cannot go."""
     if config.lora is None:
         return None
-    excluded = list(vision.tower(model)) if config.model.freeze_vision_tower else []
+    excluded = list(vision.tower(model) if config.model.freeze_vision_tower else vision.left_out(model))
     adapters = Adapters(
         model, config.lora, revision=config.model.revision, seed=config.training.seed, excluded=excluded
     )

@@ -27,6 +27,14 @@ def tower(model: Any) -> dict[str, nn.Module]:
     return {f"model.{name}": getattr(model.model, name) for name in names if hasattr(model.model, name)}
 
 
+def left_out(model: Any) -> dict[str, nn.Module]:
+    """Return what takes no part in training on text, by name, where a model that is more is trained on text alone."""
+    base: Any = getattr(model, "model", None)
+    if has_vision(model.config) or not hasattr(base, "language_model"):
+        return {}
+    return {f"model.{name}": part for name, part in base.named_children() if name != "language_model"}
+
+
 def freeze(model: Any) -> None:
     """Exclude the vision tower from training. ConfigError if the model has none."""
     if not has_vision(model.config):
