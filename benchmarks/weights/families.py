@@ -40,7 +40,7 @@ DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
-ON_A_GPU = {
+ON_A_GPU: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 8},  # kernels of a GPU want weights that begin at multiples of 16 bytes
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
@@ -55,8 +55,27 @@ ON_A_GPU = {
     "lfm2": {"block_dim": 512, "conv_dim": 512},
     "granitemoehybrid": MAMBA,
     "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
+    **dict.fromkeys(("dots1", "solar_open", "mellum", "exaone_moe", "ernie4_5_moe", "afmoe", "lfm2_moe"), EXPERTS),
+    "hy_v3": EXPERTS | {"expert_hidden_dim": 256},
+    "gemma3n_text": {"intermediate_size": [512] * 4},
+    "gpt2": {"n_inner": 512},
+    "gpt_neox": {"num_key_value_heads": SIZES["num_attention_heads"]},
+    "minicpm3": LATENT,
+    "deepseek_v2": EXPERTS | LATENT,
+    "glm_moe_dsa": EXPERTS | LATENT | {"index_head_dim": 128},
+    "qwen3_5_moe_text": EXPERTS | DELTA,
+    "olmo_hybrid": DELTA,
+    "kimi_linear": EXPERTS | LATENT | {"linear_head_dim": 128},
 }
-GATED_DELTA_NET = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text")
+# Than the program's sequences: vLLM's windows of Cohere hold one token more than transformers'; its chunks are blocks.
+LONGER: dict[str, dict[str, Any]] = {
+    "cohere2": {"sliding_window": 512},
+    "cohere2_moe": {"sliding_window": 512},
+    "llama4_text": {"attention_chunk_size": 512},
+}
+GATED_DELTA_NET = (
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
+)
 PUSHED = re.compile(r"after the push of version \d, log-probabilities differ by (\S+) at most")
 NOT_PUSHED = re.compile(r"not pushed: log-probabilities differ by (\S+)")
 ERROR = re.compile(r"^(?:\[rank0\]: )?(?:\w+\.)*(\w+(?:Error|Exception): .*)$", re.MULTILINE)
@@ -81,8 +100,7 @@ def main(
         tokenizer = make_tiny_tokenizer()
         for family in names:
             fields = SIZES | ON_A_GPU.get(family, {}) if device == "cuda" else {}
-            # Longer than the program's sequences: vLLM's windows of cohere2 hold one token more than transformers'.
-            fields |= {"sliding_window": 512} if family == "cohere2" else {}
+            fields |= LONGER.get(family, {})
             ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
             # vLLM's kernels of the gated delta net on CPUs take no other type than bfloat16.
             dtype = torch.bfloat16 if device == "cuda" or family in GATED_DELTA_NET else torch.float32
@@ -106,7 +124,8 @@ def _push(model: Path, mode: str, device: str, timeout: int) -> dict[str, Any]:
     trains, stage = "adapters" if mode == "adapters" else "all", "3" if mode == "zero3" else "2"
     # FlashInfer would compile its kernels of the gated delta net for minutes.
     kernels = {"gdn_prefill_backend": "triton"} if device == "cuda" and model.name in GATED_DELTA_NET else {}
-    command = ["family_pushes.py", str(model), trains, device, stage, json.dumps(kernels)]
+    attention = "eager" if model.name in MASKED else "varlen"
+    command = ["family_pushes.py", str(model), trains, device, stage, attention, json.dumps(kernels)]
     result, output = run_alone(command, model.parent, timeout)
     for name, pattern in (("pushed", PUSHED), ("not_pushed", NOT_PUSHED)):
         result[name] = [float(difference) for difference in pattern.findall(output)]

@@ -1,8 +1,10 @@
-"""Three pushes to a colocated vLLM on one device, each checked: family_pushes.py MODEL TRAINS DEVICE STAGE ARGUMENTS.
+"""Three pushes to a colocated vLLM on one device, each checked.
 
-TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO; ARGUMENTS are vLLM's, as JSON. Fails when
-log-probabilities of engine and trainer differ beyond a job's bound, or by more than a third of what they differ by
-before a push of changed weights.
+    family_pushes.py MODEL TRAINS DEVICE STAGE ATTENTION ARGUMENTS
+
+TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO, ATTENTION that of training; ARGUMENTS are
+vLLM's, as JSON. Fails when log-probabilities of engine and trainer differ beyond a job's bound, or by more than a third
+of what they differ by before a push of changed weights.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -15,7 +17,8 @@ import sys
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
 
-model, trains, device, stage, arguments = sys.argv[1], sys.argv[2], Device(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+model, trains, device, stage = sys.argv[1], sys.argv[2], Device(sys.argv[3]), int(sys.argv[4])
+attention, arguments = sys.argv[5:]
 environment.prepare(device, os.environ)
 
 import deepspeed
@@ -31,7 +34,11 @@ from grpo_workload.training.weight_check import WeightCheck
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 config = TrainerConfig.model_validate(
     {
-        "model": {"path": model, "dtype": str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch.")},
+        "model": {
+            "path": model,
+            "dtype": str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch."),
+            "attention": attention,
+        },
         "dataset": {"path": "unused"},
         "rewards": [{"name": "unused", "stopped": {}}],
         "training": {"perDeviceTrainBatchSize": 1, "maxCompletionLength": 8},  # for families with a state, too
