@@ -16,9 +16,24 @@ TESTED: dict[str, tuple[str, ...]] = (
         ),
         (ALL, ZERO3, ADAPTERS),
     )
-    | dict.fromkeys(("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text"), (ALL,))
+    | dict.fromkeys(("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), (ALL,))
+    | dict.fromkeys(
+        (
+            *("gemma3", "gemma4_text", "ministral3", "nemotron", "stablelm", "olmo", "gpt2", "gpt_neox", "arcee"),
+            *("glm", "jais2", "hyperclovax", "minicpm3", "granite_swa", "granitemoeshared", "granitemoe_swa"),
+            *("olmoe", "flex_olmo", "dots1", "solar_open", "mellum", "hunyuan_v1_moe", "exaone_moe"),
+            *("cohere2_moe", "afmoe", "hy_v3", "llama4_text"),
+        ),
+        (ALL,),
+    )
     | dict.fromkeys(("falcon_h1", "nemotron_h"), (ALL, ZERO3))
     | dict.fromkeys(VISION_FAMILIES, (ALL,))
-    | dict.fromkeys(("minimax_m2", "lfm2", "llama4_text", "deepseek_v32"), ())
+    | dict.fromkeys(
+        (
+            *("minimax_m2", "lfm2", "deepseek_v32", "gemma3n_text", "phimoe", "ernie4_5_moe"),
+            *("deepseek_v2", "olmo_hybrid", "kimi_linear", "lfm2_moe", "falcon_mamba", "jamba", "glm_moe_dsa"),
+        ),
+        (),
+    )
 )
 """Families whose training computes what transformers does, each with the pushes after which vLLM did so, too."""

@@ -15,17 +15,11 @@ from grpo_workload.weights.export import Export, Group, full
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
 CONVERTED = {
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v3",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "minimax_m2",
-    "qwen3_next",
-    "qwen3_5_moe",
-    "nemotron_h",
-    "deepseek_v32",
+    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "qwen3_next"),
+    *("qwen3_5_moe", "nemotron_h", "deepseek_v32", "olmoe", "flex_olmo", "phimoe", "dots1", "solar_open"),
+    *("mellum", "hunyuan_v1_moe", "exaone_moe", "ernie4_5_moe", "cohere2_moe", "deepseek_v2"),
+    *("afmoe", "hy_v3", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "lfm2_moe"),
+    *("jamba", "glm_moe_dsa"),
 }
 
 

@@ -45,6 +45,7 @@ def make_sharp_model(family: str, implementation: str) -> Any:
     model = make_model(family)
     model.set_attn_implementation(implementation)
     attention.check_layers(model.config, implementation, packs=family in FAMILIES)
+    attention.keep_bounds(model)
     remove_noise(model)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Fused norms compute the same, and training has no noise."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from grpo_workload.policy.load import fuse_norms, remove_noise
+from grpo_workload.policy.load import fuse_norms, load_model, remove_noise
+from grpo_workload.policy.lora import add_adapters
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.trainer import TrainerConfig
 from support.families import make_model
 
 
@@ -56,3 +60,25 @@ def test_training_has_no_noise_that_engines_do_not_have(family: str) -> None:
     remove_noise(model)
     assert torch.equal(model(ids).logits, model(ids).logits)
     assert model.config.attention_dropout == 0.5
+
+
+def test_routers_choose_in_training_as_in_evaluation() -> None:
+    model = make_model("phimoe")
+    remove_noise(model)
+    ids = torch.arange(20).unsqueeze(0)
+    expected = model.eval()(ids).logits
+    assert torch.equal(model.train()(ids).logits, expected)
+    assert torch.equal(copy.deepcopy(model).train()(ids).logits, expected)
+
+
+def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path: Path) -> None:
+    make_model("gemma3", whole=True).save_pretrained(tmp_path)
+    fields = {"model": {"path": str(tmp_path)}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+    model = load_model(TrainerConfig.model_validate(fields), Device.CPU)
+    parts = {name: name.startswith(("model.language_model.", "lm_head.")) for name, _ in model.named_parameters()}
+    assert {name: one.requires_grad for name, one in model.named_parameters()} == parts
+    assert set(parts.values()) == {True, False}
+    assert add_adapters(model, TrainerConfig.model_validate(fields | {"lora": {}})) is not None
+    trained = [name for name, one in model.named_parameters() if one.requires_grad]
+    assert trained
+    assert all(name.startswith("model.language_model.") for name in trained)

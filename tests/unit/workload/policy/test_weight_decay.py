@@ -19,7 +19,7 @@ def test_the_same_parameters_are_spared_as_by_transformers(family: str) -> None:
     trained = dict(model.named_parameters())
     expected = set(Trainer.get_decay_parameter_names(None, model)) & trained.keys()
     assert set(decaying(model)) == expected
-    assert set() < expected < trained.keys()
+    assert set() < expected <= trained.keys()  # OLMo's norms have no weights, so that all decay
 
 
 def test_adapters_decay_but_what_is_frozen_and_saved_norms_do_not() -> None:

@@ -217,7 +217,7 @@ def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path
 
 
 def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path: Path) -> None:
-    make_config("llama4_text").save_pretrained(tmp_path)
+    make_config("deepseek_v32").save_pretrained(tmp_path)
     needed = "model.attention eager, one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
     without_vllm = {"engine": "Transformers"}  # vLLM would import its class, which takes seconds
     found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
