@@ -24,7 +24,7 @@ from support.families import FAMILIES, SIZES, make_model
 
 attention.register()
 EXPERTS = 4
-REFUSED = {"phimoe": "does not choose its experts by torch.topk", "afmoe": "has no router of the form ...TopKRouter"}
+REFUSED = ("phimoe", "afmoe")
 PACKED = [name for name, fields in FAMILIES.items() if "num_experts_per_tok" in fields and name not in REFUSED]
 
 
@@ -162,11 +162,22 @@ def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("family", "why"),
-    [("llama", "LlamaForCausalLM is no mixture of experts"), ("llama4_text", "Llama4TextMoe has no router")],
+    [
+        ("llama", "LlamaForCausalLM is no mixture of experts"),
+        ("llama4_text", "Llama4TextMoe has no router"),
+        ("afmoe", "AfmoeSparseMoeBlock has no router"),
+    ],
 )
 def test_models_whose_routers_cannot_be_replayed_are_refused(family: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"training.routerReplay: {why}"):
         find_routers(make_model(family))
+
+
+def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start() -> None:
+    model, head = make_head("phimoe")
+    policy: Any = SimpleNamespace(module=model, head=head, device=model.device, is_partitioned=False)
+    with pytest.raises(ConfigError, match=r"routerReplay: PhimoeTopKRouter does not choose its experts by torch.topk"):
+        try_policy(policy, CONFIG)
 
 
 @pytest.mark.parametrize(
