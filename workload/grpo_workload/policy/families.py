@@ -12,11 +12,12 @@ TESTED: dict[str, tuple[str, ...]] = (
             *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
             *("gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "glm4", "glm4_moe", "glm4_moe_lite", "granite"),
             *("granitemoe", "granitemoehybrid", "deepseek_v3", "seed_oss", "cohere", "cohere2", "exaone4"),
-            *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus"),
+            *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus", "lfm2"),
         ),
         (ALL, ZERO3, ADAPTERS),
     )
-    | dict.fromkeys(("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), (ALL,))
+    | {"gpt_oss": (ALL, ADAPTERS)}
+    | dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), (ALL,))
     | dict.fromkeys(
         (
             *("gemma3", "gemma4_text", "ministral3", "nemotron", "stablelm", "olmo", "gpt2", "gpt_neox", "arcee"),
@@ -30,7 +31,7 @@ TESTED: dict[str, tuple[str, ...]] = (
     | dict.fromkeys(VISION_FAMILIES, (ALL,))
     | dict.fromkeys(
         (
-            *("minimax_m2", "lfm2", "deepseek_v32", "gemma3n_text", "phimoe", "ernie4_5_moe"),
+            *("minimax_m2", "deepseek_v32", "gemma3n_text", "phimoe", "ernie4_5_moe"),
             *("deepseek_v2", "olmo_hybrid", "kimi_linear", "lfm2_moe", "falcon_mamba", "jamba", "glm_moe_dsa"),
         ),
         (),

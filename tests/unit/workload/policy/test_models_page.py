@@ -14,7 +14,7 @@ from support.paths import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 HEAD = "| `model_type` | for example | pushes | ZeRO-3 | LoRA |\n|---|---|---|---|---|\n"
 TABLES = (ROOT / "docs" / "models.md").read_text().split(HEAD)[1:]
-PLACES = {"CPU": "families_cpu.jsonl", "H200": "families_h200.jsonl"}
+PLACES = {"CPU": "families_cpu.jsonl", "H100": "families_h100.jsonl", "H200": "families_h200.jsonl"}
 
 
 @pytest.mark.parametrize(("table", "families"), list(zip(TABLES, [FAMILIES, STATEFUL, MASKED], strict=True)))
