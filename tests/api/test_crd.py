@@ -1,5 +1,7 @@
 """The API server itself checks a GRPOJob: CEL rules, defaults, `kubectl explain`, fields that cannot change."""
 
+import json
+
 import pytest
 
 from support.control_plane.operators import Jobs, make_job
@@ -171,6 +173,15 @@ def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complain
     assert complaint in str(refusal.value).replace('Invalid value: "object": ', "Invalid value: ")
 
 
+def test_one_refusal_names_all_rules_that_a_section_breaks(jobs: Jobs) -> None:
+    training = {"klInReward": True, "warmupSteps": 5, "lrSchedulerType": "constant"}
+    with pytest.raises(RuntimeError) as refusal:
+        jobs.apply(make_job("bad", training=training, lora={"push": "adapters"}))
+    assert str(refusal.value).count("spec.training: ") == 1
+    for complaint in ("klInReward needs beta over 0", "constant has no warm-up", "lora.push adapters needs"):
+        assert complaint in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
@@ -192,6 +203,20 @@ def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> No
     assert spec["training"]["lossType"] == "dapo"
     assert spec["generation"]["topology"] == "Colocate"
     assert "completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
+
+
+def test_a_section_has_one_owner_and_what_it_leaves_out_gets_its_default_again(jobs: Jobs) -> None:
+    job = make_job("owned", managedBy="example.com/nobody")
+    arguments = ("apply", "--server-side", "--field-manager=somebody", "-f", "-")
+    for learning in ({"learningRate": 0.5}, {}):
+        changed = job | {"spec": job["spec"] | {"training": {"maxSteps": 7} | learning}}
+        jobs(*arguments, stdin=json.dumps(changed))
+        training = jobs.get("grpo", "owned")["spec"]["training"]
+        assert (training["maxSteps"], training["learningRate"]) == (7, learning.get("learningRate", 1e-6))
+    (owner,) = json.loads(jobs("get", "grpo", "owned", "-o", "json", "--show-managed-fields"))["metadata"][
+        "managedFields"
+    ]
+    assert owner["fieldsV1"]["f:spec"]["f:training"] == {}
 
 
 def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
+from grpo_operator.api.crd import crd
 from grpo_operator.api.infrastructure import NetworkSpec
 from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
 
@@ -92,6 +93,32 @@ def test_a_job_that_a_newer_rule_refuses_goes_on(
     jobs.finish_pod("older-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
     wait_until(lambda: jobs.get("grpo", "older")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
     jobs.wait_for("older", "Running", "True")
+
+
+def test_a_stored_job_that_a_newer_rule_of_a_wide_section_refuses_can_be_labelled_and_its_status_written(
+    jobs: Jobs, kubectl: Any
+) -> None:
+    """These rules are evaluated for the whole job, where the API server itself accepts no older fault."""
+    path, ours = "/spec/versions/0/schema/openAPIV3Schema/x-kubernetes-validations", crd()["spec"]["versions"][0]
+    bad = make_job("bad", managedBy="example.com/nobody", training={"klInReward": True})
+
+    def patch(**operation: Any) -> None:
+        kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([operation | {"path": path}]))
+
+    patch(op="remove")
+    try:
+        wait_until(lambda: _is_accepted(jobs, bad), "the API server has the older CRD", 60, interval=0.2)
+        jobs.apply(bad)
+    finally:
+        patch(op="add", value=ours["schema"]["openAPIV3Schema"]["x-kubernetes-validations"])
+    new = bad | {"metadata": {"name": "new"}}
+    wait_until(lambda: not _is_accepted(jobs, new), "our CRD refuses such a job", 60, interval=0.2)
+    jobs("label", "grpo", "bad", "team=research")
+    jobs("patch", "grpo", "bad", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs("patch", "grpo", "bad", "--subresource=status", "--type=merge", "-p", '{"status": {"phase": "Pending"}}')
+    jobs("patch", "grpo", "bad", "--subresource=status", "--type=merge", "-p", '{"status": {"attempt": 1}}')
+    with pytest.raises(RuntimeError, match="klInReward needs beta over 0"):
+        jobs("patch", "grpo", "bad", "--type=merge", "-p", '{"spec": {"suspend": false, "training": {"maxSteps": 7}}}')
 
 
 def _is_accepted(jobs: Jobs, job: dict[str, Any]) -> bool:

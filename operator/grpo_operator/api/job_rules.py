@@ -31,15 +31,6 @@ FREE = (
 """Fields that may change at any time; FROZEN ones cannot once the job has started. managedBy never changes;
 failurePolicy.onGenerationFailure, scheduling.gang and generation have rules of their own."""
 _NOT_STARTED = "!has(oldSelf.status) || !has(oldSelf.status.attempt)"
-# A request that changes the status changes nothing else, and the operator's writes change the phase or its message. To
-# compare all sections nevertheless would cost the API server 10 ms of processor time for each write.
-_WRITES_STATUS = (
-    "has(self.status.phase) && has(oldSelf.status.phase) && self.status.phase != oldSelf.status.phase || "
-    "has(self.status.summary) && has(oldSelf.status.summary) && "
-    "(self.status.summary.message != oldSelf.status.summary.message || "
-    "self.status.summary.step != oldSelf.status.summary.step)"
-)
-_MAY_CHANGE = f"{_NOT_STARTED} || {_WRITES_STATUS}"
 _SUSPENDED = "oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True')"
 
 
@@ -77,7 +68,7 @@ _FITS = f"size(self.metadata.name) + 1 + size(n) <= {names.MAX_CHILD_NAME}"
 _IS_GANG = "has({0}.spec.scheduling) && has({0}.spec.scheduling.gang)"
 _RESTARTS_ENGINES = "{}.spec.failurePolicy.onGenerationFailure == 'RestartGeneration'"
 
-ROOT_RULES = (
+NAME_RULES = (
     {
         "rule": f"self.metadata.name.matches('{names.NAME_PATTERN}')",
         "message": names.NAME_FORM,
@@ -87,30 +78,34 @@ ROOT_RULES = (
         "message": names.too_long("<group>"),
         "messageExpression": f"'{names.too_long('%s')}'.format([{_GROUPS}.filter(n, !({_FITS}))[0]])",
     },
+)
+"""Rules about the names of a job and its groups."""
+
+CHANGE_RULES = (
     {
-        "rule": f"{_MAY_CHANGE} || ({_unchanged(*FROZEN)})",
+        "rule": f"{_NOT_STARTED} || ({_unchanged(*FROZEN)})",
         "message": f"{', '.join(FROZEN)} cannot change once the job has started; create another job, and set its "
         "storage.resumeFrom to continue from a checkpoint",
     },
     {
-        "rule": f"{_MAY_CHANGE} || {_SUSPENDED} || ({_unchanged(*FREE_WHILE_SUSPENDED)})",
+        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || ({_unchanged(*FREE_WHILE_SUSPENDED)})",
         "message": f"{', '.join(FREE_WHILE_SUSPENDED)} can change only while the job is suspended; set suspend to "
         "true and wait for the condition Suspended first",
     },
     {
-        "rule": f"{_MAY_CHANGE} || {_SUSPENDED} || "
+        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || "
         f"({_RESTARTS_ENGINES.format('self')}) == ({_RESTARTS_ENGINES.format('oldSelf')})",
         "message": "failurePolicy.onGenerationFailure can change to or from RestartGeneration only while the job is "
         "suspended, because ranks learn from their attempt's contract whether they wait for engines; set suspend to "
         "true and wait for the condition Suspended first",
     },
     {
-        "rule": f"{_MAY_CHANGE} || {_SUSPENDED} || {_SAME_GENERATION}",
+        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || {_SAME_GENERATION}",
         "message": "of generation, only replicas and minReplicas of server.elastic can change while the job is not "
         "suspended; set suspend to true and wait for the condition Suspended first",
     },
     {
-        "rule": f"{_MAY_CHANGE} || {_SUSPENDED} || ({_IS_GANG.format('self')}) == ({_IS_GANG.format('oldSelf')})",
+        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || ({_IS_GANG.format('self')}) == ({_IS_GANG.format('oldSelf')})",
         "message": "scheduling.gang can change only while the job is suspended, because the pods of an attempt are in "
         "one gang or in none; set suspend to true and wait for the condition Suspended first",
     },
@@ -119,3 +114,4 @@ ROOT_RULES = (
         "message": "managedBy cannot change; create another job",
     },
 )
+"""Rules about what may change, for requests that do not write the status: root_rules.py."""

@@ -89,7 +89,7 @@ class GRPOJobSpec(TrainerConfig):
             ),
         ),
         Rule(
-            # With neither, a rule of rendezvous says it for less: the API server checks this at each write of a status.
+            # With neither, a rule of rendezvous says it for less.
             "!has(self.generation.server) && !has(self.generation.nodeLocal) || "
             f"({_PORTS}).all(p, ({_PORTS}).exists_one(q, q == p))",
             "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",

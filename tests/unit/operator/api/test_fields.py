@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.crd import FIELDS_PAGE, crd
+from grpo_operator.api.crd import FIELDS_PAGE, crd, whole_schema
 from grpo_operator.api.reference_page import render
 
-SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = whole_schema()
 
 
 def properties(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
