@@ -136,6 +136,19 @@ def test_a_foreign_object_is_not_adopted_and_the_job_starts_once_it_is_gone(jobs
     jobs.wait_for("taken", "Running", "True")
 
 
+def test_a_foreign_contract_is_not_adopted_and_no_pod_starts_until_it_is_gone(jobs: Jobs) -> None:
+    """To create it shows whose the name is, when the attempt has begun."""
+    jobs("create", "configmap", "held-0", "--from-literal=theirs=yes")
+    jobs.apply(make_job("held"))
+    condition = jobs.wait_for("held", "Blocked", "True", "NameTaken")
+    assert "ConfigMap held-0 already exists and has no owner: it is not adopted" in condition["message"]
+    assert not jobs.list("statefulset", "training.grpo.dev/job=held")
+    assert jobs.get("configmap", "held-0")["data"] == {"theirs": "yes"}
+    jobs("delete", "configmap", "held-0")
+    jobs.wait_for("held", "Running", "True")
+    jobs.wait_for("held", "Blocked", "False")
+
+
 def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
     kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
     roomy = {"trainer": {"groups": [{"name": "a", "gpus": 4}]}, "training": {"promptsPerStep": 8}}

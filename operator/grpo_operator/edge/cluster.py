@@ -98,6 +98,19 @@ class Cluster:
         }
         return self._transport.stream(self._scope(kind, namespace), list(query.items()))
 
+    async def create(self, manifest: Object) -> Object:
+        """Create an object, and return it; if the job has it already, return it as it is.
+
+        Raises ForeignError if the name belongs to somebody else, and RefusedError as `apply` does.
+        """
+        path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
+        try:
+            return await self._offer("create", manifest, path, field_manager=names.MANAGER)
+        except ApiException as error:
+            if error.status != 409 or (live := await self.check_owner(manifest)) is None:
+                raise
+        return live
+
     async def apply(self, manifest: Object, *, is_ours: bool) -> Object:
         """Apply the manifest server-side under our field manager. Return the object as it is then.
 
@@ -126,14 +139,18 @@ class Cluster:
             await self.check_owner(manifest)  # the name is taken
             await self._apply(manifest, dry_run="All")
 
-    async def check_owner(self, manifest: Object) -> None:
-        """Raise ForeignError if an object of the manifest's name exists that has another controller or none."""
+    async def check_owner(self, manifest: Object) -> Object | None:
+        """Return the object of the manifest's name if it exists. Raises ForeignError if it has another controller or
+        none.
+        """
         metadata = manifest["metadata"]
-        path, name = self._path(manifest["kind"], metadata["namespace"]), metadata["name"]
+        kind, path, name = manifest["kind"], self._path(manifest["kind"], metadata["namespace"]), metadata["name"]
         # A list, for which the operator has the right anyway.
-        found = await self._send("list", manifest["kind"], path, field_selector=f"metadata.name={name}")
+        found = await self._send("list", kind, path, field_selector=f"metadata.name={name}")
         for live in found["items"]:
             _check_owner(manifest, live)
+            return {"apiVersion": manifest["apiVersion"], "kind": kind, **live}
+        return None
 
     async def _apply(self, manifest: Object, **params: str) -> Object:
         metadata = manifest["metadata"]

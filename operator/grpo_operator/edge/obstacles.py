@@ -49,7 +49,7 @@ async def find_obstacle(
 async def _check(cluster: Cluster, child: Object, *, is_ours: bool) -> None:
     if child["kind"] == "StatefulSet":  # which podTemplate shapes; it has the labels of all others
         await cluster.try_apply(child, is_ours=is_ours)
-    elif not is_ours:
+    elif not is_ours and child["kind"] not in names.KINDS_OF_AN_ATTEMPT:  # to create these shows whose the name is
         await cluster.check_owner(child)
 
 

@@ -167,8 +167,11 @@ class MemoryApi:
         return {"kind": f"{request.kind}List", "apiVersion": "v1", "metadata": metadata, "items": items}
 
     def _create(self, request: Request) -> Object:
-        self.events.append(request.params["body"])
-        return dict(request.params["body"])
+        manifest = dict(request.params["body"])
+        if request.kind == "Event":
+            self.events.append(manifest)
+            return manifest
+        return self.store.put(self._dry_create(request))
 
     def _update(self, request: Request) -> Object:
         old, new = self._existing(request), request.params["body"]

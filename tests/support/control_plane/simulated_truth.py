@@ -43,8 +43,10 @@ class Truth:
 
     def check(self, request: Request, current: Pass) -> None:
         """Judge a request of a pass as it reaches the server."""
-        is_write = request.verb in ("apply", "scale", "patch") or (
-            request.verb == "delete" and request.kind != names.KIND
+        is_write = (
+            request.verb in ("apply", "scale", "patch")
+            or (request.verb == "delete" and request.kind != names.KIND)
+            or (request.verb == "create" and request.kind != "Event")
         )
         if not is_write:
             return
@@ -62,12 +64,12 @@ class Truth:
         if request.verb == "delete" and (child is None or owner_of(child) != uid or not _is_meant(request, child)):
             return  # it is of an earlier job, or no longer there
         runs = status.attempt is not None and not is_terminal(status) and not is_between_attempts(status)
-        if request.verb == "apply":
+        if request.verb in ("apply", "create"):
             labels = request.params["body"]["metadata"]["labels"]
             attempt = labels.get(names.LABEL_ATTEMPT, str(status.attempt))
             is_contract = request.kind == "ConfigMap"
             wanted = status.attempt if is_contract or names.LABEL_ATTEMPT not in labels else status.created_for
-            self._must(runs and attempt == str(wanted), f"{request} of attempt {attempt} is applied")
+            self._must(runs and attempt == str(wanted), f"{request} of attempt {attempt} is not due")
         elif request.verb == "patch":
             told = request.params["body"]["metadata"]["annotations"][names.ANNOTATION_ATTEMPT]
             is_kept = status.pods_attempt is not None
