@@ -16,7 +16,7 @@ from benchmarks.control_plane.turn import CANARY, QUIET, Raw, Turn
 from grpo_operator.api import names
 from grpo_operator.api.names import PATHS
 from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.transport import Transport
+from grpo_operator.edge.transport import Transport, connect
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
 
@@ -35,7 +35,7 @@ def costs(turn: Turn, count: int) -> Raw:
 async def _costs(turn: Turn, count: int) -> dict[str, dict[str, float]]:
     configuration = client.Configuration()
     await config.load_kube_config(str(turn.nodes.release.kubeconfig), client_configuration=configuration)
-    cluster = Cluster(Transport(client.ApiClient(configuration), Instruments()))
+    cluster = Cluster(Transport(connect(configuration), Instruments()))
     try:
         return await _Costs(turn, cluster, count).measure()
     finally:
@@ -54,12 +54,12 @@ class _Costs:
         found = {"create grpojobs": await self._cost(self._create)}
         found["list services"] = await self._cost(self._each("Service", self._cluster.check_owner))
         found["list networkpolicies"] = await self._cost(self._each("NetworkPolicy", self._cluster.check_owner))
-        found["list configmaps"] = await self._cost(self._each("ConfigMap", self._cluster.check_owner))
         dry_run = self._each("StatefulSet", lambda one: self._cluster.try_apply(one, is_ours=False))
         found["create dry-run statefulsets"] = await self._cost(dry_run, of_each=2)
         found["list pods"] = await self._cost(self._list_pods)
         first = await self._cost(lambda name: self._write(name, begun))
-        for kind in ("Service", "NetworkPolicy", "ConfigMap"):
+        found["create configmaps"] = await self._cost(self._each("ConfigMap", self._cluster.create))
+        for kind in ("Service", "NetworkPolicy"):
             found[f"patch {_plural(kind)}"] = await self._cost(self._each(kind, self._apply))
         found["patch statefulsets"] = await self._cost(self._each("StatefulSet", self._apply), of_each=2)
         found[PODS] = await self._cost(self._scale_up, until=self._are_ready)

@@ -17,8 +17,9 @@ from kubernetes.aio.config import kube_config
 from grpo_operator.edge import transport as module
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.errors import ForbiddenError, is_temporary
-from grpo_operator.edge.transport import Transport
+from grpo_operator.edge.transport import Transport, connect
 from grpo_operator.metrics.instruments import Instruments
+from grpo_workload.spec.reasons import Reason
 
 PODS = "/api/v1/namespaces/ns/pods"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,7 +53,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def transport(server: ApiServer) -> AsyncIterator[Transport]:
-    api = client.ApiClient(client.Configuration(host=server.url))
+    api = connect(client.Configuration(host=server.url))
     made = Transport(api, Instruments())
     yield made
     await made.close()
@@ -171,6 +172,21 @@ async def test_an_answer_that_is_none_is_a_fault_that_passes(
     with pytest.raises(aiohttp.ClientError) as failed:
         await transport.request("list", "Pod", PODS)
     assert is_temporary(failed.value)
+
+
+async def test_what_is_sent_arrives_as_it_is(server: ApiServer, transport: Transport) -> None:
+    sent: list[tuple[object, ...]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append((request.method, dict(request.query), request.content_type, await request.json()))
+        return web.json_response({})
+
+    server.answers = [answer]
+    body = {"reason": Reason.NAME_TAKEN, "list": [1, 2.5, None, True, {"key": "ü%20"}]}
+    await transport.request("create", "Pod", PODS, body=body, query_params=[("dryRun", "All"), ("a b", "c&d")])
+    as_json = {"reason": "NameTaken", "list": [1, 2.5, None, True, {"key": "ü%20"}]}
+    assert sent == [("POST", {"dryRun": "All", "a b": "c&d"}, "application/json", as_json)]
+    assert body["reason"] is Reason.NAME_TAKEN
 
 
 @pytest.mark.parametrize("answer", [hangs_up, never, says(500), writes("{")], ids=["hangs up", "silent", "500", "none"])
