@@ -156,6 +156,8 @@ def test_an_attempt_that_did_not_come_to_run_in_kept_pods_is_followed_by_one_in_
     assert find(case.status, Condition.RESTARTING).reason == Reason.RESTARTING
     assert case.last.mode == Mode.STOPPED
     assert case.last.deletions == (), "they end with their StatefulSets"
+    late = [pod(A, uid="late", attempt=0), pod(B, uid="late too", attempt=0)]
+    assert case.see(*late, at=31).renewals == (), "a pod that comes now is told of no attempt"
 
 
 def test_nodes_are_given_back_if_the_next_attempt_cannot_begin() -> None:
