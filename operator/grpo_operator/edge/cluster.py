@@ -181,26 +181,21 @@ class Cluster:
         None if it no longer exists.
         """
         path, body = self._path("StatefulSet", namespace, name), {"metadata": {"uid": uid}, "spec": {"replicas": 0}}
-        try:
-            return await self._send(
-                "scale", "StatefulSet", path, body=body, content_type=_MERGE, field_manager=names.MANAGER
-            )
-        except ApiException as error:
-            if error.status in (404, 409):  # gone, or another object by now
-                return None
-            raise
+        return await self._change_if_there("scale", "StatefulSet", path, body)
 
     async def announce(self, namespace: str, name: str, uid: str, attempt: int | None) -> None:
         """Write an attempt into an annotation of the pod with this UID, if it still exists: its kubelet looks at it."""
         metadata = {"uid": uid, "annotations": {names.ANNOTATION_ATTEMPT: str(attempt)}}
-        path = self._path("Pod", namespace, name)
+        await self._change_if_there("patch", "Pod", self._path("Pod", namespace, name), {"metadata": metadata})
+
+    async def _change_if_there(self, verb: str, kind: str, path: str, body: Object) -> Object | None:
+        """Merge `body`, which has the object's UID, into an object. Return it, or None if it no longer exists."""
         try:
-            await self._send(
-                "patch", "Pod", path, body={"metadata": metadata}, content_type=_MERGE, field_manager=names.MANAGER
-            )
+            return await self._send(verb, kind, path, body=body, content_type=_MERGE, field_manager=names.MANAGER)
         except ApiException as error:
-            if error.status not in (404, 409):  # gone, or another pod by now
-                raise
+            if error.status in (404, 409):  # gone, or another object by now
+                return None
+            raise
 
     async def scale(self, job: Object, replicas: int) -> None:
         """Set the number of a job's elastic engines in its spec. Raises ConflictError if the job changed since."""

@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import string
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -18,8 +18,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
-from grpo_workload.rewards.background import Background
 from grpo_workload.rewards.process import RewardError
 from grpo_workload.rewards.trl_signature import Logged
 from grpo_workload.rewards.worker import Values
@@ -67,14 +67,16 @@ class Judge:
         self._headers = {} if key is None else {"Authorization": f"Bearer {environ[key]}"}
         _check_template(f"{self._field}.promptTemplate", config.prompt_template, source.batch(0, 1)[0].columns)
         self._logged = Logged()
-        self._background: Background | None = None
+        self._thread: LoopThread | None = None
+        self._lock = threading.Lock()  # groups of later steps begin, in another thread, while scores are asked for
         self._begun: dict[str, list[Future[Answer]]] = {}  # by question; equal ones are asked as often as they come
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Begin to ask about the completions of a prompt; calling the object with them later returns their scores."""
-        for completion in completions:
-            question = self._question(prompt, completion)
-            self._begun.setdefault(question, []).append(self._submit(question))
+        with self._lock:
+            for completion in completions:
+                question = self._question(prompt, completion)
+                self._begun.setdefault(question, []).append(self._submit(question))
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Values:
         """Return the scores of completions[i], an answer to prompts[i]; None where the judge gives none.
@@ -83,7 +85,8 @@ class Judge:
             ConfigError: the API refuses the key, or has no such address or model.
             RewardError: the API failed as often as requests are repeated, or refused one.
         """
-        pending = [self._answer_to(self._question(*pair)) for pair in zip(prompts, completions, strict=True)]
+        with self._lock:
+            pending = [self._answer_to(self._question(*pair)) for pair in zip(prompts, completions, strict=True)]
         try:
             found = [one.result() for one in pending]
         finally:
@@ -109,9 +112,8 @@ class Judge:
 
     def close(self) -> None:
         """End all requests."""
-        if self._background is not None:
-            self._background.close()
-            self._background = None
+        if self._thread is not None:
+            self._thread.close(self._session.close)
 
     def _answer_to(self, question: str) -> Future[Answer]:
         if not (begun := self._begun.get(question)):
@@ -122,21 +124,20 @@ class Judge:
         return answer
 
     def _submit(self, question: str) -> Future[Answer]:
-        if self._background is None:
-            self._background = Background(self._connect, name=self._field)
-        return self._background.submit(self._ask_patiently(question))
+        if self._thread is None:
+            self._thread = LoopThread(self._field)
+            self._thread.run(self._connect())
+        return self._thread.submit(self._ask_patiently(question))
 
-    @asynccontextmanager
-    async def _connect(self) -> AsyncIterator[None]:
+    async def _connect(self) -> None:
         """Open what all requests share; no more than `concurrency` of them are under way."""
         self._places = asyncio.Semaphore(self._config.concurrency)
-        async with aiohttp.ClientSession(
+        self._session = aiohttp.ClientSession(
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=self._config.request_seconds),
             connector=aiohttp.TCPConnector(limit=self._config.concurrency),
             trust_env=True,
-        ) as self._session:
-            yield
+        )
 
     def _question(self, prompt: Prompt, completion: Completion) -> str:
         asked = prompt.text if isinstance(prompt.text, str) else "\n\n".join(map(_line, prompt.text))

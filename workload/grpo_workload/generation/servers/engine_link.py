@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
-import threading
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
@@ -16,6 +14,7 @@ from grpo_workload.generation.servers.engine_watch import EngineWatch, Timing
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.waiting import first_unhealthy
+from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.spec.contract import Engine
 
 T = TypeVar("T")
@@ -31,9 +30,7 @@ class EngineLink:
         self.timing = timing
         self.patience_to_join = min(timing.join, deadline)
         """Seconds that ranks wait for an elastic engine to join a transfer group, to answer a call, or to receive."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("engines")
 
         async def begin() -> tuple[aiohttp.ClientSession, list[EngineClient], EngineWatch]:
             # Each request gets a new connection: vLLM closes idle ones after 5 s, perhaps just as a request that must
@@ -59,11 +56,11 @@ class EngineLink:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start `work` in the thread; the future behaves as `run` does."""
-        return asyncio.run_coroutine_threadsafe(self.watch.unless_lost(self._used, work), self._loop)
+        return self._thread.submit(self.watch.unless_lost(self._used, work))
 
     def run_freely(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the thread and wait for it, even if an engine is lost meanwhile."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._thread.run(work)
 
     def wait_ready(self) -> None:
         """See `EngineWatch.start`."""
@@ -87,18 +84,8 @@ class EngineLink:
 
     def close(self) -> None:
         """Stop the watch and the thread; a second call does nothing."""
-        if self._loop.is_closed():
+        if self._thread.is_closed:
             return
         faulthandler.cancel_dump_traceback_later()
-        self.run_freely(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _close(self) -> None:
-        # The watch, and requests that were begun ahead; vLLM aborts these when their connections close.
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self._session.close()
+        # It cancels the watch, and requests that were begun ahead; vLLM aborts these when their connections close.
+        self._thread.close(self._session.close)
