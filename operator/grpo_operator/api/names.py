@@ -71,8 +71,8 @@ LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 OPTIONAL_KINDS = (GANG_KIND, QUEUE_KIND)
 
 KINDS_OF_AN_ATTEMPT = ("ConfigMap", GANG_KIND)
-"""Kinds of children that each attempt has its own of, its contract and its PodGroup; those of pods that are kept for
-later attempts are theirs too."""
+"""Kinds of children that each attempt has its own of, its contract and its PodGroup. Attempts in the same
+pods share them."""
 
 CHILD_KINDS = ("Service", "NetworkPolicy", "ConfigMap", "StatefulSet")
 """Kinds of objects that the operator creates for every job, and deletes when the job no longer needs them."""

@@ -109,7 +109,7 @@ class Changer:
         # Pods need what their groups share, so that comes first.
         for stage in (_shared, _groups):
             await together(
-                self._apply(one, is_ours=is_checked or (one["kind"], one["metadata"]["name"]) in ours)
+                self._apply(one, is_known=(one["kind"], one["metadata"]["name"]) in ours, is_checked=is_checked)
                 for one in changes.applies
                 if stage(one)
             )
@@ -130,13 +130,13 @@ class Changer:
         if answer is not None:
             self._seen(answer)
 
-    async def _apply(self, manifest: Object, *, is_ours: bool) -> None:
+    async def _apply(self, manifest: Object, *, is_known: bool, is_checked: bool) -> None:
         with doing(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
-            if manifest["kind"] not in names.KINDS_OF_AN_ATTEMPT:
-                answer = await self._cluster.apply(manifest, is_ours=is_ours)
+            if is_known or manifest["kind"] not in names.KINDS_OF_AN_ATTEMPT:
+                answer = await self._cluster.apply(manifest, is_ours=is_known or is_checked)
             else:
                 answer = await self._cluster.create(manifest)
-                if not self._applied.is_in_force(manifest, answer):  # the contract of an attempt in the same pods
+                if not self._applied.is_in_force(manifest, answer):  # the mirror did not show that it is there
                     answer = await self._cluster.apply(manifest, is_ours=True)
         self._applied.remember(manifest, answer)
         self._seen(answer)
