@@ -83,7 +83,10 @@ def truncated_ratios(policy, generator, prompts, training):
 
 
 def stops(generator, prompts, training):
-    """Whether completions end at a text that they have, which is the same on all ranks: they may share an engine."""
+    """Whether completions end at a text that they have, which is the same on all ranks: they may share an engine.
+
+    Where one is looked for, vLLM makes the texts, which must be those of whole completions.
+    """
 
     def generate():
         return [one for group in generator.generate(prompts, NUM_GENERATIONS) for one in group]
@@ -91,7 +94,10 @@ def stops(generator, prompts, training):
     whole, usual = gather(generate()), generator._sampling
     word = word_in(whole[0])
     generator._sampling = usual | sampling_parameters(training.model_copy(update={"stop": (word,)}))
-    stopped, generator._sampling = gather(generate()), usual
+    stopped = gather(generate())
+    generator._sampling |= sampling_parameters(training.model_copy(update={"stop": ("not sampled" * LENGTH,)}))
+    assert gather(generate()) == whole
+    generator._sampling = usual
     return are_stopped([one for own in whole for one in own], [one for own in stopped for one in own], word)
 
 

@@ -29,7 +29,7 @@ class AheadSampler:
 
         Args:
             llm: vLLM's `LLM`.
-            sampling: a request's parameters, as `vllm_api.sampling_parameters` returns them, with log-probabilities.
+            sampling: a request's parameters, as `vllm_api.sampling_parameters` returns them.
             gather: returns the lists of all ranks that share the engine, in rank order; collective among them.
             place: place of this rank among them.
         """
@@ -74,7 +74,7 @@ class AheadSampler:
         engine = self._llm.llm_engine
         for request in self._begun.ask(first=together):
             # Text is made from the whole completion: a cut may fall inside of a character.
-            own = {"seed": request.seed, "max_tokens": request.max_tokens, "detokenize": False}
+            own = {"seed": request.seed, "max_tokens": request.max_tokens, "logprobs": 0, "detokenize": False}
             parameters = SamplingParams(output_kind=RequestOutputKind.DELTA, **(dict(self._sampling) | own))
             engine.add_request(request.name, token_prompt(request.token_ids), parameters)
         while unfinished:

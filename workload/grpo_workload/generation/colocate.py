@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.own_answers import Completions, bare
 from grpo_workload.generation.own_engine import build_engine, load_weights
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
@@ -69,7 +70,7 @@ class ColocateGenerator:
         self._cycle = SleepCycle(level)
         self._device, self._field = device, config.model.field
         self._version, self._begins_as_loaded = 0, config.begins_as_loaded
-        self._sampling = sampling_parameters(training) | {"logprobs": 0}  # only the sampled token's
+        self._sampling = sampling_parameters(training)
         self._can_sleep = device == Device.CUDA and level > 0
         arguments: dict[str, Any] = {
             "model": config.model.source,
@@ -91,6 +92,7 @@ class ColocateGenerator:
             # random generator, which fails on CPUs.
             arguments["enable_chunked_prefill"] = False
         self._llm = build_engine(self._field, arguments | dict(generation.engine_args))
+        self._tokenizer = self._llm.get_tokenizer()
         self._ahead: AheadSampler | None = None
         if training.max_staleness:
             self._ahead = AheadSampler(self._llm, self._sampling, self._gather, self._rank % self._tensor_parallel)
@@ -128,17 +130,17 @@ class ColocateGenerator:
         # vLLM numbers its outputs itself, so they are known by their tokens, where these belong to one request alone.
         asked = Counter(token_ids for token_ids, _, _ in together)
         known = {prompt.token_ids: place for place, prompt in enumerate(prompts) if asked[prompt.token_ids] == 1}
-        with self._heard(known, listener):
+        completions = Completions(self._tokenizer, self._version)
+        with self._heard(known, listener, completions):
             outputs = self._llm.generate(
                 [engine_prompt(token_ids, images) | cache for token_ids, _, images in together],
-                [SamplingParams(n=num_generations, seed=seed, **sampling) for _, seed, _ in together],
+                [SamplingParams(n=num_generations, seed=seed, **sampling, **bare(sampling)) for _, seed, _ in together],
                 use_tqdm=False,
             )
         for (token_ids, _, _), output in zip(together, outputs, strict=True):
             check_read(token_ids, output.prompt_token_ids)
         first = sum(len(share) for share in shares[: self._rank % self._tensor_parallel])
-        own = outputs[first : first + len(prompts)]
-        return [[self._completion(answer) for answer in output.outputs] for output in own]
+        return [completions.of(output) for output in outputs[first : first + len(prompts)]]
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
         """See `Generator.begin`: the next `generate` samples them too, until its own prompts are complete."""
@@ -206,7 +208,9 @@ class ColocateGenerator:
         return shares
 
     @contextmanager
-    def _heard(self, known: Mapping[tuple[int, ...], int], listener: Listener) -> Iterator[None]:
+    def _heard(
+        self, known: Mapping[tuple[int, ...], int], listener: Listener, completions: Completions
+    ) -> Iterator[None]:
         """Tell `listener` what each step of the engine gives, which `LLM.generate` keeps until the last one.
 
         `known` has the positions of this rank's prompts, by their tokens.
@@ -219,7 +223,7 @@ class ColocateGenerator:
             listener.moved()
             for output in outputs:
                 if output.finished and (position := known.get(tuple(output.prompt_token_ids))) is not None:
-                    listener.finished(position, [self._completion(answer) for answer in output.outputs])
+                    listener.finished(position, completions.of(output))
             return outputs
 
         engine.step = heard
@@ -232,17 +236,3 @@ class ColocateGenerator:
         if tags and self._can_sleep:
             torch.cuda.empty_cache()
             self._llm.wake_up(tags=tags)
-
-    def _completion(self, answer: Any) -> Completion:
-        assert answer.finish_reason in ("stop", "length"), answer.finish_reason
-        logprobs = tuple(
-            position[token].logprob for token, position in zip(answer.token_ids, answer.logprobs, strict=True)
-        )
-        return Completion(
-            token_ids=tuple(answer.token_ids),
-            logprobs=logprobs,
-            text=answer.text,
-            finish_reason=answer.finish_reason,
-            weight_version=self._version,
-            routed_experts=answer.routed_experts,
-        )
