@@ -20,10 +20,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with 259 tokens: one for each byte, and ChatML's special tokens; <|im_end|> is pad and eos."""
+def make_tiny_tokenizer(further: int = 0) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with 259 tokens: one for each byte, and ChatML's special tokens; <|im_end|> is pad and eos.
+
+    `further` tokens stand for numbers. No text is read as one of them, but models may sample them.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    numbers = (f"\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}{number}" for number in range(further))  # after a space
+    vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet, *numbers])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
