@@ -34,7 +34,7 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
 
 
 _OF_PODS = (Condition.SCHEDULED, Condition.RUNNING)
-ON_THE_WAY = ("Pending", "Starting")
+_ON_THE_WAY = ("Pending", "Starting")
 """Phases in which the pods of an attempt have not all started."""
 
 
@@ -60,7 +60,7 @@ def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
     members = tuple(m for m in status.members if m.outcome or m.disruption or m.replacing)
     groups = tuple(group.model_copy(update={"ready": 0}) for group in status.groups)
     told = {
-        "phase": ON_THE_WAY if status.phase in ON_THE_WAY else status.phase,
+        "phase": _ON_THE_WAY if status.phase in _ON_THE_WAY else status.phase,
         "conditions": conditions,
         "members": members,
         "groups": groups,

@@ -27,7 +27,7 @@ from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.decide.scaling import Scale
-from grpo_operator.decide.second_look import ON_THE_WAY, can_wait, changes_course
+from grpo_operator.decide.second_look import can_wait, changes_course
 from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop, together
@@ -37,6 +37,7 @@ from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary
 from grpo_operator.edge.launchers import Launchers, Round
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.obstacles import find_obstacle
+from grpo_operator.edge.pace import Pace
 from grpo_operator.edge.sight import REMEMBERED, Eyes, Sight, children, is_ours, read_job
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
@@ -50,13 +51,6 @@ log = logging.getLogger(__name__)
 
 DELETION_EVENT_SECONDS = 0.5
 """Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
-
-DETAIL_SECONDS = 5.0
-"""Seconds between two writes of a status in which only details changed: how many pods are ready, for example."""
-
-STARTING_SECONDS = 10.0
-"""Seconds between two such writes while the pods of an attempt start. Each write is much work for the API server: where
-many jobs start at once, more writes would make all of them start later."""
 
 
 class Reconciler:
@@ -85,7 +79,7 @@ class Reconciler:
         self._network_policies, self._allowed = network_policies, allowed
         self._applied = Applied()
         self._changer = Changer(cluster, self._applied, mirror.keep)
-        self._written: dict[Key, float] = {}
+        self._pace: Pace[Key] = Pace()
         self._in_force: dict[Key, tuple[object, ...]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -120,7 +114,7 @@ class Reconciler:
         self._instruments.gone(key)
         self._deleted_pods.forget(key)
         self._launchers.forget(key)
-        self._written.pop(key, None)
+        self._pace.forget(key)
         self._in_force.pop(key, None)
 
     async def _pass(self, key: Key, raw: Object) -> float | None:
@@ -201,13 +195,12 @@ class Reconciler:
         """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
         new, time = decided.status, asyncio.get_running_loop().time()
         if new == old:
+            self._pace.settled(key)
             return decided.requeue_after, False
-        pause = STARTING_SECONDS if new.phase in ON_THE_WAY else DETAIL_SECONDS
-        due = self._written.get(key, -pause) + pause
-        if time < due and can_wait(old, new):
-            return min(due - time, decided.requeue_after or pause), False
+        if can_wait(old, new) and (wait := self._pace.wait(key, time)) > 0:
+            return min(wait, decided.requeue_after or wait), False
         self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
-        self._written[key] = time
+        self._pace.written(key, time)
         self._measure(key, raw, old, new)
         return decided.requeue_after, True
 

@@ -115,7 +115,7 @@ def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> No
     world.wait(1.0)
     begun = world.status("a")
     world.cluster.run_statefulsets()
-    world.wait(8.0)
+    world.wait(3.0)
     assert world.status("a") == begun
     world.wait(3.0)
     assert (world.status("a").phase, len(world.status("a").members)) == ("Pending", len(world.cluster.pods(job="a")))
