@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 DETAIL_SECONDS = 5.0
 """Seconds between two writes of one job's details at least."""
 
-DETAILS_PER_SECOND = 5.0
-"""Writes of details a second, of all jobs together: about a twentieth of one processor."""
+DETAILS_PER_SECOND = 2.0
+"""Writes of details a second, of all jobs together: about a fortieth of one processor."""
 
 K = TypeVar("K", bound=Hashable)
 
