@@ -18,7 +18,7 @@ from grpo_devcluster.progress import wait_until
 Raw = dict[str, Any]
 
 CANARY = "canary"
-WAIT = 1200.0
+WAIT = 3600.0
 """Seconds after which a benchmark gives up on anything."""
 
 OFTEN = 0.05  # seconds between looks into the audit log
