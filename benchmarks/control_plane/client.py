@@ -86,14 +86,17 @@ class Api:
 
 
 class Stream:
-    """The events of a watch, until either side closes it."""
+    """The objects that a watch shows, until one side ends it; the API server does if it finds the reader slow."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
 
     def __iter__(self) -> Iterator[Manifest]:
         for line in self._response:
-            yield json.loads(line)["object"]
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                return
+            yield event["object"]
 
     def close(self) -> None:
         """End the iteration, which another thread runs."""

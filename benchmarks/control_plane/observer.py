@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.control_plane.client import Api, Manifest
@@ -130,9 +129,9 @@ class Statuses:
                     if (number := self._says(one)) is not None:
                         self.first.setdefault((one["metadata"]["name"], number), time.time())
                         self._last[one["metadata"]["name"]] = number
-                if not self._closed:  # the API server ends the watch of a reader that it finds slow
+                if not self._closed:
                     self._stream = self._open()
-        except (urllib3.exceptions.HTTPError, KeyError, ValueError) as error:
+        except Exception as error:  # whatever it is, who waits for a status must not wait on
             self.error = error
 
     def numbers(self) -> dict[str, int]:
