@@ -136,3 +136,30 @@ async def test_a_clock_that_jumps_takes_no_lease_away(candidates: Candidates, mo
     monkeypatch.setattr(leaderelection, "time", Jumping)
     await _until(lambda: tries > 8, lambda: f"more than {tries} looks at the clock")
     assert candidates.events == ["a leads"]
+
+
+async def test_a_leader_renews_with_one_request_and_reads_again_only_when_it_fails(
+    candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that takes seconds for an answer would take two requests past the renew deadline."""
+    sent: list[str] = []
+
+    def count(name: str) -> None:
+        plain = getattr(client.CoordinationV1Api, name)
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            sent.append(name.split("_")[0])
+            return await plain(*args, **kwargs)
+
+        monkeypatch.setattr(client.CoordinationV1Api, name, counted)
+
+    for name in ("read_namespaced_lease", "create_namespaced_lease", "replace_namespaced_lease"):
+        count(name)
+    _, link = await candidates.add("a", PATIENT)
+    await _until(lambda: len(sent) > 5, lambda: f"more than {sent}")
+    assert sent[:5] == ["read", "create", "replace", "replace", "replace"]
+    await client.CoordinationV1Api(link.api).patch_namespaced_lease(
+        "one", candidates.namespace, {"metadata": {"labels": {"a": "b"}}}
+    )
+    await _until(lambda: "read" in sent[5:] and sent[-2:] == ["replace"] * 2, lambda: f"renewals after {sent}")
+    assert candidates.events == ["a leads"]

@@ -9,6 +9,8 @@ library's own loop is not safe to act on:
   Here the deadline counts from the moment before the request that renewed the Lease, and a timer keeps it.
 * A leader whose Lease another has taken tries on until the deadline. Here it stops at once.
 * It reads the wall clock, which may jump, to tell whether another's Lease is over. `_Lock` asks the loop's clock too.
+* It reads the Lease before each renewal. With an API server that takes seconds for an answer, two requests outlast the
+  renew deadline. Here the leader writes to the Lease as its last renewal left it, as client-go does.
 * `LeaseLock` cannot create a Lease (the client refuses its argument `pretty`), writes local time as UTC, and never
   gives the Lease back.
 """
@@ -151,6 +153,7 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         self._timing, self._clock = timing, clock
         self._version: str | None = None
         self._changed = -math.inf
+        self._is_as_written = False  # the Lease, as far as this operator knows: it holds it then
 
     @property
     def holder(self) -> str | None:
@@ -159,6 +162,8 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         return spec.holder_identity or None if spec else None
 
     async def get(self, name: str, namespace: str) -> Any:
+        if self._is_as_written:
+            return True, self.election_record(self.lease_reference)
         found = await _answer(super().get(name, namespace))
         if isinstance(found, ApiException):
             return False, found
@@ -168,29 +173,36 @@ class _Lock(LeaseLock):  # type: ignore[misc]
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
         lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
-        return await self._done(self.api_instance.create_namespaced_lease(namespace, lease))
+        return await self._write(self.api_instance.create_namespaced_lease(namespace, lease))
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
         if self.holder not in (None, self.identity) and self._clock() < self._changed + self._timing.lease:
             return False  # the wall clock has jumped: the other's Lease is not over
         self.lease_reference.spec = self.update_lease(updated_record, self.lease_reference.spec)
-        return await self._done(self.api_instance.replace_namespaced_lease(name, namespace, self.lease_reference))
+        if await self._write(self.api_instance.replace_namespaced_lease(name, namespace, self.lease_reference)):
+            return True
+        await self.get(name, namespace)  # another may have taken it
+        return False
 
     async def release(self) -> None:
         """Let another take the Lease at once. If this fails, the Lease ends by itself."""
+        self._is_as_written = False
         await self.get(self.name, self.namespace)
         if self.holder == self.identity:
             self.lease_reference.spec.holder_identity = None
-            await self._done(
+            await self._write(
                 self.api_instance.replace_namespaced_lease(self.name, self.namespace, self.lease_reference)
             )
 
-    async def _done(self, request: Awaitable[Any]) -> bool:
+    async def _write(self, request: Awaitable[Any]) -> bool:
+        """Send a write of the Lease, and keep the answer. Return whether there was one."""
         answer = await _answer(request)
-        if not isinstance(answer, ApiException):
-            return True
-        log.warning("%s could not write the Lease %s: %s", self.identity, self.name, reason_of(answer))
-        return False
+        self._is_as_written = not isinstance(answer, ApiException)
+        if isinstance(answer, ApiException):
+            log.warning("%s could not write the Lease %s: %s", self.identity, self.name, reason_of(answer))
+        else:
+            self.lease_reference = answer
+        return self._is_as_written
 
     def update_lease(self, leader_election_record: Any, current_spec: Any = None) -> Any:
         """Return the spec to write. The API server insists on microseconds, also where they are 0."""
