@@ -84,8 +84,8 @@ def main(names: tuple[str, ...], only: tuple[str, ...], jobs: int | None, repeti
                     with step(said), turn(nodes, api, side, f"turn-{number}") as current:
                         began = time.time()
                         measured = scenario.measure(current, jobs or scenario.count)
-                    line = {"scenario": name, "side": side.name, "repetition": repetition, "time": round(began)}
-                    append(output, line | measured | about)
+                        line = {"scenario": name, "side": side.name, "repetition": repetition, "time": round(began)}
+                        append(output, line | measured | about)  # now: it takes minutes until thousands of jobs are gone
 
 
 def _about() -> Raw:
