@@ -85,7 +85,7 @@ def main(names: tuple[str, ...], only: tuple[str, ...], jobs: int | None, repeti
                         began = time.time()
                         measured = scenario.measure(current, jobs or scenario.count)
                         line = {"scenario": name, "side": side.name, "repetition": repetition, "time": round(began)}
-                        append(output, line | measured | about)  # now: it takes minutes until thousands of jobs are gone
+                        append(output, line | measured | about)  # removing thousands of jobs takes minutes
 
 
 def _about() -> Raw:
