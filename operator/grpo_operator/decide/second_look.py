@@ -13,11 +13,16 @@ from grpo_workload.spec.reasons import Reason
 
 
 def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:
-    """Whether a plan begins or ends an attempt or the job, counts a failure, or deletes a pod or the job.
+    """Whether a plan ends an attempt or the job, begins a further attempt, counts a failure, or deletes a pod or the job.
 
-    What was seen must be true then: such a plan is made again from a live read.
+    What was seen must be true then: such a plan is made again from a live read. Before its first attempt a job has no
+    pods, so what was seen is the job itself, and it is written only if it is still the same. Where many jobs start at
+    once, a list of each one's pods, for which the API server looks at all pods of the namespace, would cost more than
+    anything else.
     """
-    return bool(decided.deletions) or decided.delete_job or _course(decided.status) != _course(old)
+    if decided.deletions or decided.delete_job:
+        return True
+    return old.attempt is not None and _course(decided.status) != _course(old)
 
 
 def _course(status: GRPOJobStatus) -> tuple[object, ...]:

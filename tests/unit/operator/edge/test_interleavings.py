@@ -123,6 +123,20 @@ def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> No
     assert world.status("a").phase == "Running"
 
 
+def test_pods_are_listed_before_a_further_attempt_and_not_before_the_first() -> None:
+    """For each list the API server looks at all pods of the namespace; before its first attempt a job has none."""
+
+    def lists() -> int:
+        sent = [one for operator in world.operators for one_pass in operator.api.passes for one in one_pass.requests]
+        return [(one.verb, one.kind) for one in sent].count(("list", "Pod"))
+
+    world = running()
+    assert lists() == 0
+    world.fail("a")
+    world.go_on(8)
+    assert (world.status("a").attempt, world.status("a").phase, lists() > 0) == (1, "Running", True)
+
+
 def test_attempts_begin_in_the_same_pods_one_after_another_and_once_in_new_ones() -> None:
     world = running(failurePolicy=IN_PLACE, generation=SERVER)
     first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
