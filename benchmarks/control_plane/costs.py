@@ -56,7 +56,6 @@ class _Costs:
         found["list networkpolicies"] = await self._cost(self._each("NetworkPolicy", self._cluster.check_owner))
         dry_run = self._each("StatefulSet", lambda one: self._cluster.try_apply(one, is_ours=False))
         found["create dry-run statefulsets"] = await self._cost(dry_run, of_each=2)
-        found["list pods"] = await self._cost(self._list_pods)
         first = await self._cost(lambda name: self._write(name, begun))
         found["create configmaps"] = await self._cost(self._each("ConfigMap", self._cluster.create))
         for kind in ("Service", "NetworkPolicy"):
@@ -123,9 +122,6 @@ class _Costs:
 
     async def _apply(self, child: Manifest) -> None:
         await self._cluster.apply(child, is_ours=True)
-
-    async def _list_pods(self, name: str) -> None:
-        await self._cluster.list("Pod", self._turn.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={name}")
 
     async def _write(self, name: str, status: Manifest) -> None:
         self._jobs[name] = await self._cluster.write_status(self._jobs[name], status)

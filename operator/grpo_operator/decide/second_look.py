@@ -13,7 +13,7 @@ from grpo_workload.spec.reasons import Reason
 
 
 def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:
-    """Whether a plan ends an attempt or the job, begins a further attempt, counts a failure, or deletes a pod or the job.
+    """Whether a plan ends an attempt or the job, begins a further attempt, counts a failure, or deletes something.
 
     What was seen must be true then: such a plan is made again from a live read. Before its first attempt a job has no
     pods, so what was seen is the job itself, and it is written only if it is still the same. Where many jobs start at
