@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,19 @@ class Child:
     kind: str
     name: str
     uid: str
-    raw: dict[str, Any] = field(repr=False)
+    packed: bytes = field(repr=False)
+    """The object. Thousands of jobs have millions of dictionaries and lists, among which Python would look for garbage
+    for seconds, and an operator that stands still for so long loses its Lease."""
+
+    @property
+    def raw(self) -> Any:
+        """The object as a dictionary of one's own."""
+        return marshal.loads(self.packed)
+
+
+def pack(raw: dict[str, Any]) -> bytes:
+    """Return an object for `Child.packed`; equal ones with their fields in the same order are the same bytes."""
+    return marshal.dumps(raw, 2)  # version 2: later ones write shared values once, so equal objects may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +135,15 @@ def read_child(kind: str, child: Object) -> Child:
     has_status = kind in (names.QUEUE_KIND, "Job")  # others' status says nothing that decides
     kept = (*_KEPT_METADATA, *(("resourceVersion", "generation") if kind == names.QUEUE_KIND else ()))
     said = {name: child["metadata"][name] for name in kept if name in child["metadata"]}
-    rest = {name: value for name, value in child.items() if name != "metadata" and (has_status or name != "status")}
-    raw = rest | {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}
-    return Child(kind=kind, name=said["name"], uid=said["uid"], raw=raw)
+    left_out = ("apiVersion", "kind", "metadata", *(() if has_status else ("status",)))
+    rest = {name: value for name, value in child.items() if name not in left_out}
+    raw = {
+        "apiVersion": names.api_version(kind),
+        "kind": kind,
+        "metadata": said,
+        **rest,
+    }  # items of lists lack the first
+    return Child(kind=kind, name=said["name"], uid=said["uid"], packed=pack(raw))
 
 
 def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:

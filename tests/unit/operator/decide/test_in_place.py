@@ -10,7 +10,7 @@ from grpo_operator.api.names import Condition, contract_name
 from grpo_operator.api.status import Admission, Disruption
 from grpo_operator.decide.conditions import find, keeps_pods
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Child
+from grpo_operator.decide.observe import Child, pack
 from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.decide.plan import Mode, Obstacle, plan
 from grpo_operator.layout.manifests import manifests
@@ -199,7 +199,7 @@ def test_pods_are_recreated_if_no_rank_has_failed() -> None:
 def test_a_contract_that_cannot_change_means_new_pods() -> None:
     case = Case(**IN_PLACE)
     running = case.see_all_ready()
-    fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", raw={"immutable": True})
+    fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", packed=pack({"immutable": True}))
     seen = replace(observed(*map(holds, running)), children=(fixed,))
     decided = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
     assert decided.mode == Mode.STOPPED
