@@ -122,3 +122,20 @@ def test_a_job_that_another_of_its_name_replaces_is_gone_and_gets_a_last_pass() 
     assert (gone, woken, mirror.job_keys()) == ([KEY], [KEY], [Key("ns", "job", "next")])
     mirror.replace_jobs(None, [], "3")
     assert (gone[1:], woken[1:], mirror.job_keys()) == ([Key("ns", "job", "next")], [Key("ns", "job", "next")], [])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in names.WATCHED_KINDS if kind in _children()])
+def test_a_list_that_shows_what_a_watch_showed_wakes_nobody(kind: str) -> None:
+    """Items of a list lack `apiVersion` and `kind`, with which objects of a watch begin."""
+    woken: list[Key] = []
+    store, scope = Store(), Scope(kind, None)
+    mirror = Mirror([scope], woken.append, lambda *_: None, lambda *_: None, lambda _: None)
+    mirror.keep_job({"metadata": {"namespace": "ns", "name": "job", "uid": "uid", "resourceVersion": "1"}})
+    child = store.put(_children()[kind])
+    mirror.changed(scope, "ADDED", {"apiVersion": names.api_version(kind), "kind": kind} | child)
+    woken.clear()
+    newer = child["metadata"] | {"resourceVersion": "9"}
+    mirror.replace(
+        scope, [{**{k: v for k, v in child.items() if k not in ("apiVersion", "kind")}, "metadata": newer}], "9"
+    )
+    assert woken == []
