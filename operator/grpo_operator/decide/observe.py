@@ -137,13 +137,8 @@ def read_child(kind: str, child: Object) -> Child:
     said = {name: child["metadata"][name] for name in kept if name in child["metadata"]}
     left_out = ("apiVersion", "kind", "metadata", *(() if has_status else ("status",)))
     rest = {name: value for name, value in child.items() if name not in left_out}
-    raw = {
-        "apiVersion": names.api_version(kind),
-        "kind": kind,
-        "metadata": said,
-        **rest,
-    }  # items of lists lack the first
-    return Child(kind=kind, name=said["name"], uid=said["uid"], packed=pack(raw))
+    first = {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}  # items of lists lack the first two
+    return Child(kind=kind, name=said["name"], uid=said["uid"], packed=pack(first | rest))
 
 
 def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
