@@ -134,7 +134,7 @@ class Reconciler:
         try:
             changes = self._find_changes(key, seen, decided)
             if changes or decided.queue or decided.download:
-                if not (written or (is_live and seen.status.attempt is not None)):  # else the job was not read live
+                if not (written or is_live):
                     await self._eyes.check_current(key, seen.raw)
                 await self._changer.make(seen.job, seen.observed, changes, is_checked=begins and obstacle is None)
             for answer in await queues.make(self._cluster, seen.job, seen.topology, decided.queue):

@@ -62,10 +62,9 @@ class Eyes:
         """
         with doing("reading the job's pods"):
             pods = read_pods(await children(self._cluster, key, "Pod"))
-        # The job comes second: a pod of an attempt that began after it was read would look like one to delete.
-        # A first attempt begins with a compare-and-swap of the job, which was seen just now. Later a field that the CRD
-        # got meanwhile may show although the job's version is the same.
-        raw = seen.raw if seen.status.attempt is None else await self.check_current(key, seen.raw)
+        # The job comes second: a pod of an attempt that began after it was read would look like one to delete. A field
+        # that the CRD got meanwhile may show although the job's version is the same.
+        raw = await self.check_current(key, seen.raw)
         return await self._sight(key, raw, pods, seen.now, 0.0)
 
     async def check_current(self, key: Key, raw: Object) -> Object:
