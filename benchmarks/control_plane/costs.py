@@ -59,8 +59,9 @@ class _Costs:
         first = await self._cost(lambda name: self._write(name, begun))
         found["create configmaps"] = await self._cost(self._each("ConfigMap", self._cluster.create))
         for kind in ("Service", "NetworkPolicy"):
-            found[f"patch {_plural(kind)}"] = await self._cost(self._each(kind, self._apply))
-        found["patch statefulsets"] = await self._cost(self._each("StatefulSet", self._apply), of_each=2)
+            found[f"create {_plural(kind)}"] = await self._cost(self._each(kind, self._cluster.create))
+        statefulsets = self._each("StatefulSet", self._cluster.create)
+        found["create statefulsets"] = await self._cost(statefulsets, of_each=2)
         found[PODS] = await self._cost(self._scale_up, until=self._are_ready)
         second = await self._cost(lambda name: self._write(name, running))
         found["update grpojobs"] = {program: round((first[program] + second[program]) / 2, 2) for program in first}
@@ -119,9 +120,6 @@ class _Costs:
                     await send(child)
 
         return all_of
-
-    async def _apply(self, child: Manifest) -> None:
-        await self._cluster.apply(child, is_ours=True)
 
     async def _write(self, name: str, status: Manifest) -> None:
         self._jobs[name] = await self._cluster.write_status(self._jobs[name], status)

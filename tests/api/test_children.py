@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,31 @@ def test_a_child_deleted_or_changed_by_hand_is_restored_and_the_job_says_what_pr
     jobs("scale", "statefulset", "restored-b", "--replicas=3")
     wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 20)
     wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 30)
+
+
+def test_what_a_later_attempt_leaves_out_is_removed_although_the_children_were_created(jobs: Jobs) -> None:
+    """An apply removes only what an apply set, so the operator first notes as applied what its creation set."""
+
+    def template() -> dict[str, Any]:
+        found: dict[str, Any] = jobs.get("statefulset", "shrinks-a")["spec"]["template"]
+        return found
+
+    jobs.run("shrinks", podTemplate={"env": [{"name": "OLD", "value": "1"}], "annotations": {"old": "1"}})
+    jobs("annotate", "statefulset", "shrinks-a", "theirs=stays")
+    for number in range(2):  # applied for the first time, and again
+        jobs("patch", "grpo", "shrinks", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        jobs.wait_for("shrinks", "Suspended", "True")
+        env = [{"name": f"NEW_{number}", "value": "1"}]
+        spec = {"suspend": False, "podTemplate": {"env": env, "annotations": None}}
+        jobs("patch", "grpo", "shrinks", "--type=merge", "-p", json.dumps({"spec": spec}))
+        jobs.wait_for("shrinks", "Running", "True")
+        names = {one["name"] for one in template()["spec"]["containers"][0]["env"]}
+        assert {name for name in names if name.startswith(("OLD", "NEW"))} == {f"NEW_{number}"}
+        assert "old" not in template()["metadata"].get("annotations", {})
+    whole = json.loads(jobs("get", "statefulset", "shrinks-a", "-o", "json", "--show-managed-fields"))
+    assert whole["metadata"]["annotations"]["theirs"] == "stays"
+    ours = [one["operation"] for one in whole["metadata"]["managedFields"] if one["manager"] == "grpo-operator"]
+    assert ours.count("Apply") == 1
 
 
 def test_a_foreign_object_is_not_adopted_and_the_job_starts_once_it_is_gone(jobs: Jobs) -> None:

@@ -29,3 +29,17 @@ def owner_of(child: Object) -> str:
 def condition(status: Object, kind: str) -> Object:
     """Return the condition of a type in an object's status, empty if there is none."""
     return next((c for c in mappings(status.get("conditions")) if c.get("type") == kind), {})
+
+
+def fields_of_ours(child: Object) -> list[tuple[int, Object]]:
+    """Return those entries of an object's managedFields that say which fields the operator set, after their places."""
+    entries = enumerate(mappings(child["metadata"].get("managedFields")))
+    return [
+        (at, entry) for at, entry in entries if entry.get("manager") == names.MANAGER and "subresource" not in entry
+    ]
+
+
+def was_applied(child: Object) -> bool:
+    """Whether no field of an object is the operator's only because it created the object."""
+    entries = [entry for _, entry in fields_of_ours(child)]
+    return not entries or any(entry.get("operation") == "Apply" for entry in entries)

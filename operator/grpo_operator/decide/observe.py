@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.status_section import known_time
-from grpo_operator.decide.objects import Object, condition, controller_of, labels_of, owner_of
+from grpo_operator.decide.objects import Object, condition, controller_of, labels_of, owner_of, was_applied
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_workload.spec.lenient import mapping
 
@@ -21,6 +21,9 @@ class Child:
     kind: str
     name: str
     uid: str
+    was_applied: bool = True
+    """False if the operator created the object and has not applied it yet."""
+
     packed: bytes = field(repr=False)
     """The object. Thousands of jobs have millions of dictionaries and lists, among which Python would look for garbage
     for seconds, and an operator that stands still for so long loses its Lease."""
@@ -138,7 +141,9 @@ def read_child(kind: str, child: Object) -> Child:
     left_out = ("apiVersion", "kind", "metadata", *(() if has_status else ("status",)))
     rest = {name: value for name, value in child.items() if name not in left_out}
     first = {"apiVersion": names.api_version(kind), "kind": kind, "metadata": said}  # items of lists lack the first two
-    return Child(kind=kind, name=said["name"], uid=said["uid"], packed=pack(first | rest))
+    return Child(
+        kind=kind, name=said["name"], uid=said["uid"], was_applied=was_applied(child), packed=pack(first | rest)
+    )
 
 
 def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:

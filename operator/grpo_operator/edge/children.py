@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.decide.objects import controller_of
-from grpo_operator.decide.observe import Child, Observed
+from grpo_operator.decide.observe import Child, Observed, read_child
 from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.cluster import Cluster
@@ -87,9 +87,9 @@ def groups_to_stop(children: Sequence[Child], mode: Mode) -> list[Child]:
     ]
 
 
-def owned(children: Sequence[Child], uid: str) -> set[tuple[str, str]]:
-    """Return the kind and the name of those children whose controller is the job with this UID."""
-    return {(child.kind, child.name) for child in children if controller_of(child.raw).get("uid") == uid}
+def owned(children: Sequence[Child], uid: str) -> dict[tuple[str, str], Child]:
+    """Return those children whose controller is the job with this UID, by kind and name."""
+    return {(child.kind, child.name): child for child in children if controller_of(child.raw).get("uid") == uid}
 
 
 class Changer:
@@ -98,8 +98,8 @@ class Changer:
     def __init__(self, cluster: Cluster, applied: Applied, seen: Callable[[Object], None]) -> None:
         self._cluster, self._applied, self._seen = cluster, applied, seen
 
-    async def make(self, job: Job, observed: Observed, changes: Changes, *, is_checked: bool) -> None:
-        """Make the changes. `is_checked`: no object of a child's name that is not the job's exists, as just read."""
+    async def make(self, job: Job, observed: Observed, changes: Changes) -> None:
+        """Make the changes."""
         for one in changes.plan.deletions:
             await self._cluster.delete(one.kind, job.namespace, one.name, one.uid, force=one.force)
         if changes.plan.delete_job:
@@ -109,7 +109,7 @@ class Changer:
         # Pods need what their groups share, so that comes first.
         for stage in (_shared, _groups):
             await together(
-                self._apply(one, is_known=(one["kind"], one["metadata"]["name"]) in ours, is_checked=is_checked)
+                self._apply(one, ours.get((one["kind"], one["metadata"]["name"])))
                 for one in changes.applies
                 if stage(one)
             )
@@ -130,14 +130,14 @@ class Changer:
         if answer is not None:
             self._seen(answer)
 
-    async def _apply(self, manifest: Object, *, is_known: bool, is_checked: bool) -> None:
+    async def _apply(self, manifest: Object, there: Child | None) -> None:
         with doing(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
-            if is_known or manifest["kind"] not in names.KINDS_OF_AN_ATTEMPT:
-                answer = await self._cluster.apply(manifest, is_ours=is_known or is_checked)
-            else:
+            if there is None:
                 answer = await self._cluster.create(manifest)
                 if not self._applied.is_in_force(manifest, answer):  # the mirror did not show that it is there
-                    answer = await self._cluster.apply(manifest, is_ours=True)
+                    there = read_child(manifest["kind"], answer)
+            if there is not None:
+                answer = await self._cluster.apply(manifest, there.uid, was_applied=there.was_applied)
         self._applied.remember(manifest, answer)
         self._seen(answer)
 

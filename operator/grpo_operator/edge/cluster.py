@@ -10,15 +10,15 @@ import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
-from grpo_operator.decide.objects import controller_of
-from grpo_operator.edge.errors import ConflictError, ForbiddenError, ForeignError, reason_of, refusal
+from grpo_operator.edge.errors import ConflictError, ForbiddenError, reason_of, refusal
+from grpo_operator.edge.ownership import check_owner, noted_as_applied
 from grpo_operator.edge.transport import Object, Transport
 from grpo_workload.spec.lenient import clip
 
 log = logging.getLogger(__name__)
 
 _PATHS = names.PATHS | {"Event": "/apis/events.k8s.io/v1/namespaces/{}/events"}
-_MERGE = "application/merge-patch+json"
+_MERGE, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
 WATCH_SECONDS = 540
 """Seconds after which the API server ends a watch; the next one continues where it ended."""
@@ -101,43 +101,37 @@ class Cluster:
     async def create(self, manifest: Object) -> Object:
         """Create an object, and return it; if the job has it already, return it as it is.
 
-        Raises ForeignError if the name belongs to somebody else, and RefusedError as `apply` does.
+        Raises ForeignError if the name belongs to somebody else, and RefusedError if the API server refuses the object
+        permanently.
         """
-        path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
+        return (await self._create("create", manifest))[0]
+
+    async def apply(self, manifest: Object, uid: str, *, was_applied: bool) -> Object:
+        """Apply the manifest server-side under our field manager to the job's object with this UID. Return the object
+        as it is then.
+
+        `was_applied`: whether it is known that this is not the first time. Raises ConflictError if there is no such
+        object any more, and RefusedError if the API server refuses the manifest permanently.
+        """
+        metadata = manifest["metadata"]
         try:
-            return await self._offer("create", manifest, path, field_manager=names.MANAGER)
+            if not was_applied and (live := await self.check_owner(manifest)) and (steps := noted_as_applied(live)):
+                path = self._path(manifest["kind"], metadata["namespace"], metadata["name"])
+                await self._send("patch-fields", manifest["kind"], path, body=steps, content_type=_JSON_PATCH)
+            return await self._apply("apply", manifest | {"metadata": metadata | {"uid": uid}})
         except ApiException as error:
-            if error.status != 409 or (live := await self.check_owner(manifest)) is None:
-                raise
-        return live
-
-    async def apply(self, manifest: Object, *, is_ours: bool) -> Object:
-        """Apply the manifest server-side under our field manager. Return the object as it is then.
-
-        `is_ours`: an object of this name is known to be the job's, or not to exist. Raises ForeignError if the object
-        has another controller or none, and RefusedError if the API server refuses it permanently.
-        """
-        if not is_ours:
-            await self.check_owner(manifest)
-        return await self._apply(manifest)
+            # 409: there is another object of this name, or none. 422: what a JSON patch tests has changed.
+            if error.status in (404, 409, 422):
+                raise ConflictError(reason_of(error)) from error
+            raise
 
     async def try_apply(self, manifest: Object, *, is_ours: bool) -> None:
-        """Apply the manifest without effect. Raises what `apply` raises.
+        """Create or apply the manifest without effect. Raises what `create` and `apply` raise.
 
-        Where no object is known, creating one is tried instead: it costs the API server half.
+        `is_ours`: the job is known to have an object of this name.
         """
-        if is_ours:
-            await self._apply(manifest, dry_run="All")
-            return
-        path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
-        strict = [("dryRun", "All"), ("fieldValidation", "Strict"), ("fieldManager", names.MANAGER)]
-        try:
-            await self._offer("dry-create", manifest, path, query_params=strict)
-        except ApiException as error:
-            if error.status != 409:
-                raise
-            await self.check_owner(manifest)  # the name is taken
-            await self._apply(manifest, dry_run="All")
+        if is_ours or not (await self._create("dry-create", manifest, dryRun="All"))[1]:
+            await self._apply("dry-apply", manifest, dry_run="All")
 
     async def check_owner(self, manifest: Object) -> Object | None:
         """Return the object of the manifest's name if it exists. Raises ForeignError if it has another controller or
@@ -148,14 +142,26 @@ class Cluster:
         # A list, for which the operator has the right anyway.
         found = await self._send("list", kind, path, field_selector=f"metadata.name={name}")
         for live in found["items"]:
-            _check_owner(manifest, live)
+            check_owner(manifest, live)
             return {"apiVersion": manifest["apiVersion"], "kind": kind, **live}
         return None
 
-    async def _apply(self, manifest: Object, **params: str) -> Object:
+    async def _create(self, verb: str, manifest: Object, **query: str) -> tuple[Object, bool]:
+        """Return an object, and whether it is new: else the job has it already."""
+        path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
+        # Without Strict, the API server leaves out a field that it does not know.
+        params = {"fieldManager": names.MANAGER, "fieldValidation": "Strict", **query}
+        try:
+            return await self._offer(verb, manifest, path, query_params=[*params.items()]), True
+        except ApiException as error:
+            if error.status != 409 or (live := await self.check_owner(manifest)) is None:
+                raise
+        return live, False
+
+    async def _apply(self, verb: str, manifest: Object, **params: str) -> Object:
         metadata = manifest["metadata"]
         return await self._offer(
-            "dry-apply" if "dry_run" in params else "apply",
+            verb,
             manifest,
             self._path(manifest["kind"], metadata["namespace"], metadata["name"]),
             content_type="application/apply-patch+yaml",
@@ -285,12 +291,3 @@ def _of_an_older_version(pod_group: Object) -> Object:
     """Return a PodGroup as Kubernetes 1.36 has it."""
     version = names.api_version(names.GANG_KIND, names.OLDER_PATHS)
     return pod_group | {"apiVersion": version, "spec": pod_group["spec"] | {"disruptionMode": "PodGroup"}}
-
-
-def _check_owner(manifest: Object, live: Object) -> None:
-    owner = controller_of(live)
-    if owner.get("uid") == manifest["metadata"]["ownerReferences"][0]["uid"]:
-        return
-    holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
-    cure = "it is not adopted; delete it, or give the job another name"
-    raise ForeignError(f"{manifest['kind']} {live['metadata']['name']} already exists and {holder}: {cure}")

@@ -47,7 +47,7 @@ async def make(cluster: Cluster, job: Job, topology: Topology, steps: QueueSteps
         wanted = workload(job, topology)
         with doing(f"creating Workload {wanted['metadata']['name']}"):
             wanted["spec"] |= await _priority(cluster, job, wanted)
-            answers.append(await cluster.apply(wanted, is_ours=False))
+            answers.append(await cluster.create(wanted))
     return answers
 
 

@@ -38,7 +38,7 @@ from grpo_operator.edge.launchers import Launchers, Round
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.obstacles import find_obstacle
 from grpo_operator.edge.pace import Pace
-from grpo_operator.edge.sight import REMEMBERED, Eyes, Sight, children, is_ours, read_job
+from grpo_operator.edge.sight import Eyes, Sight, children, is_ours, read_job
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.layout.downloads import download_job
@@ -136,7 +136,7 @@ class Reconciler:
             if changes or decided.queue or decided.download:
                 if not (written or is_live):
                     await self._eyes.check_current(key, seen.raw)
-                await self._changer.make(seen.job, seen.observed, changes, is_checked=begins and obstacle is None)
+                await self._changer.make(seen.job, seen.observed, changes)
             for answer in await queues.make(self._cluster, seen.job, seen.topology, decided.queue):
                 self._mirror.keep(answer)
             await self._download(seen, decided)
@@ -180,15 +180,15 @@ class Reconciler:
 
     def _find_changes(self, key: Key, seen: Sight, decided: Plan) -> Changes:
         status, policies = decided.status, self._network_policies
-        basis = seen.job, decided.mode, status.attempt, status.avoid_nodes, decided.limits, *seen.observed.children
-        if self._in_force.pop(key, None) == basis:  # nearly always the same objects, and so quickly compared
+        job, of_plan = seen.job, (decided.mode, status.attempt, status.created_for, status.avoid_nodes, decided.limits)
+        of_job = job.generation, job.fault, job.micro_batch_halvings, job.queue, job.admission
+        basis = *of_job, *of_plan, *seen.observed.children  # nearly always the same objects, and so quickly compared
+        if self._in_force.pop(key, None) == basis:
             changes = Changes(decided)
         else:
-            changes = find_changes(seen.job, seen.topology, seen.observed, decided, self._applied, policies=policies)
+            changes = find_changes(job, seen.topology, seen.observed, decided, self._applied, policies=policies)
         if not (changes.stops or changes.applies or changes.removals):
             self._in_force[key] = basis
-            if len(self._in_force) > REMEMBERED:
-                del self._in_force[next(iter(self._in_force))]
         return changes
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
@@ -209,7 +209,7 @@ class Reconciler:
         if decided.download.create:
             with doing("creating the Job that downloads"):
                 wanted = download_job(seen.job, seen.topology)
-                self._mirror.keep(await self._cluster.apply(wanted, is_ours=False))
+                self._mirror.keep(await self._cluster.create(wanted))
         for child in decided.download.removals:
             await self._cluster.delete(child.kind, seen.job.namespace, child.name, child.uid)
 

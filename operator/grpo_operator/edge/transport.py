@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,6 +15,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
+from pydantic_core import from_json
 
 from grpo_operator.edge.errors import ForbiddenError, is_forbidden, reason_of
 from grpo_operator.metrics.instruments import Instruments
@@ -38,6 +38,7 @@ _METHODS = {
     "scale": "patch",
     "patch": "patch",
     "patch-status": "patch",
+    "patch-fields": "patch",
     "update": "put",
     "delete": "delete",
 }
@@ -118,7 +119,7 @@ class Transport:
             raise _as_error(error, "watch", path.rpartition("/")[2], path) from error
         try:
             while line := await answer.content.readline():
-                yield json.loads(line)
+                yield from_json(line)
         finally:
             answer.close()
 
@@ -131,7 +132,7 @@ class Transport:
                 _METHODS[verb], path, serialize=False, **({"query_params": [], "header_params": {}} | params)
             )
             code = answer.status
-            body = await answer.json()
+            body = from_json(await answer.read())
         except DynamicApiError as error:
             code = error.status
             raise _as_error(error, verb, kind, path) from error

@@ -15,6 +15,7 @@ from typing import Any
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
+from grpo_operator.decide.objects import was_applied
 from support.control_plane.memory_store import Change, Object, Selection, Store
 
 _KINDS = {path.rpartition("/")[2]: kind for kind, path in names.PATHS.items()}
@@ -109,9 +110,7 @@ class MemoryApi:
     async def request(self, verb: str, kind: str, path: str, **params: Any) -> Object:
         """See Transport."""
         namespace, name = _address(path)
-        request = Request(
-            verb, kind, namespace, name or params.get("body", {}).get("metadata", {}).get("name", ""), params
-        )
+        request = Request(verb, kind, namespace, name or _name_in(params.get("body")), params)
         self.requests.append(request)
         await self.before(request)
         try:
@@ -171,7 +170,10 @@ class MemoryApi:
         if request.kind == "Event":
             self.events.append(manifest)
             return manifest
-        return self.store.put(self._dry_create(request))
+        fields = [{"manager": names.MANAGER, "operation": "Update"}]
+        return self.store.put(
+            {**self._dry_create(request), "metadata": {**manifest["metadata"], "managedFields": fields}}
+        )
 
     def _update(self, request: Request) -> Object:
         old, new = self._existing(request), request.params["body"]
@@ -190,6 +192,18 @@ class MemoryApi:
         annotations = old["metadata"].get("annotations", {}) | metadata["annotations"]
         self.store.edit(old, metadata={"annotations": annotations})
         return self._existing(request)
+
+    def _patch_fields(self, request: Request) -> Object:
+        old = self._existing(request)
+        entries = [dict(entry) for entry in old["metadata"]["managedFields"]]
+        for step in request.params["body"]:
+            *_, first, last = step["path"].split("/")
+            place = old["metadata"] if first == "metadata" else entries[int(first)]
+            if step["op"] == "test" and place[last] != step["value"]:
+                raise failure(422, "testing value failed")
+            if step["op"] == "replace":
+                place[last] = step["value"]
+        return self.store.edit(old, metadata={"managedFields": entries})
 
     def _delete(self, request: Request) -> Object:
         old, options = self._existing(request), request.params["body"]
@@ -217,11 +231,13 @@ class MemoryApi:
         old = self.store.get(request.kind, request.namespace or "", request.name)
         metadata = manifest["metadata"]
         if old is None:
-            if "resourceVersion" in metadata:
+            if "uid" in metadata:
                 raise failure(409, "there is no such object")
             return dict(manifest)
         self._check_preconditions(old, metadata)
         had = old["metadata"]
+        if request.verb == "apply" and not was_applied(old):
+            raise AssertionError("an apply would not remove what only the creation set")
         owners = {one["uid"]: one for one in (*had.get("ownerReferences", ()), *metadata["ownerReferences"])}
         if sum(one.get("controller", False) for one in owners.values()) > 1:
             raise failure(422, "Only one reference can have Controller set to true")
@@ -252,6 +268,10 @@ def _address(path: str) -> tuple[str | None, str]:
         return namespace, names_[0] if names_ else ""
     kind, _, name = path.removeprefix("/api/v1/").partition("/")
     return ("", name) if kind == "nodes" else (None, "")
+
+
+def _name_in(body: Any) -> str:
+    return str(body.get("metadata", {}).get("name", "")) if isinstance(body, dict) else ""
 
 
 def _labels(selector: str) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""An object that never changes is created only where its name is free, and one that the job has already is kept."""
+"""A child is created only where its name is free, kept if the job has it, and applied only where it was seen."""
 
 import copy
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.errors import ForeignError
+from grpo_operator.edge.errors import ConflictError, ForeignError
+from grpo_operator.edge.ownership import noted_as_applied
 from support.control_plane.memory_api import MemoryApi
 from support.control_plane.memory_store import Store
 
@@ -39,3 +40,35 @@ async def test_that_of_another_owner_is_left_alone(owners: list[dict[str, Any]])
     with pytest.raises(ForeignError, match=r"ConfigMap job-0 already exists and .*: it is not adopted"):
         await Cluster(api).create(CONTRACT)  # type: ignore[arg-type]
     assert api.store.get("ConfigMap", "ns", "job-0") == kept
+
+
+async def test_an_apply_reaches_only_the_object_that_was_seen() -> None:
+    api = MemoryApi(Store())
+    cluster = Cluster(api)  # type: ignore[arg-type]
+    made = await cluster.create(copy.deepcopy(CONTRACT | {"immutable": False}))
+    changed = CONTRACT | {"data": {"contract.json": "changed"}, "immutable": False}
+    for uid in ("of another", ""):
+        with pytest.raises(ConflictError):
+            await cluster.apply(changed, uid, was_applied=True)
+    assert (await cluster.apply(changed, made["metadata"]["uid"], was_applied=False))["data"] == changed["data"]
+    api.store.remove("ConfigMap", "ns", "job-0")
+    with pytest.raises(ConflictError):
+        await cluster.apply(changed, made["metadata"]["uid"], was_applied=True)
+    assert api.store.get("ConfigMap", "ns", "job-0") is None
+
+
+def _live(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"uid": "u", "managedFields": list(entries)}}
+
+
+def test_fields_are_noted_as_applied_once_and_only_ours() -> None:
+    theirs = {"manager": "kube-controller-manager", "operation": "Update"}
+    created = {"manager": "grpo-operator", "operation": "Update"}
+    of_status, applied = created | {"subresource": "status"}, created | {"operation": "Apply"}
+    assert noted_as_applied(_live(theirs, of_status)) == []
+    assert noted_as_applied(_live(applied, created)) == []
+    assert noted_as_applied(_live(theirs, created)) == [
+        {"op": "test", "path": "/metadata/uid", "value": "u"},
+        {"op": "test", "path": "/metadata/managedFields/1/manager", "value": "grpo-operator"},
+        {"op": "replace", "path": "/metadata/managedFields/1/operation", "value": "Apply"},
+    ]
