@@ -222,11 +222,16 @@ def _loses_its_policy(jobs: Jobs) -> None:
 def _begin(jobs: Jobs) -> None:
     jobs.apply(make_job("kept"))
     jobs.wait_for("kept", "Running", "True")
-    for kind, change in (("service", {"publishNotReadyAddresses": False}), ("networkpolicy", {"ingress": []})):
-        (child,) = jobs.list(kind, "training.grpo.dev/job=kept")
-        name = child["metadata"]["name"]
-        jobs("patch", kind, name, "--type=merge", "-p", json.dumps({"spec": change}))
-        wait_until(lambda: jobs.get(kind, name)["spec"] == child["spec"], f"{kind} {name} is as it was", 30)  # noqa: B023
+    _restores(jobs, "service", {"publishNotReadyAddresses": False})
+    _restores(jobs, "networkpolicy", {"ingress": []})
+
+
+def _restores(jobs: Jobs, kind: str, change: dict[str, Any]) -> None:
+    """Change the job's only child of a kind by hand, and wait until it is as it was."""
+    (child,) = jobs.list(kind, "training.grpo.dev/job=kept")
+    name = child["metadata"]["name"]
+    jobs("patch", kind, name, "--type=merge", "-p", json.dumps({"spec": change}))
+    wait_until(lambda: jobs.get(kind, name)["spec"] == child["spec"], f"{kind} {name} is as it was", 30)
 
 
 @pytest.mark.newer  # rights to PodGroups are used, too
