@@ -133,8 +133,9 @@ class Changer:
     async def _apply(self, manifest: Object, there: Child | None) -> None:
         with doing(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
             if there is None:
-                answer = await self._cluster.create(manifest)
-                if not self._applied.is_in_force(manifest, answer):  # the mirror did not show that it is there
+                answer, is_new = await self._cluster.find_or_create(manifest)
+                # The mirror may not have shown it. What is new is what the API server makes of the manifest.
+                if not (is_new or self._applied.is_in_force(manifest, answer)):
                     there = read_child(manifest["kind"], answer)
             if there is not None:
                 answer = await self._cluster.apply(manifest, there.uid, was_applied=there.was_applied)

@@ -99,12 +99,16 @@ class Cluster:
         return self._transport.stream(self._scope(kind, namespace), list(query.items()))
 
     async def create(self, manifest: Object) -> Object:
-        """Create an object, and return it; if the job has it already, return it as it is.
+        """Do what `find_or_create` does, and return the object alone."""
+        return (await self.find_or_create(manifest))[0]
+
+    async def find_or_create(self, manifest: Object) -> tuple[Object, bool]:
+        """Create an object; return it, and whether it is new. If the job has it already, return it as it is.
 
         Raises ForeignError if the name belongs to somebody else, and RefusedError if the API server refuses the object
         permanently.
         """
-        return (await self._create("create", manifest))[0]
+        return await self._create("create", manifest)
 
     async def apply(self, manifest: Object, uid: str, *, was_applied: bool) -> Object:
         """Apply the manifest server-side under our field manager to the job's object with this UID. Return the object
@@ -147,7 +151,6 @@ class Cluster:
         return None
 
     async def _create(self, verb: str, manifest: Object, **query: str) -> tuple[Object, bool]:
-        """Return an object, and whether it is new: else the job has it already."""
         path = self._path(manifest["kind"], manifest["metadata"]["namespace"])
         # Without Strict, the API server leaves out a field that it does not know.
         params = {"fieldManager": names.MANAGER, "fieldValidation": "Strict", **query}

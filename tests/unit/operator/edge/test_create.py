@@ -2,9 +2,13 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from grpo_operator.decide.observe import Observed
+from grpo_operator.edge.applied import Applied
+from grpo_operator.edge.children import Changer, Changes
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.errors import ConflictError, ForeignError
 from grpo_operator.edge.ownership import noted_as_applied
@@ -55,6 +59,28 @@ async def test_an_apply_reaches_only_the_object_that_was_seen() -> None:
     with pytest.raises(ConflictError):
         await cluster.apply(changed, made["metadata"]["uid"], was_applied=True)
     assert api.store.get("ConfigMap", "ns", "job-0") is None
+
+
+class Trimming(MemoryApi):
+    """Stores labels in its own way, as API servers do with quantities."""
+
+    async def request(self, verb: str, kind: str, path: str, **params: Any) -> dict[str, Any]:
+        if verb in ("create", "apply"):
+            metadata = params["body"]["metadata"]
+            params["body"] = params["body"] | {"metadata": metadata | {"labels": {"cpu": "1"}}}
+        return await super().request(verb, kind, path, **params)
+
+
+async def test_what_was_just_created_is_not_applied_too_however_it_is_stored() -> None:
+    odd = copy.deepcopy(CONTRACT | {"kind": "Service", "immutable": False})
+    odd["metadata"]["labels"] = {"cpu": "1000m"}
+    job, observed = Mock(namespace="ns", uid="1"), Observed(pods={})
+    nothing = Mock(deletions=(), delete_job=False, renewals=())
+    api, applied = Trimming(Store()), Applied()
+    changer = Changer(Cluster(api), applied, lambda _: None)  # type: ignore[arg-type]
+    await changer.make(job, observed, Changes(nothing, applies=[odd]))
+    assert [one.verb for one in api.requests] == ["create"]
+    assert applied.is_in_force(odd, api.store.get("Service", "ns", "job-0") or {})
 
 
 def _live(*entries: dict[str, Any]) -> dict[str, Any]:
