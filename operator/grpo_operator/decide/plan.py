@@ -88,12 +88,14 @@ def plan(
     reports: Reports,
     now: str,
     obstacle: Obstacle | None = None,
+    least: float = 0.0,
 ) -> Plan:
     """Plan one pass over a job.
 
     `reports` holds what launchers just answered, by pod. A launcher that did not answer is missing from it; that alone
     causes no action. `obstacle` says why the attempt that is about to begin cannot. A spec that cannot run is refused
-    before the first attempt, and before each later one; an attempt that runs is never refused.
+    before the first attempt, and before each later one; an attempt that runs is never refused. `least`: seconds to the
+    next pass over an attempt under way at least, where there are many.
     """
     if is_terminal(status):
         return _after_the_end(job, topology, status, observed, now)
@@ -136,7 +138,7 @@ def plan(
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
         download=downloading.find_steps(job, new, observed, waits=obstacle is not None or job.spec.suspend),
         renewals=in_place.find_renewals(job, new, observed),
-        requeue_after=_requeue(job, new, observed, reports, now, obstacle),
+        requeue_after=_requeue(job, new, observed, reports, now, obstacle, least),
         events=events_between(status, new, job),
     )
 
@@ -229,7 +231,13 @@ def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode
 
 
 def _requeue(
-    job: Job, status: GRPOJobStatus, observed: Observed, reports: Reports, now: str, obstacle: Obstacle | None
+    job: Job,
+    status: GRPOJobStatus,
+    observed: Observed,
+    reports: Reports,
+    now: str,
+    obstacle: Obstacle | None,
+    least: float,
 ) -> float | None:
     if is_terminal(status):
         return POLL_SECONDS
@@ -252,8 +260,12 @@ def _requeue(
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
     is_ending = any(member.outcome or member.disruption for member in status.members)
-    calm = holds(status, Condition.RUNNING) and not is_ending and (has_stepped or not reports)
-    most = CALM_SECONDS if calm else POLL_SECONDS
+    if is_ending:
+        most = POLL_SECONDS
+    elif holds(status, Condition.RUNNING):
+        most = max(CALM_SECONDS if has_stepped or not reports else POLL_SECONDS, least)
+    else:  # until it runs, the deadlines of pods without a node and of nodes that are not ready count
+        most = min(max(POLL_SECONDS, least), CALM_SECONDS)
     return most if left is None else min(most, left)
 
 

@@ -5,9 +5,11 @@ Pure. A plan is first made from the mirror, which may be behind the API server.
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import FOR_KSTATUS, find, holds, is_terminal, keeps_pods
 from grpo_operator.decide.plan import Plan
 from grpo_workload.spec.reasons import Reason
 
@@ -43,14 +45,44 @@ _ON_THE_WAY = ("Pending", "Starting")
 """Phases in which the pods of an attempt have not all started."""
 
 
-def can_wait(old: GRPOJobStatus, new: GRPOJobStatus) -> bool:
-    """Whether the statuses differ only in how far the pods of an attempt have come on the way to running, or how many
-    of them run: which exist, where, how many are ready, and the words that say so.
+class News(Enum):
+    """What a status says that the stored one does not."""
+
+    URGENT = auto()
+    """It is written at once."""
+    PROGRESS = auto()
+    """How far the training is; pods say so as well, to whoever asks them."""
+    DETAILS = auto()
+    """How far the pods of an attempt have come on the way to running, or how many of them run: which exist, where, how
+    many are ready, and the words that say so."""
+
+
+def news(old: GRPOJobStatus, new: GRPOJobStatus) -> News:
+    """Return how urgent it is to write a status that differs from the stored one.
 
     How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment. That the scheduler
-    finds no node cannot either: a user should read it at once, and the time that others hold GPUs in vain begins.
+    finds no node cannot either: a user should read it at once, and the time that others hold GPUs in vain begins. Nor
+    can an attempt's first progress, or another warning of its training.
     """
-    return _without_details(old) == _without_details(new) and _holds_in_vain(old) == _holds_in_vain(new)
+    if _holds_in_vain(old) != _holds_in_vain(new):
+        return News.URGENT
+    before, after = _without_details(old), _without_details(new)
+    if before == after:
+        return News.DETAILS
+    goes_on = old.progress is not None and new.progress is not None and _warning(old) == _warning(new)
+    return News.PROGRESS if goes_on and _without_progress(before) == _without_progress(after) else News.URGENT
+
+
+def _warning(status: GRPOJobStatus) -> str | None:
+    degraded = find(status, Condition.DEGRADED)
+    return degraded.reason if degraded is not None and degraded.status == "True" else None
+
+
+def _without_progress(status: GRPOJobStatus) -> GRPOJobStatus:
+    conditions = tuple(c for c in status.conditions if c.type != Condition.DEGRADED)
+    return status.model_copy(
+        update={"conditions": conditions, "progress": None, "evaluation": None, "checkpoint": None}
+    )
 
 
 def _holds_in_vain(status: GRPOJobStatus) -> tuple[bool, bool]:

@@ -7,6 +7,7 @@ alone causes no action.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from grpo_workload.spec.reports import Progress
 
 AT_ONCE = 256
 """Number of launchers that are asked at the same time, of all jobs."""
+
+ROUNDS_PER_SECOND = 50.0
+"""Rounds a second, of all jobs together: with the pass that each one wakes, about a tenth of one processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,14 @@ class Launchers:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._answers: dict[Key, dict[str, Progress]] = {}
         self._asked: dict[Key, str] = {}
-        self._rounds: dict[Key, asyncio.Task[None]] = {}
+        self._rounds: dict[Key, tuple[float, asyncio.Task[None]]] = {}  # when each is due
         self._is_asking: set[Key] = set()
+        self._followed: set[Key] = set()
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds between two rounds of one job at least."""
+        return len(self._followed) / ROUNDS_PER_SECOND
 
     def reports(self, key: Key, pods: Sequence[ObservedPod]) -> Reports:
         """Return what these pods answered last, by name. A pod that ended has nothing to say: its outcome has."""
@@ -48,28 +58,39 @@ class Launchers:
         return {pod.name: answers[pod.uid] for pod in pods if pod.uid in answers and pod.outcome is None}
 
     def follow(self, key: Key, plan: Round, seconds: float) -> None:
-        """Ask once, `seconds` from now, or at once if rank 0's pod was never asked. Replaces an earlier call."""
+        """Ask once, `seconds` from now, or at once if rank 0's pod was never asked.
+
+        Replaces an earlier call, but puts off no round: passes may come more often than rounds.
+        """
+        self._followed.add(key)
         asked = [pod for pod in plan.pods if pod.ip is not None and pod.outcome is None]
         if self._source is None or key in self._is_asking:
             return
-        if (old := self._rounds.pop(key, None)) is not None:
-            old.cancel()
+        now = asyncio.get_running_loop().time()
+        due = min(now + seconds, self._stop(key))
         if not asked or asked[0] is not plan.pods[0]:
             self._answers.pop(key, None)
             return
-        wait = seconds if self._asked.get(key) == asked[0].uid else 0.0
-        self._rounds[key] = asyncio.create_task(self._ask(key, plan, asked, wait), name=f"ask {key.name}")
+        wait = due - now if self._asked.get(key) == asked[0].uid else 0.0
+        self._rounds[key] = due, asyncio.create_task(self._ask(key, plan, asked, wait), name=f"ask {key.name}")
 
     def forget(self, key: Key) -> None:
         """Ask a job no more, and drop its answers."""
-        if (old := self._rounds.pop(key, None)) is not None:
-            old.cancel()
+        self._followed.discard(key)
+        self._stop(key)
         self._answers.pop(key, None)
         self._asked.pop(key, None)
 
+    def _stop(self, key: Key) -> float:
+        """Cancel the round to come; return when it was due."""
+        due, old = self._rounds.pop(key, (math.inf, None))
+        if old is not None:
+            old.cancel()
+        return due
+
     async def close(self) -> None:
         """Stop asking."""
-        tasks = list(self._rounds.values())
+        tasks = [task for _, task in self._rounds.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,6 +104,7 @@ class Launchers:
             if (first := answers.get(pods[0].uid)) is not None and plan.asks_all(first):
                 answers |= await self._fetch(pods[1:], plan.port)
             self._answers[key] = answers
+            self._rounds.pop(key, None)
         finally:
             self._is_asking.discard(key)
         if answers:

@@ -27,7 +27,7 @@ from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.decide.scaling import Scale
-from grpo_operator.decide.second_look import can_wait, changes_course
+from grpo_operator.decide.second_look import changes_course, news
 from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop, together
@@ -149,7 +149,7 @@ class Reconciler:
             self._instruments.children_applied(key)
         if holds(decided.status, Condition.BLOCKED):
             await self._recover(key, seen)
-        self._follow(key, seen, decided, delay)
+        self._follow(key, seen, decided)
         return delay
 
     def _misses_a_deletion(self, key: Key, seen: Sight) -> bool:
@@ -176,7 +176,8 @@ class Reconciler:
         pods = [*seen.observed.pods.values(), *seen.observed.downloaders]
         reports = {} if is_terminal(seen.status) else self._launchers.reports(key, pods)
         with doing("planning"):
-            return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle)
+            least = self._launchers.round_seconds
+            return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
 
     def _find_changes(self, key: Key, seen: Sight, decided: Plan) -> Changes:
         status, policies = decided.status, self._network_policies
@@ -197,7 +198,7 @@ class Reconciler:
         if new == old:
             self._pace.settled(key)
             return decided.requeue_after, False
-        if can_wait(old, new) and (wait := self._pace.wait(key, time)) > 0:
+        if (wait := self._pace.wait(key, news(old, new), time)) > 0:
             return min(wait, decided.requeue_after or wait), False
         self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
         self._pace.written(key, time)
@@ -239,9 +240,9 @@ class Reconciler:
             fresh = new.attempt == 0 and new.observed_generation == 1
             self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
-    def _follow(self, key: Key, seen: Sight, decided: Plan, delay: float | None) -> None:
+    def _follow(self, key: Key, seen: Sight, decided: Plan) -> None:
         """Ask launchers again shortly before the next pass is due, while pods may answer."""
-        there = seen.observed.pods
+        there, delay = seen.observed.pods, decided.requeue_after
         pods = [there[member.pod] for member in seen.topology.members if member.pod in there]
         if decided.status.attempt is None and (asked := list(seen.observed.downloaders)) and delay is not None:
             port = seen.job.spec.rendezvous.status_port

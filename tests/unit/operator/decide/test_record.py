@@ -3,6 +3,7 @@
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.plan import Mode
+from grpo_operator.decide.second_look import News, news
 from grpo_workload.spec.reports import EvaluationProgress, Progress, RunWarning
 from support.control_plane.jobs import ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
@@ -46,6 +47,24 @@ def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_
     case.see(*(pod(name, uid=f"{name}-0", outcome=ended(0)) for name in (A, B)), at=100)
     assert holds(case.status, Condition.COMPLETE)
     assert case.message(Condition.DEGRADED) == "NotFinite at 4"
+
+
+def test_progress_may_be_written_later_but_not_the_first_and_not_a_warning() -> None:
+    def at(step: int, *warnings: RunWarning) -> Progress:
+        return Progress(step=step, total_steps=40, warnings=warnings, checkpoint=f"step-{step}")
+
+    case = Case()
+    pods = case.see_all_ready()
+    running = case.status
+    first = case.see(*pods, progress=at(1)).status
+    second = case.see(*pods, progress=at(2), at=20).status
+    assert (news(running, first), news(first, second)) == (News.URGENT, News.PROGRESS)
+    warned = case.see(*pods, progress=at(3, RunWarning(reason="NotFinite", message="nan at 3")), at=40).status
+    still = case.see(*pods, progress=at(4, RunWarning(reason="NotFinite", message="nan at 4")), at=60).status
+    assert (news(second, warned), news(warned, still)) == (News.URGENT, News.PROGRESS)
+    other = case.see(*pods, progress=at(5, RunWarning(reason="CompletionsCut", message="cut")), at=80).status
+    assert (news(still, other), news(other, case.see(*pods, progress=at(6), at=99).status)) == (News.URGENT,) * 2
+    assert news(first, case.see(pod(A, outcome=ended(1)), pods[1], progress=at(9), at=120).status) == News.URGENT
 
 
 def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS, Obstacle, plan
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.reports import Progress
@@ -23,6 +24,23 @@ def test_a_calm_job_gets_passes_less_often() -> None:
     going = replace(pods[1], deletion_time=after(NOW, 90))
     assert case.see(pods[0], going, at=20).requeue_after == POLL_SECONDS
     assert Case().see(pods[0], replace(pods[1], ready=False)).requeue_after == POLL_SECONDS
+
+
+def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgent() -> None:
+    def seconds(case: Case, *pods: ObservedPod, least: float = 60.0, at: int = 9) -> float | None:
+        reports = {A: Progress()}
+        return plan(
+            case.job, case.topology, case.status, observed(*pods), reports, after(NOW, at), least=least
+        ).requeue_after
+
+    case = Case(activeDeadlineSeconds=99)
+    pods = case.see_all_ready()
+    assert seconds(case, *pods) == 60, "also while its first step is awaited"
+    assert seconds(case, *pods, at=90) == 9, "the deadline is near"
+    assert seconds(case, failed(A), pods[1]) == POLL_SECONDS, "it ends"
+    starts = Case()
+    assert seconds(starts, pods[0], replace(pods[1], ready=False)) == CALM_SECONDS
+    assert seconds(starts, pods[0], replace(pods[1], ready=False), least=3.0) == 3.0
 
 
 def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:

@@ -7,7 +7,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Obstacle, plan
-from grpo_operator.decide.second_look import can_wait
+from grpo_operator.decide.second_look import News, news
 from grpo_workload.spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
@@ -25,11 +25,11 @@ def test_pods_on_the_way_to_running_need_no_write_of_their_own() -> None:
     waiting = case.see().status
     starting = case.see(pod(A), pod(B)).status
     assert (begun.phase, waiting.phase, starting.phase) == ("Pending", "Pending", "Starting")
-    assert can_wait(begun, waiting)
-    assert can_wait(begun, starting)
+    assert news(begun, waiting) == News.DETAILS
+    assert news(begun, starting) == News.DETAILS
     run = case.see(pod(A, ready=True), pod(B, ready=True))
-    assert not can_wait(starting, run.status)
-    assert not can_wait(run.status, case.see(pod(A, ready=True), pod(B)).status)
+    assert news(starting, run.status) == News.URGENT
+    assert news(run.status, case.see(pod(A, ready=True), pod(B)).status) == News.URGENT
 
 
 def test_that_the_scheduler_finds_no_node_is_written_at_once() -> None:
@@ -37,13 +37,13 @@ def test_that_the_scheduler_finds_no_node_is_written_at_once() -> None:
     unseen = replace(pod(B), node=None, ready=False)
     empty = case.see().status
     waiting = case.see(replace(pod(A), node=None), unseen).status
-    assert can_wait(empty, waiting)
+    assert news(empty, waiting) == News.DETAILS
     refused = case.see(replace(pod(A), node=None), replace(unseen, unschedulable="0/2 nodes are available")).status
     held = case.see(pod(A), replace(unseen, unschedulable="0/2 nodes are available")).status
-    assert not can_wait(waiting, refused)
-    assert not can_wait(refused, held)
-    assert can_wait(held, case.see(pod(A), replace(unseen, unschedulable="0/3 nodes are available")).status)
-    assert not can_wait(held, case.see(pod(A), pod(B)).status)
+    assert news(waiting, refused) == News.URGENT
+    assert news(refused, held) == News.URGENT
+    assert news(held, case.see(pod(A), replace(unseen, unschedulable="0/3 nodes are available")).status) == News.DETAILS
+    assert news(held, case.see(pod(A), pod(B)).status) == News.URGENT
 
 
 def test_that_all_pods_run_is_one_event_if_nothing_was_said_before() -> None:
