@@ -1,20 +1,28 @@
-"""What the operator takes when there are many jobs: memory, requests of a quiet minute, the time after a restart."""
+"""What the operator takes when there are many jobs: memory, a quiet minute, the time after a restart, a minute in which
+all jobs train.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
+from datetime import UTC, datetime
 
+from benchmarks.control_plane.launchers import launchers
 from benchmarks.control_plane.manifests import job_name
 from benchmarks.control_plane.observer import AuditLog, Processors, counted, is_write, resource, samples, use
 from benchmarks.control_plane.scenarios import FOUR, job_in
 from benchmarks.control_plane.turn import Raw, Turn, settle
 from grpo_operator.api.names import PATHS
+from grpo_workload.spec.contract import STATUS_PORT
 
 QUIET_SECONDS = 60
+SETTLE_SECONDS = 120
+"""Until launchers are asked, and statuses written, as evenly as when jobs have trained for hours."""
 
 
 def large(turn: Turn, count: int) -> Raw:
-    """Create jobs of 4 pods, let a quiet minute pass, and kill the operator and start it again."""
+    """Create jobs of 4 pods, let a quiet minute pass, kill the operator and start it again, and let all jobs train."""
     port = turn.nodes.metrics_port
     found = turn.create(count, FOUR)
     settle()
@@ -31,7 +39,43 @@ def large(turn: Turn, count: int) -> Raw:
     }
     found["restart"] = _restart_operator(turn, job_name(count - 1), count)
     found["use"]["restarted"] = use(port)
+    turn.side.stop()
+    found["training"] = _train(turn)
+    found["use"]["trained"] = use(port)
     return found
+
+
+def _train(turn: Turn) -> Raw:
+    """Start the operator anew, let all launchers report a step now and then, and measure a minute of it."""
+    operator = turn.nodes.operator
+    operator.asks_launchers = True
+    with launchers(STATUS_PORT):
+        turn.side.start()
+        time.sleep(SETTLE_SECONDS)
+        log, processors, before = AuditLog(turn.nodes.plane.audit_log), Processors(), turn.cpu()
+        asked = _asked(turn)
+        time.sleep(QUIET_SECONDS)
+        after, busy, now = turn.cpu(), processors.busy(), datetime.now(UTC)
+        asked = {result: count - asked.get(result, 0) for result, count in _asked(turn).items()}
+        jobs = turn.api.items(turn.namespace, "GRPOJob")
+    operator.asks_launchers = False
+    read = [datetime.fromisoformat(job["status"]["progress"]["time"]) for job in jobs if job["status"].get("progress")]
+    requests = log.requests(turn.side.user)
+    return {
+        "seconds": QUIET_SECONDS,
+        "asked": asked,
+        "requests": counted(requests),
+        "writes": sum(map(is_write, requests)),
+        "busy": round(busy, 3),
+        "cpu": {program: round(after[program] - before[program], 2) for program in before},
+        "reported": len(read),
+        "age": round(statistics.median((now - at).total_seconds() for at in read), 1),
+    }
+
+
+def _asked(turn: Turn) -> dict[str, float]:
+    name = "grpo_operator_progress_requests_total"
+    return {one.labels["result"]: one.value for one in samples(turn.nodes.metrics_port) if one.name == name}
 
 
 def _restart_operator(turn: Turn, edited: str, count: int) -> Raw:

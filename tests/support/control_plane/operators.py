@@ -111,6 +111,7 @@ class Operator:
         self._arguments = [argument.replace("$(POD_NAME)", pod) for argument in arguments]
         self._program = program
         self.port = free_ports(1)[0]  # port of /healthz and /readyz
+        self.asks_launchers = False  # fake pods have none
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -122,9 +123,10 @@ class Operator:
             *self._program,
             "run",
             *self._arguments,
-            "--no-progress",
             f"--liveness-port={self.port}",
         ]
+        if not self.asks_launchers:
+            command.append("--no-progress")
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port)]
         with self.log.open("ab") as log:
