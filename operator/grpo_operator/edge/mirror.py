@@ -11,7 +11,7 @@ that come late, twice, or after the answer to the operator's own write are recog
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from grpo_operator.edge.scopes import Scope
 from grpo_workload.spec.lenient import mapping, text
 
 Object = Mapping[str, Any]
+Place = tuple[str, str]
+"""Namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class Mirror:
         self._wake, self._pod_deleted, self._job_seen, self._job_gone = wake, pod_deleted, job_seen, job_gone
         self.scopes = list(scopes)
         self.synced = asyncio.Event()
-        self._objects: dict[str, dict[tuple[str, str], _Kept]] = {scope.kind: {} for scope in self.scopes}
+        self._objects: dict[str, dict[Place, _Kept]] = {scope.kind: {} for scope in self.scopes}
         self._of_jobs: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        self._jobs: dict[tuple[str, str], dict[str, Any]] = {}
+        self._jobs: dict[Place, dict[str, Any]] = {}
 
     def count(self) -> dict[str, int]:
         """Return the number of objects of each kind."""
@@ -114,13 +116,17 @@ class Mirror:
         """Return all jobs."""
         return [_key(raw) for raw in self._jobs.values()]
 
-    def replace_jobs(self, namespace: str | None, jobs: Iterable[Object], version: str) -> None:
-        """Take in a consistent list of the jobs of a namespace, or of all: one that it lacks no longer exists."""
+    def list_jobs(self, jobs: Iterable[Object]) -> set[Place]:
+        """Take in a part of a list of jobs. Return their places."""
         found = set()
         for raw in jobs:
             found.add(_place(raw))
             if self.keep_job(raw):
                 self._wake(_key(raw))
+        return found
+
+    def end_list_of_jobs(self, namespace: str | None, found: Collection[Place], version: str) -> None:
+        """End a consistent list of the jobs of a namespace, or of all: one that it lacks no longer exists."""
         for place, raw in list(self._jobs.items()):
             if place not in found and namespace in (None, place[0]) and _version(raw) <= int(version):
                 self.drop_job(_key(raw))
@@ -171,12 +177,17 @@ class Mirror:
         else:
             self._put(scope.kind, raw)
 
-    def replace(self, scope: Scope, objects: Iterable[Object], version: str) -> None:
-        """Take in a consistent list of the scope: what it lacks was deleted, unless it was written after the list."""
-        newest, found = int(version), set()
+    def list_part(self, scope: Scope, objects: Iterable[Object]) -> set[Place]:
+        """Take in a part of a list of the scope. Return the places of its objects."""
+        found = set()
         for raw in objects:
             found.add(_place(raw))
             self._put(scope.kind, raw)
+        return found
+
+    def end_list(self, scope: Scope, found: Collection[Place], version: str) -> None:
+        """End a consistent list of the scope: what it lacks was deleted, unless it was written after the list."""
+        newest = int(version)
         for place, kept in list(self._objects[scope.kind].items()):
             if place not in found and scope.covers(place[0]) and kept.version <= newest:
                 self._forget(scope.kind, place)
@@ -225,14 +236,14 @@ class Mirror:
         self._tell_end(place[0], final)
         self._wake_job(place[0], final.job)
 
-    def _forget(self, kind: str, place: tuple[str, str]) -> None:
+    def _forget(self, kind: str, place: Place) -> None:
         """Remove an object of which the final state is not known."""
         kept = self._objects[kind].pop(place)
         self._unlink(kind, place, kept.job)
         self._tell_end(place[0], kept)
         self._wake_job(place[0], kept.job)
 
-    def _unlink(self, kind: str, place: tuple[str, str], job: str) -> None:
+    def _unlink(self, kind: str, place: Place, job: str) -> None:
         linked = self._of_jobs.get((place[0], job), set())
         linked.discard((kind, place[1]))
         if not linked:
@@ -262,7 +273,7 @@ def _version(raw: Object) -> int:
     return int(raw["metadata"]["resourceVersion"])
 
 
-def _place(raw: Object) -> tuple[str, str]:
+def _place(raw: Object) -> Place:
     return raw["metadata"]["namespace"], raw["metadata"]["name"]
 
 

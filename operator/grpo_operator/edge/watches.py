@@ -14,14 +14,15 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.edge.errors import ForbiddenError, ObstacleError, reason_of
-from grpo_operator.edge.mirror import DisorderError, Mirror
+from grpo_operator.edge.mirror import DisorderError, Mirror, Place
 from grpo_operator.edge.scopes import Scope
 from grpo_operator.metrics.instruments import Instruments
 from grpo_workload.spec.reasons import Reason
@@ -107,25 +108,33 @@ class Watches:
             await asyncio.sleep(AFTER_INTERRUPTION_SECONDS)
             try:
                 for namespace in {scope.namespace for scope in self._mirror.scopes}:
-                    self._mirror.replace_jobs(namespace, *await self._all(names.KIND, namespace, ""))
+                    listed = await self._all(names.KIND, namespace, "", self._mirror.list_jobs)
+                    self._mirror.end_list_of_jobs(namespace, *listed)
             except Exception as error:  # whatever it is, the next round will do
                 log.warning("listing %s failed: %s", names.KIND, _said(error))
                 self._interrupted.set()
             await asyncio.sleep(BETWEEN_CHECKS_SECONDS)
 
-    async def _all(self, kind: str, namespace: str | None, selector: str) -> tuple[list[Object], str]:
-        """Return a consistent list and its version."""
-        found: list[Object] = []
+    async def _all(
+        self, kind: str, namespace: str | None, selector: str, take: Callable[[list[Object]], set[Place]]
+    ) -> tuple[set[Place], str]:
+        """Take in a consistent list, page by page: thousands of pods are hundreds of MiB until they are taken in.
+
+        Returns the places of all objects, and the version of the list.
+        """
+        found: set[Place] = set()
         token = ""
         while True:
             part = await self._source.page(kind, namespace, selector, PAGE, token)
-            found += part["items"]
+            found |= take(part["items"])
             if not (token := part["metadata"].get("continue", "")):
                 return found, part["metadata"]["resourceVersion"]
 
     async def _list(self, scope: Scope, reason: str) -> None:
         """Replace what the mirror holds of the scope."""
-        self._mirror.replace(scope, *await self._all(scope.kind, scope.namespace, names.SELECTOR_MANAGED))
+        take = partial(self._mirror.list_part, scope)
+        listed = await self._all(scope.kind, scope.namespace, names.SELECTOR_MANAGED, take)
+        self._mirror.end_list(scope, *listed)
         self._instruments.listed(scope.kind, reason)
         self._instruments.mirror.heard(scope.kind)
 

@@ -196,8 +196,9 @@ class Followed(RuleBasedStateMachine):
         objects, version = self.lists.pop(index)
         self.may_miss_ends |= index in self.first or self.mirror.scopes[index].namespace is not None
         self.first.setdefault(index, version)
+        scope = self.mirror.scopes[index]
         with self._waking_what_changes():
-            self.mirror.replace(self.mirror.scopes[index], objects, str(version))
+            self.mirror.end_list(scope, self.mirror.list_part(scope, objects), str(version))
         self.pending[index] = [*self.store.events(self._selection(index), version)]
 
     def _tell(self, index: int, event: Object) -> None:

@@ -120,7 +120,7 @@ def test_a_job_that_another_of_its_name_replaces_is_gone_and_gets_a_last_pass() 
     mirror.keep_job(old)
     mirror.keep_job(new)
     assert (gone, woken, mirror.job_keys()) == ([KEY], [KEY], [Key("ns", "job", "next")])
-    mirror.replace_jobs(None, [], "3")
+    mirror.end_list_of_jobs(None, mirror.list_jobs([]), "3")
     assert (gone[1:], woken[1:], mirror.job_keys()) == ([Key("ns", "job", "next")], [Key("ns", "job", "next")], [])
 
 
@@ -135,7 +135,6 @@ def test_a_list_that_shows_what_a_watch_showed_wakes_nobody(kind: str) -> None:
     mirror.changed(scope, "ADDED", {"apiVersion": names.api_version(kind), "kind": kind} | child)
     woken.clear()
     newer = child["metadata"] | {"resourceVersion": "9"}
-    mirror.replace(
-        scope, [{**{k: v for k, v in child.items() if k not in ("apiVersion", "kind")}, "metadata": newer}], "9"
-    )
+    listed = {k: v for k, v in child.items() if k not in ("apiVersion", "kind")} | {"metadata": newer}
+    mirror.end_list(scope, mirror.list_part(scope, [listed]), "9")
     assert woken == []
