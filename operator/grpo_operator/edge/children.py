@@ -14,6 +14,7 @@ from grpo_operator.decide.observe import Child, Observed, read_child
 from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.edge.applied import Applied
 from grpo_operator.edge.cluster import Cluster
+from grpo_operator.edge.mirror import Key
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology
@@ -43,7 +44,36 @@ class Changes:
         return bool(self.stops or self.applies or self.removals or plan.deletions or plan.delete_job or plan.renewals)
 
 
-def find_changes(
+class Finder:
+    """Finds what to change. Knows of each job whether that was nothing: then the next pass builds no objects.
+
+    `policies`: whether jobs get a NetworkPolicy.
+    """
+
+    def __init__(self, applied: Applied, *, policies: bool) -> None:
+        self._applied, self._policies = applied, policies
+        self._in_force: dict[Key, tuple[object, ...]] = {}
+
+    def find(self, key: Key, job: Job, topology: Topology, observed: Observed, decided: Plan) -> Changes:
+        """Return what separates the job's children from a plan."""
+        status = decided.status
+        of_plan = decided.mode, status.attempt, status.created_for, status.avoid_nodes, decided.limits
+        of_job = job.generation, job.fault, job.micro_batch_halvings, job.queue, job.admission
+        basis = *of_job, *of_plan, *observed.children  # nearly always the same objects, and so quickly compared
+        if self._in_force.pop(key, None) == basis:
+            changes = Changes(decided)
+        else:
+            changes = _find_changes(job, topology, observed, decided, self._applied, policies=self._policies)
+        if not (changes.stops or changes.applies or changes.removals):
+            self._in_force[key] = basis
+        return changes
+
+    def forget(self, key: Key) -> None:
+        """Drop a job that no longer exists."""
+        self._in_force.pop(key, None)
+
+
+def _find_changes(
     job: Job, topology: Topology, observed: Observed, decided: Plan, applied: Applied, *, policies: bool
 ) -> Changes:
     """Return what to change. While an attempt runs, its children are applied, and those that it does not want deleted.

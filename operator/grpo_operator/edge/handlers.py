@@ -30,7 +30,7 @@ from grpo_operator.edge.progress_client import HttpProgress
 from grpo_operator.edge.reconcile import Reconciler
 from grpo_operator.edge.scopes import scopes
 from grpo_operator.edge.transport import Transport, configure
-from grpo_operator.edge.watches import Watches
+from grpo_operator.edge.watches import PAGE, Watches
 from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.exposition import metrics_page
@@ -65,7 +65,9 @@ def registry(options: Options) -> kopf.OperatorRegistry:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: it posts no events, discovers no other resources, looks for no differences."""
+    """Return kopf's settings: it posts no events, discovers no other resources, looks for no differences, and lists
+    jobs in pages.
+    """
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.persistence.diffbase_storage = _NoDiffs()
@@ -73,6 +75,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.peering.standalone = True
     chosen.watching.server_timeout = 600
     chosen.watching.client_timeout = 660
+    chosen.watching.chunk_size = PAGE
     return chosen
 
 

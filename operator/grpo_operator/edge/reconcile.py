@@ -30,7 +30,7 @@ from grpo_operator.decide.scaling import Scale
 from grpo_operator.decide.second_look import changes_course, news
 from grpo_operator.edge import queues
 from grpo_operator.edge.applied import Applied
-from grpo_operator.edge.children import Changer, Changes, doing, find_changes, groups_to_stop, together
+from grpo_operator.edge.children import Changer, Finder, doing, groups_to_stop, together
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.deleted_pods import DeletedPods
 from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary, reason_of
@@ -77,10 +77,10 @@ class Reconciler:
         self._deleted_pods, self._clock, self._instruments = deleted_pods, clock, instruments
         self._eyes = Eyes(cluster, mirror, deleted_pods, read_nodes=read_nodes)
         self._network_policies, self._allowed = network_policies, allowed
-        self._applied = Applied()
-        self._changer = Changer(cluster, self._applied, mirror.keep)
+        applied = Applied()
+        self._finder = Finder(applied, policies=network_policies)
+        self._changer = Changer(cluster, applied, mirror.keep)
         self._pace: Pace[Key] = Pace()
-        self._in_force: dict[Key, tuple[object, ...]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
@@ -115,7 +115,7 @@ class Reconciler:
         self._deleted_pods.forget(key)
         self._launchers.forget(key)
         self._pace.forget(key)
-        self._in_force.pop(key, None)
+        self._finder.forget(key)
 
     async def _pass(self, key: Key, raw: Object) -> float | None:
         seen = await self._eyes.mirrored(key, raw, self._now())
@@ -132,7 +132,7 @@ class Reconciler:
             self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
         delay, written = await self._publish(key, seen.raw, seen.status, decided)
         try:
-            changes = self._find_changes(key, seen, decided)
+            changes = self._finder.find(key, seen.job, seen.topology, seen.observed, decided)
             if changes or decided.queue or decided.download:
                 if not (written or is_live):
                     await self._eyes.check_current(key, seen.raw)
@@ -178,19 +178,6 @@ class Reconciler:
         with doing("planning"):
             least = self._launchers.round_seconds
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
-
-    def _find_changes(self, key: Key, seen: Sight, decided: Plan) -> Changes:
-        status, policies = decided.status, self._network_policies
-        job, of_plan = seen.job, (decided.mode, status.attempt, status.created_for, status.avoid_nodes, decided.limits)
-        of_job = job.generation, job.fault, job.micro_batch_halvings, job.queue, job.admission
-        basis = *of_job, *of_plan, *seen.observed.children  # nearly always the same objects, and so quickly compared
-        if self._in_force.pop(key, None) == basis:
-            changes = Changes(decided)
-        else:
-            changes = find_changes(job, seen.topology, seen.observed, decided, self._applied, policies=policies)
-        if not (changes.stops or changes.applies or changes.removals):
-            self._in_force[key] = basis
-        return changes
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
         """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
