@@ -175,6 +175,10 @@ def large(lines: Lines) -> str:
         ("requests in a quiet minute", "{:.0f}", lambda line: sum(line["quiet"]["requests"].values())),
         ("of them writes", "{:.0f}", lambda line: line["quiet"]["writes"]),
         ("processors taken in a quiet minute", "{:.3f}", quiet_cores),
+        ("processors taken while all jobs train", "{:.3f}", training_cores("controller")),
+        ("of the API server then", "{:.3f}", training_cores("kube-apiserver")),
+        ("writes a second then", "{:.1f}", lambda line: line["training"]["writes"] / line["training"]["seconds"]),
+        ("age of the step that a status shows then", "{:.0f} s", lambda line: line["training"]["age"]),
         ("killed and started: level after", "{:.1f} s", lambda line: line["restart"]["level"]),
         ("jobs restarted meanwhile", "{:.0f}", lambda line: line["restart"]["restarts"]),
         ("writes to jobs meanwhile", "{:.0f}", lambda line: line["restart"]["writes"]),
@@ -196,6 +200,11 @@ def quiet_cores(line: Raw) -> float:
     """Return the processors that the operator took while nothing happened."""
     use = line["use"]
     return float((use["quiet"]["cpu"] - use["running"]["cpu"]) / line["quiet"]["seconds"])
+
+
+def training_cores(program: str) -> Callable[[Raw], float]:
+    """Return the function that returns the processors that a program took while all jobs trained."""
+    return lambda line: float(line["training"]["cpu"][program] / line["training"]["seconds"])
 
 
 def number(value: float, unit: str) -> str:
