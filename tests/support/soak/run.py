@@ -14,7 +14,8 @@ from typing import Any
 from grpo_cli.local.processes import free_ports
 from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
-from grpo_operator.edge.pace import DETAIL_SECONDS
+from grpo_operator.decide.second_look import News
+from grpo_operator.edge.pace import RATES
 from support.control_plane.operators import Operator, Release, install_chart
 from support.soak.choice import choose
 from support.soak.differences import leftovers, versions
@@ -40,7 +41,7 @@ REST_SECONDS = 150
 API server refuses children of GRPOJobs for up to 30 s."""
 
 
-SHOWN_SECONDS = DETAIL_SECONDS + 1
+SHOWN_SECONDS = RATES[News.DETAILS].seconds + 1
 """Seconds after which a status shows all, also that of which only details changed."""
 
 
