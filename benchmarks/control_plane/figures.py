@@ -73,6 +73,14 @@ def reported(line: Raw) -> float:
     return max(ready(line), line["seconds"]["status"] or 0.0)
 
 
+def beside(ours: Sequence[Raw], theirs: Sequence[Raw]) -> float:
+    """Return the median over repetitions of the time of one side divided by that of another just before or after it.
+
+    What else the machine does changes over minutes. The last repetition may lack a side.
+    """
+    return statistics.median(reported(one) / reported(other) for one, other in zip(ours, theirs, strict=False))
+
+
 def requests(line: Raw) -> float:
     """Return the number of requests of the controller for each job."""
     return float(sum(line["requests"].values()) / line["jobs"])
@@ -107,12 +115,7 @@ class Target:
 
 def _beside(scenario: str, side: str, count: dict[str, int]) -> Callable[[Lines], float]:
     """The time of GRPOJob divided by that of another side."""
-
-    def value(lines: Lines) -> float:
-        ours, theirs = lines.of(scenario, "grpojob", **count), lines.of(scenario, side, **count)
-        return median(ours, reported) / median(theirs, reported)
-
-    return value
+    return lambda lines: beside(lines.of(scenario, "grpojob", **count), lines.of(scenario, side, **count))
 
 
 def _of(scenario: str, count: int, value: Callable[[Raw], float]) -> Callable[[Lines], float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from benchmarks.control_plane.figures import (
     TARGETS,
     Lines,
     Raw,
+    beside,
     median,
     percentile,
     ready,
@@ -82,7 +84,7 @@ def about(lines: Lines) -> str:
     versions = [f"{shown} {all_of(partial(version_of, name))}" for name, shown in names.items()]
     programs = ", ".join([f"{all_of(lambda line: line['cpus'])} processors", *versions])
     commit = all_of(lambda line: line["commit"])
-    repetitions = max(line["repetition"] for line in lines.every) + 1
+    repetitions = max(Counter((line["scenario"], line["side"], line["jobs"]) for line in lines.every).values())
     commands = "\n".join(f"    {command}" for command in sorted({line["command"] for line in lines.every}))
     loads = [line["load average"] for line in lines.every]  # of five minutes, when a run began: by other programs
     load = f"load average before runs {min(loads)} to {max(loads)}"
@@ -96,10 +98,8 @@ def comparison(scenario: str) -> Callable[[Lines], str]:
         rows = []
         for side in lines.sides(scenario):
             found = lines.of(scenario, side)
-            beside = [
-                f"{median(found, reported) / median(lines.of(scenario, other), reported):.2f}x"
-                if other in lines.sides(scenario)
-                else ""
+            ratios = [
+                f"{beside(found, lines.of(scenario, other)):.2f}x" if other in lines.sides(scenario) else ""
                 for other in ("bare", "jobset")
             ]
             rows.append(
@@ -107,7 +107,7 @@ def comparison(scenario: str) -> Callable[[Lines], str]:
                     SIDES[side],
                     seconds(found, ready),
                     seconds(found, reported) if side != "bare" else "",
-                    *beside,
+                    *ratios,
                     f"{median(found, requests):.0f}" if side != "bare" else "",
                     f"{median(found, lambda line: line['cpu']['controller']):.1f} s" if side != "bare" else "",
                     f"{median(found, lambda line: line['busy']):.0%}",
