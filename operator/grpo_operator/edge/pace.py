@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from grpo_operator.decide.record import PROGRESS_SECONDS
 from grpo_operator.decide.second_look import News
 
 
@@ -22,7 +23,7 @@ class Rate:
     all_jobs: float
 
 
-RATES = {News.DETAILS: Rate(5.0, 2.0), News.PROGRESS: Rate(10.0, 10.0)}
+RATES = {News.DETAILS: Rate(5.0, 2.0), News.PROGRESS: Rate(PROGRESS_SECONDS, 10.0)}
 """Details take about a fortieth of one processor, progress an eighth: with 1,000 jobs it is written every 100 s."""
 
 AHEAD_SECONDS = 1.0
