@@ -67,8 +67,15 @@ class Turn:
         }
 
     def wait(self, check: Callable[[], bool], what: str, interval: float = OFTEN) -> None:
-        """Wait until `check` holds."""
-        wait_until(check, f"{self.side.name}: {what}", WAIT, interval)
+        """Wait until `check` holds. Raises RuntimeError if the operator ends by itself meanwhile."""
+        operator = self.nodes.operator
+
+        def holds() -> bool:
+            if operator.has_ended:
+                raise RuntimeError(f"the operator has ended:\n{operator.log.read_text()[-2000:]}")
+            return check()
+
+        wait_until(holds, f"{self.side.name}: {what}", WAIT, interval)
 
     def wait_for_statuses(self, names: list[str]) -> None:
         """Wait until the statuses of these jobs say that they are ready."""

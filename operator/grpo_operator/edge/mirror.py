@@ -11,6 +11,7 @@ that come late, twice, or after the answer to the operator's own write are recog
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,15 @@ class _Kept:
         return (self.job, self.value.uid) == (other.job, other.value.uid)
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job: its version, which one it is, and the object, as bytes (`Child.packed` says why)."""
+
+    version: int
+    key: Key
+    pickled: bytes  # not marshalled as children are: a user's fields may be nested deeper than that follows
+
+
 class Mirror:
     """The objects, by kind, namespace and name.
 
@@ -75,7 +85,7 @@ class Mirror:
         self.synced = asyncio.Event()
         self._objects: dict[str, dict[Place, _Kept]] = {scope.kind: {} for scope in self.scopes}
         self._of_jobs: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        self._jobs: dict[Place, dict[str, Any]] = {}
+        self._jobs: dict[Place, _Job] = {}
 
     def count(self) -> dict[str, int]:
         """Return the number of objects of each kind."""
@@ -85,36 +95,38 @@ class Mirror:
 
     def job(self, key: Key) -> dict[str, Any] | None:
         """Return a job as last seen, or None."""
-        raw = self._jobs.get((key.namespace, key.name))
-        return raw if raw is not None and raw["metadata"]["uid"] == key.uid else None
+        return pickle.loads(self._jobs[_where(key)].pickled) if self._has(key) else None
+
+    def _has(self, key: Key) -> bool:
+        return (kept := self._jobs.get(_where(key))) is not None and kept.key == key
 
     def keep_job(self, raw: Object) -> bool:
         """Keep a job as just seen, unless a newer state of it is known. Return whether it was news."""
-        place = _place(raw)
-        old = self._jobs.get(place)
-        if old is not None and _version(old) >= _version(raw):
+        key, version = _key(raw), _version(raw)
+        old = self._jobs.get(_where(key))
+        if old is not None and old.version >= version:
             return False
-        self._jobs[place] = _trimmed(raw)
-        if old is not None and _key(old) != _key(raw):  # its deletion was not seen, and will not be
-            self._job_gone(_key(old))
-            self._wake(_key(old))
-        self._job_seen(_key(raw), raw)
+        self._jobs[_where(key)] = _Job(version, key, pickle.dumps(_trimmed(raw)))
+        if old is not None and old.key != key:  # its deletion was not seen, and will not be
+            self._job_gone(old.key)
+            self._wake(old.key)
+        self._job_seen(key, raw)
         return True
 
     def renew_job(self, raw: Object) -> None:
         """Keep a job as the API server answered, unless its deletion was seen meanwhile."""
-        if self.job(_key(raw)) is not None:
+        if self._has(_key(raw)):
             self.keep_job(raw)
 
     def drop_job(self, key: Key) -> None:
         """Forget a job that no longer exists; not another one of its name."""
-        if self.job(key) is not None:
-            del self._jobs[key.namespace, key.name]
+        if self._has(key):
+            del self._jobs[_where(key)]
             self._job_gone(key)
 
     def job_keys(self) -> list[Key]:
         """Return all jobs."""
-        return [_key(raw) for raw in self._jobs.values()]
+        return [kept.key for kept in self._jobs.values()]
 
     def list_jobs(self, jobs: Iterable[Object]) -> set[Place]:
         """Take in a part of a list of jobs. Return their places."""
@@ -127,10 +139,10 @@ class Mirror:
 
     def end_list_of_jobs(self, namespace: str | None, found: Collection[Place], version: str) -> None:
         """End a consistent list of the jobs of a namespace, or of all: one that it lacks no longer exists."""
-        for place, raw in list(self._jobs.items()):
-            if place not in found and namespace in (None, place[0]) and _version(raw) <= int(version):
-                self.drop_job(_key(raw))
-                self._wake(_key(raw))
+        for place, kept in list(self._jobs.items()):
+            if place not in found and namespace in (None, place[0]) and kept.version <= int(version):
+                self.drop_job(kept.key)
+                self._wake(kept.key)
 
     # Children
 
@@ -251,13 +263,13 @@ class Mirror:
 
     def _tell_end(self, namespace: str, kept: _Kept) -> None:
         key = Key(namespace, kept.job, kept.job_uid)
-        if isinstance(kept.value, ObservedPod) and self.job(key) is not None:
+        if isinstance(kept.value, ObservedPod) and self._has(key):
             self._pod_deleted(key, kept.value)
 
     def _wake_job(self, namespace: str, job: str) -> None:
         """Wake the job of this name that exists now: it may wait until the objects of an earlier one are gone."""
-        if (raw := self._jobs.get((namespace, job))) is not None:
-            self._wake(_key(raw))
+        if (kept := self._jobs.get((namespace, job))) is not None:
+            self._wake(kept.key)
 
 
 def _read(kind: str, raw: Object) -> _Kept:
@@ -267,6 +279,10 @@ def _read(kind: str, raw: Object) -> _Kept:
 
 def _key(job: Object) -> Key:
     return Key(*_place(job), job["metadata"]["uid"])
+
+
+def _where(key: Key) -> Place:
+    return key.namespace, key.name
 
 
 def _version(raw: Object) -> int:

@@ -109,8 +109,7 @@ def test_jobs_that_were_deleted_during_an_interruption_are_dropped() -> None:
         assert world.mirror.count()["GRPOJob"] == 2
         _end(world, aiohttp.ClientPayloadError("cut off"))
         await asyncio.sleep(10.0)
-        left = [raw["metadata"]["name"] for raw in world.mirror._jobs.values()]
-        assert left == ["a"]
+        assert [key.name for key in world.mirror.job_keys()] == ["a"]
 
     scene(play)
 
