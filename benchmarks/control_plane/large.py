@@ -16,7 +16,7 @@ from benchmarks.control_plane.turn import Raw, Turn, settle
 from grpo_operator.api.names import PATHS
 from grpo_workload.spec.contract import STATUS_PORT
 
-QUIET_SECONDS = 60
+SECONDS = 60
 SETTLE_SECONDS = 120
 """Until launchers are asked, and statuses written, as evenly as when jobs have trained for hours."""
 
@@ -27,22 +27,28 @@ def large(turn: Turn, count: int) -> Raw:
     found = turn.create(count, FOUR)
     settle()
     found["use"] = {"running": use(port)}
-    log, processors = AuditLog(turn.nodes.plane.audit_log), Processors()
-    time.sleep(QUIET_SECONDS)
+    found["quiet"] = _minute(turn)
     found["use"]["quiet"] = use(port)
-    quiet = log.requests(turn.side.user)
-    found["quiet"] = {
-        "seconds": QUIET_SECONDS,
-        "requests": counted(quiet),
-        "writes": sum(map(is_write, quiet)),
-        "busy": round(processors.busy(), 3),
-    }
     found["restart"] = _restart_operator(turn, job_name(count - 1), count)
     found["use"]["restarted"] = use(port)
     turn.side.stop()
     found["training"] = _train(turn)
     found["use"]["trained"] = use(port)
     return found
+
+
+def _minute(turn: Turn) -> Raw:
+    """Let a minute pass, and return what the operator and the control plane did in it."""
+    log, processors, before = AuditLog(turn.nodes.plane.audit_log), Processors(), turn.cpu()
+    time.sleep(SECONDS)
+    after, busy, requests = turn.cpu(), processors.busy(), log.requests(turn.side.user)
+    return {
+        "seconds": SECONDS,
+        "requests": counted(requests),
+        "writes": sum(map(is_write, requests)),
+        "busy": round(busy, 3),
+        "cpu": {program: round(after[program] - before[program], 2) for program in before},
+    }
 
 
 def _train(turn: Turn) -> Raw:
@@ -52,25 +58,14 @@ def _train(turn: Turn) -> Raw:
     with launchers(STATUS_PORT):
         turn.side.start()
         time.sleep(SETTLE_SECONDS)
-        log, processors, before = AuditLog(turn.nodes.plane.audit_log), Processors(), turn.cpu()
         asked = _asked(turn)
-        time.sleep(QUIET_SECONDS)
-        after, busy, now = turn.cpu(), processors.busy(), datetime.now(UTC)
+        found = _minute(turn)
         asked = {result: count - asked.get(result, 0) for result, count in _asked(turn).items()}
-        jobs = turn.api.items(turn.namespace, "GRPOJob")
+        now, jobs = datetime.now(UTC), turn.api.items(turn.namespace, "GRPOJob")
     operator.asks_launchers = False
     read = [datetime.fromisoformat(job["status"]["progress"]["time"]) for job in jobs if job["status"].get("progress")]
-    requests = log.requests(turn.side.user)
-    return {
-        "seconds": QUIET_SECONDS,
-        "asked": asked,
-        "requests": counted(requests),
-        "writes": sum(map(is_write, requests)),
-        "busy": round(busy, 3),
-        "cpu": {program: round(after[program] - before[program], 2) for program in before},
-        "reported": len(read),
-        "age": round(statistics.median((now - at).total_seconds() for at in read), 1),
-    }
+    age = statistics.median((now - at).total_seconds() for at in read)
+    return found | {"asked": asked, "reported": len(read), "age": round(age, 1)}
 
 
 def _asked(turn: Turn) -> dict[str, float]:

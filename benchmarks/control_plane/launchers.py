@@ -32,12 +32,13 @@ def launchers(port: int) -> Iterator[None]:
     """Answer for all pods during the block. The addresses become this machine's own meanwhile, which needs root."""
     route = ("local", POD_NETWORK, "dev", "lo")
     subprocess.run(["ip", "route", "add", *route], check=True)
-    server = subprocess.Popen([sys.executable, "-m", __spec__.name, "--port", str(port)])
     try:
-        yield
+        with subprocess.Popen([sys.executable, "-m", __spec__.name, "--port", str(port)]) as server:
+            try:
+                yield
+            finally:
+                server.kill()
     finally:
-        server.kill()
-        server.wait()
         subprocess.run(["ip", "route", "del", *route], check=True)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -211,7 +212,10 @@ class _State:
         assert namespace is not None
         assert name is not None
         assert uid is not None
-        key = Key(namespace, name, uid)
+        # In kopf's context, whatever waits for this job's sake would keep the job, as dictionaries (`Child.packed`).
+        Context().run(self._take_in, Key(namespace, name, uid), event)
+
+    def _take_in(self, key: Key, event: kopf.RawEvent) -> None:
         if event["type"] == "DELETED":
             self._mirror.drop_job(key)
         elif not self._mirror.keep_job(event["object"]):
