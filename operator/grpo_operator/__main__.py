@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import sys
@@ -18,6 +19,10 @@ from grpo_operator.layout.admission import Allowed
 RECURSION_LIMIT = 100_000
 """Python's json module raises for objects that are nested more deeply than this limit, by default 1,000. API servers
 accept 10,000 levels, for example in podTemplate.affinity: one job would end the watch of all jobs."""
+
+GARBAGE_THRESHOLD = 10_000
+"""New objects after which Python looks for garbage. With its own 700 it looked through all objects every seven seconds
+while 5,000 jobs started, which took a fifth of the operator's time, up to a second at once."""
 
 
 def _lease(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, str] | None:
@@ -98,6 +103,7 @@ def run(
 ) -> None:
     """Watch GRPOJobs and reconcile them until the process is ended."""
     sys.setrecursionlimit(RECURSION_LIMIT)
+    gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
     # It writes a line for every event of every job.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)

@@ -8,6 +8,7 @@ lacks nothing: kopf does not tell when a list is complete, nor which objects a n
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping
@@ -167,6 +168,7 @@ class _State:
         """Let passes begin once the mirror lacks nothing and, where there is a Lease, this operator holds it."""
         await self._mirror.synced.wait()
         self._missing = ""
+        gc.freeze()  # programs and the mirror, among which Python will find no garbage
         if self._leadership is not None:
             self._spawn("leader election", self._leadership.run())
             await self._leadership.leading.wait()
