@@ -31,7 +31,7 @@ METRICS = 40
 def launchers(port: int) -> Iterator[None]:
     """Answer for all pods during the block. The addresses become this machine's own meanwhile, which needs root."""
     route = ("local", POD_NETWORK, "dev", "lo")
-    subprocess.run(["ip", "route", "add", *route], check=True)
+    subprocess.run(["ip", "route", "replace", *route], check=True)
     try:
         with subprocess.Popen([sys.executable, "-m", __spec__.name, "--port", str(port)]) as server:
             try:

@@ -43,6 +43,7 @@ class WorkQueue(Generic[K]):
     ) -> None:
         self._work, self._instruments = work, instruments
         self._gate, self._slots = gate, asyncio.Semaphore(limit)
+        self._turn = asyncio.Lock()
         self._wakes: dict[K, asyncio.Event] = {}
         self._tasks: dict[K, asyncio.Task[None]] = {}
         self.started: dict[K, float] = {}
@@ -92,7 +93,11 @@ class WorkQueue(Generic[K]):
     async def _pass(self, key: K) -> float | None:
         self._instruments.waiting()
         try:
-            await self._slots.acquire()
+            # One pass begins in a round of the event loop. Thousands are due at the same moment, and an answer takes
+            # some rounds until it is read: a renewal of the Lease did not get through in time.
+            async with self._turn:
+                await asyncio.sleep(0)
+                await self._slots.acquire()
             while not self._gate.is_set():  # closed while the key waited for a slot
                 self._slots.release()
                 await self._gate.wait()

@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import Listener
 from grpo_workload.generation.begun import Begun, PromptKey
+from grpo_workload.generation.own_answers import bare
 from grpo_workload.generation.vllm_api import MAX_BATCHES, token_prompt, whole_text
 
 Gather = Callable[[list[Any]], list[list[Any]]]
@@ -73,8 +74,7 @@ class AheadSampler:
         """Run the engine until all of `unfinished` are complete, which are prompts of the current step, `together`."""
         engine = self._llm.llm_engine
         for request in self._begun.ask(first=together):
-            # Text is made from the whole completion: a cut may fall inside of a character.
-            own = {"seed": request.seed, "max_tokens": request.max_tokens, "logprobs": 0, "detokenize": False}
+            own = {"seed": request.seed, "max_tokens": request.max_tokens} | bare(self._sampling)
             parameters = SamplingParams(output_kind=RequestOutputKind.DELTA, **(dict(self._sampling) | own))
             engine.add_request(request.name, token_prompt(request.token_ids), parameters)
         while unfinished:
@@ -94,7 +94,8 @@ class AheadSampler:
         (answer,) = output.outputs
         assert answer.finish_reason in (None, "stop", "length"), answer.finish_reason
         tokens = list(answer.token_ids)
-        logprobs = [row[token].logprob for token, row in zip(tokens, answer.logprobs, strict=True)] if tokens else []
+        logprobs = answer.logprobs.logprobs if tokens else []
+        assert not tokens or answer.logprobs.token_ids == tokens, "there are log-probabilities of other tokens"
         return self._begun.add(output.request_id, tokens, logprobs, version, answer.finish_reason)
 
     def _finish(self, key: PromptKey) -> None:

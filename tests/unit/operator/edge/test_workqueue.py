@@ -205,6 +205,39 @@ def test_so_many_passes_run_at_once_as_there_are_slots() -> None:
     run(main())
 
 
+def test_others_have_their_turn_between_two_passes_however_many_are_due() -> None:
+    """Planning thousands of jobs in one round of the event loop would keep answers, such as the Lease's, waiting."""
+
+    async def play() -> None:
+        order: list[str] = []
+
+        async def work(key: str) -> None:
+            order.append(key)
+
+        async def other() -> None:
+            while True:
+                order.append("other")
+                await asyncio.sleep(0)
+
+        gate = asyncio.Event()
+        queue = WorkQueue(work, Instruments(), gate=gate)
+        keys = [str(number) for number in range(100)]
+        for key in keys:
+            queue.wake(key)
+        await asyncio.sleep(0)
+        task = asyncio.create_task(other())
+        gate.set()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        task.cancel()
+        passes = [number for number, one in enumerate(order) if one != "other"]
+        assert len(passes) == len(keys)
+        assert all("other" in order[one:later] for one, later in pairwise(passes))
+        await queue.close()
+
+    run(play())
+
+
 def test_passes_begin_only_while_the_gate_is_open() -> None:
     async def main() -> None:
         passes = Passes(lambda _: (1.0, None))
