@@ -10,31 +10,26 @@ TESTED: dict[str, tuple[str, ...]] = (
     dict.fromkeys(
         (
             *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
-            *("gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "glm4", "glm4_moe", "glm4_moe_lite", "granite"),
-            *("granitemoe", "granitemoehybrid", "deepseek_v3", "seed_oss", "cohere", "cohere2", "exaone4"),
-            *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus", "lfm2"),
+            *("gemma3_text", "gpt_oss", "phi3", "olmo2", "olmo3", "smollm3", "glm4", "glm4_moe", "glm4_moe_lite"),
+            *("granite", "granitemoe", "granitemoehybrid", "deepseek_v3", "seed_oss", "cohere", "cohere2", "exaone4"),
+            *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus", "lfm2", "gemma3", "nemotron", "stablelm"),
+            *("olmo", "gpt2", "gpt_neox", "arcee", "glm", "jais2", "hyperclovax", "minicpm3", "granitemoeshared"),
+            *("olmoe", "flex_olmo", "dots1", "solar_open", "exaone_moe", "cohere2_moe", "deepseek_v2", "afmoe"),
+            *("hy_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe"),
         ),
         (ALL, ZERO3, ADAPTERS),
     )
-    | {"gpt_oss": (ALL, ADAPTERS)}
-    | dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), (ALL,))
+    | dict.fromkeys(("jamba", "falcon_h1", "nemotron_h", "llama4_text"), (ALL, ZERO3))
+    | {"ministral3": (ALL, ADAPTERS), "ernie4_5_moe": (ZERO3, ADAPTERS), "falcon_mamba": (ZERO3,)}
     | dict.fromkeys(
         (
-            *("gemma3", "gemma4_text", "ministral3", "nemotron", "stablelm", "olmo", "gpt2", "gpt_neox", "arcee"),
-            *("glm", "jais2", "hyperclovax", "minicpm3", "granite_swa", "granitemoeshared", "granitemoe_swa"),
-            *("olmoe", "flex_olmo", "dots1", "solar_open", "mellum", "hunyuan_v1_moe", "exaone_moe"),
-            *("cohere2_moe", "afmoe", "hy_v3", "llama4_text"),
+            *("gemma4_text", "granite_swa", "granitemoe_swa", "mellum", "hunyuan_v1_moe"),
+            *("qwen3_5_text", "qwen3_5_moe_text", *VISION_FAMILIES),
         ),
         (ALL,),
     )
-    | dict.fromkeys(("falcon_h1", "nemotron_h"), (ALL, ZERO3))
-    | dict.fromkeys(VISION_FAMILIES, (ALL,))
     | dict.fromkeys(
-        (
-            *("minimax_m2", "deepseek_v32", "gemma3n_text", "phimoe", "ernie4_5_moe"),
-            *("deepseek_v2", "olmo_hybrid", "kimi_linear", "lfm2_moe", "falcon_mamba", "jamba", "glm_moe_dsa"),
-        ),
-        (),
+        ("minimax_m2", "gemma3n_text", "phimoe", "olmo_hybrid", "kimi_linear", "deepseek_v32", "glm_moe_dsa"), ()
     )
 )
 """Families whose training computes what transformers does, each with the pushes after which vLLM did so, too."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import peft
 import torch
 from torch import nn
 
 from grpo_workload.policy import vision
-from grpo_workload.policy.lora import refused
+from grpo_workload.policy.lora import without_adapters
 from grpo_workload.ranks.environment import show_bitsandbytes
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig
@@ -44,14 +43,14 @@ def layers(model: Any, config: LoraConfig) -> dict[str, nn.Linear]:
     """Return the layers that go into 4 bits, by name; of the model as transformers makes it, without adapters.
 
     All linear layers but the output layer, those of a vision tower, those that are trained whole, and those whose
-    weights fused kernels read. So also not experts that are stacked in one parameter.
+    weights are read past them. So also not experts that are stacked in one parameter.
 
     ConfigError if there are none.
     """
     kept = [model.get_output_embeddings(), *(vision.tower(model).values() if vision.has_vision(model.config) else ())]
     kept += [module for path, module in model.named_modules() if path.endswith(config.modules_to_save)]
     ids = {id(module) for part in kept for module in part.modules()}
-    bypassed = refused(model, peft.LoraConfig())
+    bypassed = without_adapters(model)
     found = {
         path: module
         for path, module in model.named_modules()

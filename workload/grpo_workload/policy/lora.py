@@ -17,7 +17,6 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils import ModulesToSaveWrapper
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -31,6 +30,19 @@ from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Weight, plain
 
 _KINDS = (nn.Linear, Conv1D)
+
+_READ_PAST = {
+    "falcon_h1": ["out_proj"],
+    "falcon_mamba": ["dt_proj", "out_proj", "x_proj"],
+    "gemma3n_text": ["correction_coefs"],
+    "granitemoehybrid": ["out_proj"],
+    "jamba": ["dt_proj"],
+    "mamba": ["dt_proj", "out_proj", "x_proj"],
+    "mamba2": ["out_proj"],
+    "nemotron_h": ["out_proj"],
+}
+"""Linear layers whose weights transformers reads without calling them, in fused kernels, in training or always, by
+`model_type`. peft knows only some of them."""
 
 
 class Adapters:
@@ -76,7 +88,7 @@ class Adapters:
         )
         left_out = [rf"{re.escape(name)}\..*" for name in excluded]
         if names == [ALL_LINEAR]:
-            left_out += [rf".*\.{re.escape(name)}" for name in refused(model, settings)]
+            left_out += [rf".*\.{re.escape(name)}" for name in without_adapters(model)]
         settings.exclude_modules = "|".join(left_out) or None
         # In the model's own dtype: DeepSpeed keeps the float32 master copies, as for all other weights.
         try:
@@ -212,6 +224,11 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                     "(tie_word_embeddings). Engines load it once, but trained in one layer it would differ in the "
                     f"other. Others would work: {names}"
                 )
+            if having is linear and name in without_adapters(model):
+                raise ConfigError(
+                    f"lora.targetModules: an adapter of {name} would take no part in a {model.config.model_type}, "
+                    f"which uses that layer in a way of its own; leave {name} out, as {ALL_LINEAR} does"
+                )
             if having is linear and head in found:
                 raise ConfigError(
                     f"lora.targetModules: {name} computes logits and cannot have an adapter; "
@@ -223,15 +240,11 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                 )
 
 
-def refused(model: Any, settings: peft.LoraConfig) -> list[str]:
-    """Names of linear layers that peft refuses in this family: fused kernels of Mamba read their weights alone."""
-    refused = []
-    for name in sorted({_last(path) for path, module in model.named_modules() if isinstance(module, _KINDS)}):
-        try:
-            _check_lora_target_modules_mamba(settings, model, name)
-        except ValueError:
-            refused.append(name)
-    return refused
+def without_adapters(model: Any) -> list[str]:
+    """Names of linear layers in which an adapter would take no part, or that return more than peft's layer does."""
+    linear = ((path, type(module)) for path, module in model.named_modules() if isinstance(module, _KINDS))
+    own = {_last(path) for path, kind in linear if kind.__module__.startswith("transformers.models.")}
+    return sorted(own.union(_READ_PAST.get(model.config.model_type, ())))
 
 
 def output_layers(model: Any) -> list[nn.Module]:

@@ -21,7 +21,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export
-from support.families import make_model
+from support.families import STATEFUL, make_model
 
 IDS_BT = torch.arange(12).view(2, 6)
 
@@ -101,8 +101,23 @@ def test_all_linear_leaves_out_the_layers_that_fused_kernels_of_mamba_bypass(fam
     plain = make_model(family)
     plain.load_state_dict(dict(Export(adapters.pushed(), is_partitioned=False)), strict=False)
     torch.testing.assert_close(model.eval()(IDS_BT).logits, plain.eval()(IDS_BT).logits, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ConfigError, match=r"lora: peft refuses these settings: .*'out_proj' is incompatible"):
+    with pytest.raises(
+        ConfigError, match=rf"lora.targetModules: an adapter of out_proj would take no part in a {family}"
+    ):
         Adapters(make_model(family), config(targetModules=["out_proj"]), seed=1)
+
+
+@pytest.mark.parametrize("family", [*STATEFUL, "llama4_text", "phimoe", "gemma3n_text"])
+def test_each_adapter_of_all_linear_takes_part(family: str) -> None:
+    """Some layers' weights are read past their modules, so past an adapter; some routers return more than a tensor."""
+    Adapters(model := make_model(family), config(), seed=1)
+    model(input_ids=IDS_BT, use_cache=False).logits.square().mean().backward()
+    idle = {
+        name.partition(".lora_B")[0].rpartition(".")[2]
+        for name, parameter in model.named_parameters()
+        if ".lora_B." in name and (parameter.grad is None or not parameter.grad.any())
+    }
+    assert idle == set()
 
 
 def test_initial_values_depend_only_on_the_seed() -> None:
