@@ -42,19 +42,19 @@ class _Layer(Linear4bit):
 def layers(model: Any, config: LoraConfig) -> dict[str, nn.Linear]:
     """Return the layers that go into 4 bits, by name; of the model as transformers makes it, without adapters.
 
-    All linear layers but the output layer, those of a vision tower, those that are trained whole, and those whose
-    weights are read past them. So also not experts that are stacked in one parameter.
+    All linear layers but the output layer, those of a vision tower, those that are trained whole, and those that
+    cannot have adapters. So also not experts that are stacked in one parameter.
 
     ConfigError if there are none.
     """
     kept = [model.get_output_embeddings(), *(vision.tower(model).values() if vision.has_vision(model.config) else ())]
     kept += [module for path, module in model.named_modules() if path.endswith(config.modules_to_save)]
     ids = {id(module) for part in kept for module in part.modules()}
-    bypassed = without_adapters(model)
+    used_otherwise = without_adapters(model)
     found = {
         path: module
         for path, module in model.named_modules()
-        if type(module) is nn.Linear and id(module) not in ids and path.rpartition(".")[2] not in bypassed
+        if type(module) is nn.Linear and id(module) not in ids and path.rpartition(".")[2] not in used_otherwise
     }
     if not found:
         raise ConfigError(

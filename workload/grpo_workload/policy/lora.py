@@ -196,6 +196,7 @@ def check_modules(model: Any, config: LoraConfig) -> None:
     head = model.get_output_embeddings()
     ends = {model.get_input_embeddings(), head}
     is_tied = len({id(layer.weight) for layer in ends}) == 1
+    idle = without_adapters(model)
     linear = {path: module for path, module in modules.items() if isinstance(module, _KINDS) and module is not head}
     owners = {
         path: module for path, module in modules.items() if next(module.parameters(recurse=False), None) is not None
@@ -224,7 +225,7 @@ def check_modules(model: Any, config: LoraConfig) -> None:
                     "(tie_word_embeddings). Engines load it once, but trained in one layer it would differ in the "
                     f"other. Others would work: {names}"
                 )
-            if having is linear and name in without_adapters(model):
+            if having is linear and name in idle:
                 raise ConfigError(
                     f"lora.targetModules: an adapter of {name} would take no part in a {model.config.model_type}, "
                     f"which uses that layer in a way of its own; leave {name} out, as {ALL_LINEAR} does"
