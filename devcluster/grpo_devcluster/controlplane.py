@@ -86,7 +86,7 @@ class ControlPlane:
             "etcd": flags.etcd(self.endpoints, self.state / "etcd"),
             "kube-apiserver": flags.apiserver(self.endpoints, self.pki, self._features, audit),
             "kube-controller-manager": flags.controller_manager(
-                self._config("kube-controller-manager"), self.pki, self._features
+                self._config("kube-controller-manager"), self.pki, self._features, fake_nodes=bool(self._kwok_nodes)
             ),
             "kube-scheduler": flags.scheduler(self.state / "scheduler.yaml", self._features),
         }

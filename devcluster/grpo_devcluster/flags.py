@@ -94,8 +94,11 @@ def _audit(policy: Path, log: Path) -> list[str]:
     return [f"--audit-policy-file={policy}", f"--audit-log-path={log}", "--audit-log-maxsize=65536"]
 
 
-def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[str]:
-    """Return the arguments of kube-controller-manager: rates for many pods, and a lost node is noticed in seconds."""
+def controller_manager(kubeconfig: Path, pki: Pki, features: Features, *, fake_nodes: bool) -> list[str]:
+    """Return the arguments of kube-controller-manager: rates for many pods, and a lost node is noticed in seconds.
+
+    Fake nodes are not lost when their one program is slow: nothing would make their pods ready again.
+    """
     return [
         f"--kubeconfig={kubeconfig}",
         "--leader-elect=false",
@@ -108,7 +111,7 @@ def controller_manager(kubeconfig: Path, pki: Pki, features: Features) -> list[s
         "--concurrent-statefulset-syncs=20",
         "--concurrent-job-syncs=20",
         "--node-monitor-period=2s",
-        "--node-monitor-grace-period=20s",
+        f"--node-monitor-grace-period={'1h' if fake_nodes else '20s'}",
         "--secure-port=0",
         *features.gate_flags(),
     ]

@@ -14,13 +14,19 @@ def test_feature_gates_reach_every_component() -> None:
     features = Features({"GangScheduling": True, "Another": False}, {"scheduling.k8s.io/v1alpha2": True})
     gates = "--feature-gates=Another=false,GangScheduling=true"
     assert gates in flags.apiserver(ENDPOINTS, PKI, features, None)
-    assert gates in flags.controller_manager(Path("k"), PKI, features)
+    assert gates in flags.controller_manager(Path("k"), PKI, features, fake_nodes=False)
     assert gates in flags.scheduler(Path("s"), features)
     assert "--runtime-config=scheduling.k8s.io/v1alpha2=true" in flags.apiserver(ENDPOINTS, PKI, features, None)
 
 
 def test_no_gates_no_flag() -> None:
     assert not [f for f in flags.apiserver(ENDPOINTS, PKI, Features(), None) if "feature" in f or "runtime-config" in f]
+
+
+def test_only_real_nodes_are_lost_after_seconds_without_a_heartbeat() -> None:
+    found = {fake: flags.controller_manager(Path("k"), PKI, Features(), fake_nodes=fake) for fake in (True, False)}
+    assert "--node-monitor-grace-period=20s" in found[False]
+    assert "--node-monitor-grace-period=1h" in found[True]
 
 
 def test_requests_are_audited_only_if_asked_for() -> None:
