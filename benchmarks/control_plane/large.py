@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from benchmarks.control_plane.launchers import launchers
 from benchmarks.control_plane.manifests import job_name
-from benchmarks.control_plane.observer import AuditLog, Processors, counted, is_write, resource, samples, use
+from benchmarks.control_plane.observer import AuditLog, counted, is_write, resource, samples, use
 from benchmarks.control_plane.scenarios import FOUR, job_in
 from benchmarks.control_plane.turn import Raw, Turn, settle
 from grpo_operator.api.names import PATHS
@@ -39,16 +39,9 @@ def large(turn: Turn, count: int) -> Raw:
 
 def _minute(turn: Turn) -> Raw:
     """Let a minute pass, and return what the operator and the control plane did in it."""
-    log, processors, before = AuditLog(turn.nodes.plane.audit_log), Processors(), turn.cpu()
-    time.sleep(SECONDS)
-    after, busy, requests = turn.cpu(), processors.busy(), log.requests(turn.side.user)
-    return {
-        "seconds": SECONDS,
-        "requests": counted(requests),
-        "writes": sum(map(is_write, requests)),
-        "busy": round(busy, 3),
-        "cpu": {program: round(after[program] - before[program], 2) for program in before},
-    }
+    with turn.measured() as found:
+        time.sleep(SECONDS)
+    return {"seconds": SECONDS, **found}
 
 
 def _train(turn: Turn) -> Raw:

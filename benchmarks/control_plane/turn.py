@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.control_plane.client import Api
 from benchmarks.control_plane.fake_nodes import FakeNodes
 from benchmarks.control_plane.manifests import Shape, job_name
-from benchmarks.control_plane.observer import AuditLog, Pods, Processors, Statuses, counted, processor_seconds
+from benchmarks.control_plane.observer import AuditLog, Pods, Processors, Statuses, counted, is_write, processor_seconds
 from benchmarks.control_plane.sides import Side
 from grpo_devcluster.progress import wait_until
 
@@ -40,14 +40,13 @@ class Turn:
         """Create jobs and wait until their pods are ready and their statuses say so; return what was measured."""
         names = [job_name(number) for number in range(count)]
         jobs = [self.side.make(name, shape) for name in names]
-        before, log = self.cpu(), AuditLog(self.nodes.plane.audit_log)
-        processors, begin = Processors(), time.time()
-        self.api.create_all(self.namespace, jobs)
-        created = time.time() - begin
         total = count * sum(shape)
-        self.wait(lambda: self.pods.are_ready(total, begin), f"{total} pods are ready")
-        self.wait_for_statuses(names)
-        busy, after = processors.busy(), self.cpu()
+        with self.measured() as taken:
+            begin = time.time()
+            self.api.create_all(self.namespace, jobs)
+            created = time.time() - begin
+            self.wait(lambda: self.pods.are_ready(total, begin), f"{total} pods are ready")
+            self.wait_for_statuses(names)
         ready = [at - begin for at in self.pods.ready_jobs(begin).values()]
         said = [self.statuses.first[name, 0] - begin for name in names] if self.statuses else []
         self._check(total)
@@ -60,11 +59,22 @@ class Turn:
                 "ready": round(max(ready), 3),
                 "status": round(max(said), 3) if said else None,
             },
-            "busy": round(busy, 3),
-            "cpu": {program: round(after[program] - before[program], 2) for program in before},
-            "requests": counted(log.requests(self.side.user)) if self.side.user else {},
+            **taken,
             "raw": {"ready": rounded(ready), "status": rounded(said)},
         }
+
+    @contextmanager
+    def measured(self) -> Iterator[Raw]:
+        """Yield what is filled at the end: how busy the processors were, seconds of each program, requests."""
+        found: Raw = {}
+        before, log, processors = self.cpu(), AuditLog(self.nodes.plane.audit_log), Processors()
+        yield found
+        busy, after = processors.busy(), self.cpu()
+        requests = log.requests(self.side.user) if self.side.user else []
+        found["busy"] = round(busy, 3)
+        found["cpu"] = {program: round(after[program] - before[program], 2) for program in before}
+        found["requests"] = counted(requests)
+        found["writes"] = sum(map(is_write, requests))
 
     def wait(self, check: Callable[[], bool], what: str, interval: float = OFTEN) -> None:
         """Wait until `check` holds. Raises RuntimeError if the operator ends by itself meanwhile."""
