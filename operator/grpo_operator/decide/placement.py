@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_operator.api.status import Failure, PlacementStatus
+from grpo_operator.api.status import Failure, GRPOJobStatus, PlacementStatus
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.failure_policy import placement_seconds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.topology import Group, Job, Topology
 from grpo_workload.spec.lenient import clip
 from grpo_workload.spec.reasons import Reason
 
@@ -55,7 +55,7 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
         return None
     lacking = topology.trainer_pods - {pod.name for pod in pods if pod.node is not None}
     given_up = [m for m in draft.status.members if m.outcome and m.outcome.reason == Reason.PEERS_MISSING]
-    if seconds_between(_ends(draft, placement), draft.now) < 0 and not (lacking and given_up):
+    if seconds_between(ends(draft.job, draft.status, placement), draft.now) < 0 and not (lacking and given_up):
         return None
     total, why = len(topology.needed_pods), obstacle[1]
     message = (
@@ -120,14 +120,14 @@ def describe_hold(draft: Draft, topology: Topology) -> str:
     """Say which pods hold GPUs meanwhile, and until when; an empty text if none does."""
     if (placement := draft.status.placement) is None:
         return ""
+    until = ends(draft.job, draft.status, placement)
     return (
         f"; {placement.placed} of {len(topology.needed_pods)} pods have a node, the last since {placement.since}; they "
-        f"give their GPUs back at {_ends(draft, placement)} unless another pod finds a node (scheduling.timeoutSeconds)"
+        f"give their GPUs back at {until} unless another pod finds a node (scheduling.timeoutSeconds)"
     )
 
 
-def _ends(draft: Draft, placement: PlacementStatus) -> str:
+def ends(job: Job, status: GRPOJobStatus, placement: PlacementStatus) -> str:
     """Return the time when the attempt ends unless another pod finds a node."""
-    spec = draft.job.spec
-    limit = spec.scheduling.timeout_seconds or spec.rendezvous.timeout_seconds
-    return after(placement.since, placement_seconds(limit, draft.job.uid, draft.status.attempt or 0))
+    limit = job.spec.scheduling.timeout_seconds or job.spec.rendezvous.timeout_seconds
+    return after(placement.since, placement_seconds(limit, job.uid, status.attempt or 0))

@@ -23,10 +23,11 @@ from grpo_operator.decide.blame import (
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
 from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
+from grpo_operator.decide.next_pass import POLL_SECONDS, seconds_to_next
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.placement import find_limits, find_placement_timeout
 from grpo_operator.decide.queueing import QueueSteps
@@ -34,17 +35,6 @@ from grpo_operator.decide.record import is_finished, observe_groups, observe_pod
 from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.layout.topology import Job, Topology
 from grpo_workload.spec.reasons import Reason
-
-POLL_SECONDS = 2.0
-"""Seconds to the next pass while something is expected to happen."""
-
-CALM_SECONDS = 10.0
-"""Seconds to the next pass while all pods are ready, none is being deleted and steps are reported: a change of a pod
-wakes the job anyway, and progress is not written more often than this."""
-
-RETRY_SECONDS, LAST_RETRY_SECONDS = 10.0, 60.0
-"""Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken. The
-longer it stays refused, the rarer its passes."""
 
 
 class Mode(StrEnum):
@@ -94,8 +84,8 @@ def plan(
 
     `reports` holds what launchers just answered, by pod. A launcher that did not answer is missing from it; that alone
     causes no action. `obstacle` says why the attempt that is about to begin cannot. A spec that cannot run is refused
-    before the first attempt, and before each later one; an attempt that runs is never refused. `least`: seconds to the
-    next pass over an attempt under way at least, where there are many.
+    before the first attempt, and before each later one; an attempt that runs is never refused. `least`: see
+    `seconds_to_next`.
     """
     if is_terminal(status):
         return _after_the_end(job, topology, status, observed, now)
@@ -138,7 +128,7 @@ def plan(
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
         download=downloading.find_steps(job, new, observed, waits=obstacle is not None or job.spec.suspend),
         renewals=in_place.find_renewals(job, new, observed),
-        requeue_after=_requeue(job, new, observed, reports, now, obstacle, least),
+        requeue_after=seconds_to_next(job, new, observed, reports, now, obstacle and obstacle.reason, least),
         events=events_between(status, new, job),
     )
 
@@ -228,48 +218,3 @@ def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode
     if holds(status, Condition.SUSPENDED) and observed.pods.keys() & topology.trainer_pods:
         return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it
     return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN
-
-
-def _requeue(
-    job: Job,
-    status: GRPOJobStatus,
-    observed: Observed,
-    reports: Reports,
-    now: str,
-    obstacle: Obstacle | None,
-    least: float,
-) -> float | None:
-    if is_terminal(status):
-        return POLL_SECONDS
-    deadline = job.spec.active_deadline_seconds
-    left = None if deadline is None else max(0.2, deadline - lifecycle.active_seconds(status, now))
-    if obstacle is not None:
-        # Only a change of the spec mends it, but the clock of a job that has run goes on.
-        most = None if obstacle.reason == Reason.INVALID_SPEC else _retry_seconds(status, now)
-        return most if left is None or status.active_since is None else min(most or left, left)
-    if holds(status, Condition.SUSPENDED):
-        return CALM_SECONDS if observed.pods else None
-    if status.next_restart_time is not None:
-        return min(
-            POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
-        )
-    if status.attempt is None:
-        if job.queue is not None and job.admission is None and not observed.foreign:
-            return None  # Kueue's answer calls for the next pass
-        return CALM_SECONDS if observed.downloaders else 1.0
-    progress, running = status.progress, status.running_time
-    has_stepped = progress is not None and running is not None and progress.time >= running
-    is_ending = any(member.outcome or member.disruption for member in status.members)
-    if is_ending:
-        most = POLL_SECONDS
-    elif holds(status, Condition.RUNNING):
-        most = max(CALM_SECONDS if has_stepped or not reports else POLL_SECONDS, least)
-    else:  # until it runs, the deadlines of pods without a node and of nodes that are not ready count
-        most = min(max(POLL_SECONDS, least), CALM_SECONDS)
-    return most if left is None else min(most, left)
-
-
-def _retry_seconds(status: GRPOJobStatus, now: str) -> float:
-    refused = find(status, Condition.ACCEPTED)
-    waited = 0.0 if refused is None else seconds_between(refused.last_transition_time, now)
-    return min(max(RETRY_SECONDS, waited / 10), LAST_RETRY_SECONDS)

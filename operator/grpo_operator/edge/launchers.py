@@ -21,9 +21,6 @@ from grpo_workload.spec.reports import Progress
 AT_ONCE = 256
 """Number of launchers that are asked at the same time, of all jobs."""
 
-ROUNDS_PER_SECOND = 50.0
-"""Rounds a second, of all jobs together: with the pass that each one wakes, about a tenth of one processor."""
-
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -45,12 +42,6 @@ class Launchers:
         self._asked: dict[Key, str] = {}
         self._rounds: dict[Key, tuple[float, asyncio.Task[None]]] = {}  # when each is due
         self._is_asking: set[Key] = set()
-        self._followed: set[Key] = set()
-
-    @property
-    def round_seconds(self) -> float:
-        """Seconds between two rounds of one job at least."""
-        return len(self._followed) / ROUNDS_PER_SECOND
 
     def reports(self, key: Key, pods: Sequence[ObservedPod]) -> Reports:
         """Return what these pods answered last, by name. A pod that ended has nothing to say: its outcome has."""
@@ -62,7 +53,6 @@ class Launchers:
 
         Replaces an earlier call, but puts off no round: passes may come more often than rounds.
         """
-        self._followed.add(key)
         asked = [pod for pod in plan.pods if pod.ip is not None and pod.outcome is None]
         if self._source is None or key in self._is_asking:
             return
@@ -76,7 +66,6 @@ class Launchers:
 
     def forget(self, key: Key) -> None:
         """Ask a job no more, and drop its answers."""
-        self._followed.discard(key)
         self._stop(key)
         self._answers.pop(key, None)
         self._asked.pop(key, None)

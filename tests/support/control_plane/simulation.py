@@ -206,7 +206,8 @@ class Simulation:
             self.go_on(5, garbage=True)
         for operator in self.operators:
             assert set(operator.mirror.count().values()) == {0}
-            kept = (operator.deleted_pods._pods, operator.reconciler._pace._written, operator.instruments.jobs.keys)
+            in_passes = operator.reconciler._pace._written, operator.reconciler._looked_at
+            kept = (operator.deleted_pods._pods, *in_passes, operator.instruments.jobs.keys)
             assert not any(kept)
             assert not operator.queue.keys
 

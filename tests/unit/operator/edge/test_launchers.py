@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
-from grpo_operator.edge.launchers import AT_ONCE, ROUNDS_PER_SECOND, Launchers, Round
+from grpo_operator.edge.launchers import AT_ONCE, Launchers, Round
 from grpo_operator.edge.mirror import Key
 from grpo_operator.metrics.instruments import Instruments
 from grpo_workload.spec.reports import ExitCode, Progress
@@ -101,19 +101,6 @@ def test_passes_that_come_often_put_off_no_round() -> None:
 
     world = scene(play, a=Progress(step=3))
     assert [round(at) for _, at in world.source.requests] == [0, 10, 20]
-
-
-def test_the_more_jobs_are_asked_the_more_seconds_are_between_two_rounds_of_one() -> None:
-    async def play(world: World) -> None:
-        keys = [Key("ns", f"job-{number}", "uid") for number in range(500)]
-        for key in keys:
-            world.follow(A, key=key)
-        assert world.launchers.round_seconds == 500 / ROUNDS_PER_SECOND
-        for key in keys:
-            world.launchers.forget(key)
-        assert world.launchers.round_seconds == 0.0
-
-    scene(play, a=Progress(step=3))
 
 
 def test_a_launcher_that_falls_silent_has_no_progress() -> None:

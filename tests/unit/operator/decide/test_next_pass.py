@@ -1,14 +1,18 @@
 """How soon the next pass comes."""
 
 from dataclasses import replace
+from typing import Any
 
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.status import GRPOJobStatus, PlacementStatus
+from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.next_pass import CALM_SECONDS, POLL_SECONDS
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.decide.plan import CALM_SECONDS, POLL_SECONDS, Obstacle, plan
+from grpo_operator.decide.placement import ends
+from grpo_operator.decide.plan import Obstacle, plan
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.reports import Progress
-from support.control_plane.jobs import NOW, observed, world
+from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import A, Case, failed
 
 
@@ -38,9 +42,20 @@ def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgen
     assert seconds(case, *pods) == 60, "also while its first step is awaited"
     assert seconds(case, *pods, at=90) == 9, "the deadline is near"
     assert seconds(case, failed(A), pods[1]) == POLL_SECONDS, "it ends"
-    starts = Case()
-    assert seconds(starts, pods[0], replace(pods[1], ready=False)) == CALM_SECONDS
-    assert seconds(starts, pods[0], replace(pods[1], ready=False), least=3.0) == 3.0
+
+
+def test_an_attempt_that_starts_gets_a_pass_at_each_of_its_deadlines() -> None:
+    def seconds(case: Case, *pods: ObservedPod, at: int = 9, **seen: Any) -> float | None:
+        there = observed(*pods, **seen)
+        return plan(case.job, case.topology, case.status, there, {}, after(NOW, at), least=99999.0).requeue_after
+
+    case = Case(startupDeadlineSeconds=900, failurePolicy={"nodeLostSeconds": 40})
+    pods = [pod(name, uid=name, attempt=0) for name in case.topology.pods]
+    assert seconds(case, *pods) == 891
+    assert seconds(case, *pods, lost_nodes={pods[0].node: after(NOW, 5)}) == 36
+    case.see(pods[0], replace(pods[1], node=None), at=10)
+    until = ends(case.job, case.status, PlacementStatus(placed=1, since=after(NOW, 10)))
+    assert seconds(case, pods[0], replace(pods[1], node=None), at=12) == seconds_between(after(NOW, 12), until)
 
 
 def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:

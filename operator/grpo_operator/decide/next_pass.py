@@ -1,0 +1,86 @@
+"""How soon the next pass over a job comes, if nothing changes until then. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide import lifecycle, placement
+from grpo_operator.decide.blame import Reports, seconds_between
+from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.observe import Observed
+from grpo_operator.layout.topology import Job
+from grpo_workload.spec.reasons import Reason
+
+POLL_SECONDS = 2.0
+"""Seconds to the next pass while something is expected to happen."""
+
+CALM_SECONDS = 10.0
+"""Seconds to the next pass while all pods are ready, none is being deleted and steps are reported: a change of a pod
+wakes the job anyway, and progress is not written more often than this."""
+
+RETRY_SECONDS, LAST_RETRY_SECONDS = 10.0, 60.0
+"""Seconds to the next pass over a job that the cluster has an obstacle for: a missing claim, a name that is taken. The
+longer it stays refused, the rarer its passes."""
+
+
+def seconds_to_next(
+    job: Job,
+    status: GRPOJobStatus,
+    observed: Observed,
+    reports: Reports,
+    now: str,
+    refused: str | None,
+    least: float,
+) -> float | None:
+    """Return the seconds until the next pass is due, or None if only a change calls for it.
+
+    `status` is the one that the pass decided on, `refused` the reason why an attempt cannot begin. `least`: seconds to
+    a pass that only looks around at least, where there are many jobs; deadlines are kept nevertheless.
+    """
+    if is_terminal(status):
+        return POLL_SECONDS
+    deadline = job.spec.active_deadline_seconds
+    left = None if deadline is None else max(0.2, deadline - lifecycle.active_seconds(status, now))
+    if refused is not None:
+        # Only a change of the spec mends it, but the clock of a job that has run goes on.
+        most = None if refused == Reason.INVALID_SPEC else max(_retry_seconds(status, now), least)
+        return most if left is None or status.active_since is None else min(most or left, left)
+    if holds(status, Condition.SUSPENDED):
+        return CALM_SECONDS if observed.pods else None
+    if status.next_restart_time is not None:
+        return min(
+            POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))
+        )
+    if status.attempt is None:
+        if job.queue is not None and job.admission is None and not observed.foreign:
+            return None  # Kueue's answer calls for the next pass
+        return CALM_SECONDS if observed.downloaders else 1.0
+    progress, running = status.progress, status.running_time
+    has_stepped = progress is not None and running is not None and progress.time >= running
+    is_ending = any(member.outcome or member.disruption for member in status.members)
+    if is_ending:
+        most = POLL_SECONDS
+    elif holds(status, Condition.RUNNING):
+        most = max(CALM_SECONDS if has_stepped or not reports else POLL_SECONDS, least)
+    else:
+        ahead = (seconds_between(now, at) for at in _deadlines(job, status, observed))
+        most = min([max(POLL_SECONDS, least), *(seconds for seconds in ahead if seconds > 0)])
+    return most if left is None else min(most, left)
+
+
+def _deadlines(job: Job, status: GRPOJobStatus, observed: Observed) -> Iterator[str]:
+    """Yield the times at which something happens to an attempt that does not run, unless its pods change before."""
+    if (since := lifecycle.starting_since(status)) is not None:
+        yield lifecycle.after(since, job.spec.startup_deadline_seconds)
+    if status.placement is not None:
+        yield placement.ends(job, status, status.placement)
+    for lost in observed.lost_nodes.values():
+        yield lifecycle.after(lost, job.spec.failure_policy.node_lost_seconds)
+
+
+def _retry_seconds(status: GRPOJobStatus, now: str) -> float:
+    refused = find(status, Condition.ACCEPTED)
+    waited = 0.0 if refused is None else seconds_between(refused.last_transition_time, now)
+    return min(max(RETRY_SECONDS, waited / 10), LAST_RETRY_SECONDS)

@@ -1,0 +1,34 @@
+"""Passes over jobs to which nothing happens: the more there are, the rarer they are, and each deadline is kept."""
+
+import pytest
+
+from grpo_operator.edge import reconcile
+from support.control_plane.simulation import Simulation
+
+JOBS = [f"job-{number}" for number in range(10)]
+
+
+def test_many_jobs_that_wait_for_their_pods_share_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "LOOKS_PER_SECOND", 0.5)
+    world = Simulation(startupDeadlineSeconds=300)
+    for name in JOBS:
+        world.create(name)
+    world.wait(60.0)
+    passes = [operator.api.passes for operator in world.operators]
+    before = [len(made) for made in passes]
+    world.wait(200.0)
+    most = 0.5 * 200 + len(JOBS)
+    assert all(100 * 0.8 <= len(made) - old <= most for made, old in zip(passes, before, strict=True))
+    world.wait(37.0)
+    assert {world.status(name).phase for name in JOBS} == {"Pending"}
+    world.wait(5.0)  # and not only when a look is due
+    assert {world.status(name).phase for name in JOBS} == {"Failed"}
+
+    for name in JOBS:
+        world.delete(name)
+    world.create("other")
+    world.wait(10.0)
+    made = world.operators[0].api.passes
+    old = len(made)
+    world.wait(20.0)
+    assert len(made) - old >= 9, "jobs that are gone slow down nobody"
