@@ -1,6 +1,7 @@
-"""When a status is written that brings no urgent news: how many pods are ready, or how far the training is.
+"""How often jobs are looked at to which nothing happens, and when a status is written that brings no urgent news: how
+many pods are ready, or how far the training is.
 
-Each such write costs the API server ten milliseconds, which pods that start at the same moment need more. So a job
+Such a write costs the API server ten milliseconds, which pods that start at the same moment need more. So a job
 writes them every few seconds, and all jobs together so many a second. Where hundreds start at once, most jobs say
 nothing between that they begin and that they run; where hundreds train, the step that a status shows is older.
 """
@@ -25,6 +26,10 @@ class Rate:
 
 RATES = {News.DETAILS: Rate(5.0, 2.0), News.PROGRESS: Rate(PROGRESS_SECONDS, 10.0)}
 """Details take about a fortieth of one processor, progress an eighth: with 1,000 jobs it is written every 100 s."""
+
+LOOKS_PER_SECOND = 50.0
+"""Passes a second that only time calls for, of all jobs that run together, for those that train with a question to
+their launcher: they take about a tenth of one processor. As many of all jobs that wait for their pods."""
 
 AHEAD_SECONDS = 1.0
 """How long before its turn a status is written: else every second write costs another pass."""
@@ -94,3 +99,24 @@ class Pace(Generic[K]):
         """Drop a job that no longer exists."""
         self.settled(key)
         self._written.pop(key, None)
+
+
+class Looks(Generic[K]):
+    """Knows how many jobs are looked at by time alone. Many that wait for GPUs slow down nobody who trains."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[bool, set[K]] = {True: set(), False: set()}
+
+    def seconds(self, *, runs: bool) -> float:
+        """Return the seconds between two looks at a job at least."""
+        return len(self._jobs[runs]) / LOOKS_PER_SECOND
+
+    def expect(self, key: K, *, runs: bool) -> None:
+        """Note that a job will be looked at again."""
+        self._jobs[runs].add(key)
+        self._jobs[not runs].discard(key)
+
+    def forget(self, key: K) -> None:
+        """Note that only a change calls for the next pass over a job, or that it no longer exists."""
+        for jobs in self._jobs.values():
+            jobs.discard(key)

@@ -37,7 +37,7 @@ from grpo_operator.edge.errors import ConflictError, ObstacleError, is_temporary
 from grpo_operator.edge.launchers import Launchers, Round
 from grpo_operator.edge.mirror import Key, Mirror
 from grpo_operator.edge.obstacles import find_obstacle
-from grpo_operator.edge.pace import Pace
+from grpo_operator.edge.pace import Looks, Pace
 from grpo_operator.edge.sight import Eyes, Sight, children, is_ours, read_job
 from grpo_operator.edge.transport import Object
 from grpo_operator.layout.admission import Allowed
@@ -51,10 +51,6 @@ log = logging.getLogger(__name__)
 
 DELETION_EVENT_SECONDS = 0.5
 """Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
-
-LOOKS_PER_SECOND = 50.0
-"""Passes a second that only time calls for, of all jobs together; for a job that trains, with a question to its
-launcher. They take about a tenth of one processor."""
 
 
 class Reconciler:
@@ -85,7 +81,7 @@ class Reconciler:
         self._finder = Finder(applied, policies=network_policies)
         self._changer = Changer(cluster, applied, mirror.keep)
         self._pace: Pace[Key] = Pace()
-        self._looked_at: set[Key] = set()  # those of which a pass comes although nothing happens
+        self._looks: Looks[Key] = Looks()
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
@@ -120,7 +116,7 @@ class Reconciler:
         self._deleted_pods.forget(key)
         self._launchers.forget(key)
         self._pace.forget(key)
-        self._looked_at.discard(key)
+        self._looks.forget(key)
         self._finder.forget(key)
 
     async def _pass(self, key: Key, raw: Object) -> float | None:
@@ -156,9 +152,9 @@ class Reconciler:
         if holds(decided.status, Condition.BLOCKED):
             await self._recover(key, seen)
         if delay is None or is_terminal(decided.status):
-            self._looked_at.discard(key)
+            self._looks.forget(key)
         else:
-            self._looked_at.add(key)
+            self._looks.expect(key, runs=holds(decided.status, Condition.RUNNING))
         self._follow(key, seen, decided)
         return delay
 
@@ -186,7 +182,7 @@ class Reconciler:
         pods = [*seen.observed.pods.values(), *seen.observed.downloaders]
         reports = {} if is_terminal(seen.status) else self._launchers.reports(key, pods)
         with doing("planning"):
-            least = len(self._looked_at) / LOOKS_PER_SECOND
+            least = self._looks.seconds(runs=holds(seen.status, Condition.RUNNING))
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:

@@ -206,7 +206,7 @@ class Simulation:
             self.go_on(5, garbage=True)
         for operator in self.operators:
             assert set(operator.mirror.count().values()) == {0}
-            in_passes = operator.reconciler._pace._written, operator.reconciler._looked_at
+            in_passes = operator.reconciler._pace._written, *operator.reconciler._looks._jobs.values()
             kept = (operator.deleted_pods._pods, *in_passes, operator.instruments.jobs.keys)
             assert not any(kept)
             assert not operator.queue.keys

@@ -2,23 +2,29 @@
 
 import pytest
 
-from grpo_operator.edge import reconcile
+from grpo_operator.decide.next_pass import CALM_SECONDS
+from grpo_operator.edge import pace
 from support.control_plane.simulation import Simulation
 
 JOBS = [f"job-{number}" for number in range(10)]
 
 
-def test_many_jobs_that_wait_for_their_pods_share_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "LOOKS_PER_SECOND", 0.5)
+def test_many_jobs_that_wait_for_their_pods_share_the_looks_and_slow_down_none_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "LOOKS_PER_SECOND", 0.5)
     world = Simulation(startupDeadlineSeconds=300)
+    world.create("a")
+    world.go_on(5)
+    assert world.status("a").phase == "Running"
     for name in JOBS:
         world.create(name)
     world.wait(60.0)
     passes = [operator.api.passes for operator in world.operators]
     before = [len(made) for made in passes]
     world.wait(200.0)
-    most = 0.5 * 200 + len(JOBS)
-    assert all(100 * 0.8 <= len(made) - old <= most for made, old in zip(passes, before, strict=True))
+    looks = 200 * 0.5 + 200 / CALM_SECONDS  # at those that wait, and at the one that runs
+    assert [len(made) - old for made, old in zip(passes, before, strict=True)] == [pytest.approx(looks, abs=8)] * 2
     world.wait(37.0)
     assert {world.status(name).phase for name in JOBS} == {"Pending"}
     world.wait(5.0)  # and not only when a look is due
