@@ -17,8 +17,9 @@ from grpo_operator.api.names import PATHS
 from grpo_workload.spec.contract import STATUS_PORT
 
 SECONDS = 60
-SETTLE_SECONDS = 120
-"""Until launchers are asked, and statuses written, as evenly as when jobs have trained for hours."""
+SETTLE_SECONDS = 0.12
+"""For each job, until launchers are asked, and statuses written, as evenly as when jobs have trained for hours: all
+jobs together write ten statuses a second."""
 
 
 def large(turn: Turn, count: int) -> Raw:
@@ -32,7 +33,7 @@ def large(turn: Turn, count: int) -> Raw:
     found["restart"] = _restart_operator(turn, job_name(count - 1), count)
     found["use"]["restarted"] = use(port)
     turn.side.stop()
-    found["training"] = _train(turn)
+    found["training"] = _train(turn, count)
     found["use"]["trained"] = use(port)
     return found
 
@@ -44,13 +45,13 @@ def _minute(turn: Turn) -> Raw:
     return {"seconds": SECONDS, **found}
 
 
-def _train(turn: Turn) -> Raw:
+def _train(turn: Turn, count: int) -> Raw:
     """Start the operator anew, let all launchers report a step now and then, and measure a minute of it."""
     operator = turn.nodes.operator
     operator.asks_launchers = True
     with launchers(STATUS_PORT):
         turn.side.start()
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(SETTLE_SECONDS * count)
         asked = _asked(turn)
         found = _minute(turn)
         asked = {result: count - asked.get(result, 0) for result, count in _asked(turn).items()}
