@@ -14,12 +14,13 @@ from benchmarks.control_plane.observer import AuditLog, counted, is_write, resou
 from benchmarks.control_plane.scenarios import FOUR, job_in
 from benchmarks.control_plane.turn import Raw, Turn, settle
 from grpo_operator.api.names import PATHS
+from grpo_operator.decide.second_look import News
+from grpo_operator.edge.pace import RATES
 from grpo_workload.spec.contract import STATUS_PORT
 
 SECONDS = 60
-SETTLE_SECONDS = 0.12
-"""For each job, until launchers are asked, and statuses written, as evenly as when jobs have trained for hours: all
-jobs together write ten statuses a second."""
+SETTLE_SECONDS = 1.2 / RATES[News.PROGRESS].all_jobs
+"""For each job, until launchers are asked, and statuses written, as evenly as when jobs have trained for hours."""
 
 
 def large(turn: Turn, count: int) -> Raw:
