@@ -219,6 +219,7 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
 
     from grpo_workload.data.dataset import load_prompts
     from grpo_workload.rewards.math_answers import Verifier
+    from grpo_workload.rewards.references import read
     from grpo_workload.spec.inputs import DatasetConfig
     from grpo_workload.spec.rewards import RewardConfig
 
@@ -237,7 +238,7 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
     verify = Verifier(RewardConfig.model_validate({"name": "accuracy", "accuracy": {}}))
 
     def accuracy(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float | None]:
-        return [verify(gold, messages[-1]["content"]) for gold, messages in zip(answer, completions, strict=True)]
+        return [verify(read(gold), messages[-1]["content"]) for gold, messages in zip(answer, completions, strict=True)]
 
     def stopped(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(ids[-1] == tokenizer.eos_token_id) for ids in completion_ids]

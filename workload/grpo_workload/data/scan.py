@@ -6,8 +6,9 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prompt_source import PromptSource
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,14 @@ SCAN_SECONDS = 30.0
 """Longest scan. Rows that it does not reach are checked when their step prepares them, as all rows are."""
 
 
-def scan(source: PromptSource, *, share: Sequence[int], prompts_per_step: int, steps: range) -> None:
+def scan(
+    source: PromptSource,
+    *,
+    share: Sequence[int],
+    prompts_per_step: int,
+    steps: range,
+    look: Callable[[Prompt], None] = lambda _: None,
+) -> None:
     """Read the rows that one rank will use, in their order, for at most SCAN_SECONDS; log what was found.
 
     One pass through the dataset is enough: in later ones, ranks meet each other's rows.
@@ -26,6 +34,7 @@ def scan(source: PromptSource, *, share: Sequence[int], prompts_per_step: int, s
         share: positions of this rank's prompts in a step.
         prompts_per_step: number of prompts in a step, over all ranks.
         steps: the steps that the loop will take.
+        look: is called with the prompt of each row.
 
     Raises:
         PromptError: a row cannot be used; with `overlongPrompts: error`, also one that is too long.
@@ -45,6 +54,7 @@ def scan(source: PromptSource, *, share: Sequence[int], prompts_per_step: int, s
             break
         seen.add(draw.index)
         prompt = source.make(draw)
+        look(prompt)
         if limit.fits(prompt):
             continue
         if limit.action == "error":

@@ -12,6 +12,7 @@ from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled, last_answer
 from grpo_workload.rewards.json_schema import JsonSchemaReward
 from grpo_workload.rewards.math_answers import Accuracy
+from grpo_workload.rewards.references import COLUMNS
 from grpo_workload.rewards.worker import Values
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.rewards import ExactMatchConfig, FormatConfig, RewardConfig, SoftOverlongConfig
@@ -38,13 +39,12 @@ def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:
 def accuracy(config: RewardConfig, source: PromptSource) -> Accuracy:
     """Return the reward `accuracy`. ConfigError if the dataset has no answers."""
     columns = source.batch(0, 1)[0].columns
-    gold = next((column for column in ("solution", "answer") if column in columns), None)
-    if gold is None:
+    if not any(column in columns for column in COLUMNS):
         found = ", ".join(columns) or "nothing but prompts"
         raise ConfigError(
             f"rewards[{config.name}].accuracy needs a column `solution` or `answer`; the dataset has {found}"
         )
-    return Accuracy(config, gold)
+    return Accuracy(config)
 
 
 def _exact_match(name: str, config: ExactMatchConfig, source: PromptSource) -> RewardFunction:

@@ -9,38 +9,39 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import LifoQueue
-from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.rewards import math_verdict
+from grpo_workload.rewards.math_verdict import NOT_COMPARED
 from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.references import COLUMNS, References, read_row
 from grpo_workload.rewards.worker import Values
 from grpo_workload.spec.rewards import RewardConfig
 
 logger = logging.getLogger(__name__)
 
-NOT_COMPARED = math.nan
-"""Verdict on an answer whose comparison took too long or too much memory, or crashed."""
-
+CHECK_SECONDS = 30.0
+"""Time in which references are compared with themselves when a rank starts. Others are compared at their step alone."""
 _ANSWER_SECONDS = 15.0
 _START_SECONDS = 120.0  # for the import of sympy from a cold disk
-_PARSE_SECONDS = 3
 _MOST_PROCESSES = 8  # of a rank: each takes some 150 MB
-_NICENESS = 10  # the rank, and perhaps an engine, work at the same time
+_SHOWN = 100  # characters of a reference
+_NAMED_ROWS = 5  # of those whose references cannot be compared
 
 
 class Accuracy:
-    """Compares completions with the gold answers in column `gold` of their prompts, each in one of several processes.
+    """Compares completions with the references of their prompts' rows, each in one of several processes.
 
     An answer that cannot be compared is wrong, not a failure, and is counted.
     """
 
-    def __init__(self, config: RewardConfig, gold: str, *, processes: int | None = None) -> None:
+    def __init__(self, config: RewardConfig, *, processes: int | None = None) -> None:
         """Start nothing yet. By default there is a process for each core that the rank has, up to 8."""
-        self._gold = gold
+        self._name = config.name
         seconds = min(_ANSWER_SECONDS, config.timeout_seconds)
         count = processes or max(1, min(_MOST_PROCESSES, _cores()))
         self._verifiers = [Verifier(config, timeout=seconds) for _ in range(count)]
@@ -49,8 +50,38 @@ class Accuracy:
         for verifier in self._verifiers:
             self._idle.put(verifier)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"rewards[{config.name}]")
-        self._verdicts: dict[tuple[str, str], Future[float | None]] = {}  # by gold answer and text
+        self._verdicts: dict[tuple[References, str], Future[float | None]] = {}  # by references and text
         self._not_compared = 0
+        self._checks: dict[int, tuple[References, Future[float | None]]] = {}  # by row
+        self._check_end = math.inf
+
+    def check(self, prompt: Prompt) -> None:
+        """Start to compare the references of a row with themselves, for CHECK_SECONDS from the first call."""
+        now = time.monotonic()
+        self._check_end = min(self._check_end, now + CHECK_SECONDS)
+        if now < self._check_end and prompt.index not in self._checks:
+            references = read_row(prompt.columns)
+            self._checks[prompt.index] = (references, self._threads.submit(self._compare, references, None))
+
+    def end_check(self, dataset: str) -> None:
+        """Log a warning that names rows of `dataset` with references that nothing would be compared with rightly."""
+        wait([future for _, future in self._checks.values()], max(0.0, self._check_end - time.monotonic()))
+        checks, self._checks = self._checks, {}
+        compared = {row: (gold, future.result()) for row, (gold, future) in checks.items() if not future.cancel()}
+        if bad := {row: gold for row, (gold, verdict) in compared.items() if verdict != 1.0}:
+            rows = [f"row {row}: {' or '.join(bad[row])[:_SHOWN] or 'none'}" for row in sorted(bad)[:_NAMED_ROWS]]
+            logger.warning(
+                "rewards[%s].accuracy: of the %d rows of %s that this rank has compared with themselves, %d have no "
+                "answer that can be compared, so that no completion is right (%s%s). Let the column %s hold the "
+                "answer alone, as LaTeX, a number or a few words, or end with it in \\boxed{} or after ####",
+                self._name,
+                len(compared),
+                dataset,
+                len(bad),
+                "; ".join(rows),
+                "; ..." if len(bad) > _NAMED_ROWS else "",
+                " or ".join(COLUMNS),
+            )
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Start to compare the completions of a prompt; calling the object with them later returns the verdicts."""
@@ -93,10 +124,10 @@ class Accuracy:
             self._verdicts[pair] = self._threads.submit(self._compare, *pair)
         return self._verdicts[pair]
 
-    def _pair(self, prompt: Prompt, completion: Completion) -> tuple[str, str]:
-        return str(prompt.columns[self._gold]), completion.text
+    def _pair(self, prompt: Prompt, completion: Completion) -> tuple[References, str]:
+        return read_row(prompt.columns), completion.text
 
-    def _compare(self, gold: str, answer: str) -> float | None:
+    def _compare(self, gold: References, answer: str | None) -> float | None:
         verifier = self._idle.get()
         try:
             return verifier(gold, answer)
@@ -109,15 +140,14 @@ class Verifier:
 
     def __init__(self, config: RewardConfig, *, timeout: float = _ANSWER_SECONDS) -> None:
         """Set the limits of a comparison: `timeout` seconds, on top of math-verify's own, and `config.memory_limit`."""
-        self._config = config.model_copy(update={"accuracy": None, "function": f"{__name__}:verify_answers"})
+        self._config = config.model_copy(
+            update={"accuracy": None, "function": f"{math_verdict.__name__}:verify_answers"}
+        )
         self._timeout = timeout
         self._process: RewardProcess | None = None
 
-    def __call__(self, gold: str, answer: str) -> float | None:
-        """Return 1.0 if `answer`, a completion's text, states what `gold` does, else 0.0 or NOT_COMPARED.
-
-        None if `gold` is no math.
-        """
+    def __call__(self, gold: References, answer: str | None) -> float | None:
+        """Return the verdict of `verify_answers` on `answer`, a completion's text; None stands for `gold` itself."""
         process = self._process = self._process or self._start()
         try:
             (verdict,) = process.call({"golds": [gold], "completions": [answer]}, self._timeout)
@@ -129,7 +159,7 @@ class Verifier:
                 "rewards[%s]: comparing an answer took too long or too much memory, or crashed; it counts as wrong: "
                 "%.200s",
                 self._config.name,
-                answer,
+                answer or gold,
             )
         return verdict
 
@@ -143,54 +173,8 @@ class Verifier:
         # The threads that call it may end before it does.
         process = RewardProcess(self._config, os.environ, ends_with_thread=False)
         process.ready()
-        process.call({"golds": ["1"], "completions": ["1"]}, _START_SECONDS)
+        process.call({"golds": [("1",)], "completions": ["1"]}, _START_SECONDS)
         return process
-
-
-def verify_answers(golds: list[str], completions: list[str], **_: Any) -> list[float | None]:
-    """Compare each completion with its gold answer; only for the main thread of a process."""
-    return [_verify(gold, answer) for gold, answer in zip(golds, completions, strict=True)]
-
-
-def _verify(gold: str, answer: str) -> float | None:
-    from math_verify import parse, verify  # imports sympy, which the rank does not need
-
-    timeouts = _timeouts()
-    gold_parsed = parse(gold, parsing_timeout=_PARSE_SECONDS)
-    if not gold_parsed:
-        return None
-    before = timeouts.count
-    parsed = parse(answer, parsing_timeout=_PARSE_SECONDS)
-    # math-verify calculates: for it, "8 - 2 = ?" states 6, and a model soon learns to repeat the problem.
-    is_right = _is_number(parsed) or not _is_number(gold_parsed)
-    is_right = is_right and verify(gold_parsed, parsed, timeout_seconds=_PARSE_SECONDS)
-    return NOT_COMPARED if not is_right and timeouts.count > before else float(is_right)
-
-
-def _is_number(parsed: list[Any]) -> bool:
-    return bool(parsed) and getattr(parsed[0], "is_Number", False)
-
-
-class _Timeouts(logging.Filter):
-    """Counts math-verify's own time-outs, which it only logs; with them, one of several comparisons may succeed."""
-
-    count = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Count the record, and leave it out: the rank logs the answer."""
-        is_timeout = str(record.msg).startswith("Timeout during")
-        self.count += is_timeout
-        return not is_timeout
-
-
-@cache
-def _timeouts() -> _Timeouts:
-    """Prepare the process for its first comparison."""
-    os.nice(_NICENESS)
-    counter = _Timeouts()
-    for module in ("parser", "grader"):
-        logging.getLogger(f"math_verify.{module}").addFilter(counter)
-    return counter
 
 
 def _cores() -> int:

@@ -93,6 +93,20 @@ def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
     return {reward.name: reward.weight for reward in rewards}
 
 
+def begin_check(rewards: Sequence[Reward], prompt: Prompt) -> None:
+    """Start to compare the references of a prompt's row with themselves."""
+    for reward in rewards:
+        if isinstance(reward.function, Accuracy):
+            reward.function.check(prompt)
+
+
+def end_check(rewards: Sequence[Reward], dataset: str) -> None:
+    """Log which rows of `dataset`, a field's name, have references that cannot be compared."""
+    for reward in rewards:
+        if isinstance(reward.function, Accuracy):
+            reward.function.end_check(dataset)
+
+
 def begin_scoring(rewards: Sequence[Reward], prompt: Prompt, completions: Sequence[Completion]) -> None:
     """Start what can be scored before all completions are there; `score` gets the same completions later."""
     for reward in rewards:

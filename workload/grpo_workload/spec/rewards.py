@@ -168,7 +168,9 @@ class RewardConfig(Section):
     name: Name = Field(description="Name of the reward in metrics, as rewards/<name>/mean.")
     weight: float = Field(1.0, ge=-1000, le=1000, description="Weight in the sum.")
     accuracy: Empty | None = Field(
-        None, description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0."
+        None,
+        description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0. A list holds "
+        "answers of which any is right.",
     )
     exact_match: ExactMatchConfig | None = Field(
         None,

@@ -35,7 +35,7 @@ from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
-from grpo_workload.rewards.scoring import Reward, build_rewards
+from grpo_workload.rewards.scoring import Reward, begin_check, build_rewards, end_check
 from grpo_workload.spec.contract import ENV_POD_UID, Contract, Device
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
@@ -84,7 +84,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     tokenizer, source, rewards = load_data(contract)
     trackers = start_trackers(contract, data_dir, start.step)
     evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step)
-    prompts = start_prompts(contract, source, share, start.step, state_dir)
+    prompts = start_prompts(contract, source, rewards, share, start.step, state_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
@@ -97,6 +97,9 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         has_images=source.has_images,
         state_dir=state_dir,
     )
+    end_check(rewards, "dataset")
+    if evaluation is not None:
+        end_check(evaluation.rewards, "evaluation.dataset")
     journal, known, report = open_records(contract, rank, start.step, trackers, run_dir, state_dir, evaluation)
     return Run(
         config=contract.config,
@@ -209,15 +212,25 @@ def start_evaluation(
     evaluation = load_evaluation(contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size)
     if evaluation is not None:
         check_patience(evaluation.rewards, contract.timeout_seconds)
+        for prompt in evaluation.prompts:
+            begin_check(evaluation.rewards, prompt)
     return evaluation
 
 
-def start_prompts(contract: Contract, source: PromptSource, share: range, step: int, state_dir: Path) -> PromptLoader:
+def start_prompts(
+    contract: Contract, source: PromptSource, rewards: Sequence[Reward], share: range, step: int, state_dir: Path
+) -> PromptLoader:
     """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before."""
     config = contract.config
     batches = batches_from(step, config.training)
     if source.is_scannable:
-        scan(source, share=share, prompts_per_step=config.training.prompts_per_step, steps=batches)
+        scan(
+            source,
+            share=share,
+            prompts_per_step=config.training.prompts_per_step,
+            steps=batches,
+            look=partial(begin_check, rewards),
+        )
     workers = config.dataset.num_workers
     if source.has_images and config.dataset.dataloader_num_workers is None:
         workers = max(workers, IMAGE_WORKERS)
