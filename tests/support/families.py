@@ -182,6 +182,20 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 """Families whose checkpoints are of vision-language models, of which the text part is trained, and the other parts."""
 
+SHORT = 48
+"""Tokens up to which `LONG_ROPE` has factors for short sequences."""
+LONG_ROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 16,
+        "long_factor": [1.0 + pair for pair in range(16)],
+        "original_max_position_embeddings": SHORT,
+    },
+    "original_max_position_embeddings": SHORT,  # where Phi's configuration has it
+}
+"""RoPE whose factors depend on the length, as Phi-4-mini has it."""
+
 
 def make_config(family: str, **fields: Any) -> Any:
     """Return the configuration of a family's model; `fields` replace those of the text."""

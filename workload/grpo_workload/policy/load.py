@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from grpo_workload.policy import attention, vision
+from grpo_workload.policy import attention, rope, vision
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import VISION_FAMILIES
@@ -44,6 +44,7 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
         )
     keep_own_calls(model)
     attention.keep_bounds(model)
+    rope.keep_factors(model, config.generation.max_model_len)
     remove_noise(model)
     if vision.has_vision(model.config):
         vision.adapt(model)

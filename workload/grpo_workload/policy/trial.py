@@ -60,6 +60,8 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
                 packed_T=_last(policy, together),
                 alone_T=_last(policy, alone),
                 after_T=_last(policy, micro_batch([_sample(ids, FIRST + 1)])),
+                near_T=_last(policy, _before(ids, len(ids) + 1)),
+                far_T=_last(policy, _before(ids, _last_place(module.config, config))),
                 own_T=own_T,
                 odd=odd,
                 eager_T=_own(policy, alone, "eager")[0],
@@ -84,6 +86,8 @@ class _Found(NamedTuple):
     packed_T: Tensor  # behind the first sequence, in one micro-batch
     alone_T: Tensor
     after_T: Tensor  # as the end of one sequence with the first
+    near_T: Tensor  # the same, before a further token at the next place but one
+    far_T: Tensor  # the same, before a further token at the last place that a sequence of the job may have
     own_T: Tensor  # alone, from the logits that the model itself returns
     odd: float  # largest share of those logits that `LogitChange` does not explain
     eager_T: Tensor  # as own_T, with transformers' eager attention
@@ -103,6 +107,13 @@ class _Found(NamedTuple):
                 f"{model.field}: {model.source} with model.attention {model.attention} mixes sequences that are packed "
                 f"into one micro-batch: log-probabilities of a sequence differ by {leak:.2g} nats after another one, "
                 f"and by {most:.2g} if the two are joined; training.perDeviceTrainBatchSize 1 would work"
+            )
+        # The same kernels work on the same inputs, but for one place.
+        if (by := _difference(self.far_T, self.near_T)) > noise:
+            raise ConfigError(
+                f"{model.field}: {model.source} computes a token otherwise where a longer sequence is in its "
+                f"micro-batch, as engines do not: log-probabilities differ by {by:.2g} nats; a lower "
+                "generation.maxModelLen or another model would work"
             )
         # Another kernel rounds differently, in every layer, and half precision rounds large logits by tenths of a nat.
         bound = min(max(LEAK * most, noise), 100 * noise)
@@ -187,6 +198,18 @@ def _own(policy: Policy, batch: MicroBatch, attention: str) -> tuple[Tensor, flo
     if expected_NV.shape == logits_NV.shape:
         odd = ((expected_NV - logits_NV).abs().max() / logits_NV.abs().max()).item()
     return logits_NV.log_softmax(dim=1).cpu()[batch.places_K, batch.targets_K], odd
+
+
+def _before(ids: list[int], place: int) -> MicroBatch:
+    """Return one sequence of `ids` and a further token at `place`: as far out as it may be, it costs no more."""
+    batch = micro_batch([_sample([*ids, ids[0]], FIRST + 1)])
+    batch.position_ids_1N[0, -1] = place
+    return batch
+
+
+def _last_place(model_config: Any, config: TrainerConfig) -> int:
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    return max(FIRST + SECOND + 1, (config.generation.max_model_len or context or 0) - 1)
 
 
 @contextmanager

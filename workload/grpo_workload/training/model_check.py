@@ -17,7 +17,7 @@ import torch
 
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
 from grpo_workload.pod.model_split import check_split, split_sizes
-from grpo_workload.policy import attention, vision
+from grpo_workload.policy import attention, rope, vision
 from grpo_workload.policy.checkpoint_names import CheckpointNames
 from grpo_workload.policy.families import ALL, TESTED
 from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
@@ -153,6 +153,12 @@ def _attention(subject: Subject) -> str:
     return f"model.attention {kind}, {how}"
 
 
+def _rope(subject: Subject) -> str | None:
+    """Refuse lengths at which rotary embeddings are not known to be vLLM's."""
+    rope.check_rope(subject.model.config, subject.config)
+    return rope.describe(subject.model.config, subject.config.generation.max_model_len)
+
+
 def _inputs(subject: Subject) -> str:
     """Refuse to freeze a vision tower that the model does not have."""
     if subject.config.model.freeze_vision_tower:
@@ -225,6 +231,7 @@ AT_START: Aspects = {
     "dtype": _dtype,
     "family": _family,
     "attention": _attention,
+    "rope": _rope,
     "inputs": _inputs,
     "router replay": _router_replay,  # before adapters, which wrap routers
     "lora": _lora,

@@ -12,7 +12,7 @@ from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.vllm_api import engine_class
-from grpo_workload.policy import vision
+from grpo_workload.policy import rope, vision
 from grpo_workload.policy.load import read_config
 from grpo_workload.spec.contract import Contract
 from grpo_workload.spec.errors import ConfigError
@@ -95,7 +95,10 @@ def _findings(contract: Contract, gpu_bytes: int | None, *, is_example: bool) ->
 
 
 def _fitted(contract: Contract) -> Contract:
-    """Return an example of a job with the attention, and the packing of sequences, that its model needs."""
+    """Return an example of a job with the length, the attention, and the packing of sequences, that its model needs."""
+    length = contract.config.generation.max_model_len or rope.short_length(read_config(contract.config))
+    generation = contract.config.generation.model_copy(update={"max_model_len": length})
+    contract = contract.model_copy(update={"config": contract.config.model_copy(update={"generation": generation})})
     for kind, size in (("varlen", None), ("varlen", 1), ("eager", None), ("eager", 1)):
         config = contract.config
         training = config.training.model_copy(update={"per_device_train_batch_size": size})

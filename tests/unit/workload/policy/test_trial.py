@@ -3,6 +3,7 @@
 Under DeepSpeed, with every ZeRO stage: tests/trainer/policy/test_step.py.
 """
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from grpo_workload.policy import attention
+from grpo_workload.policy.load import remove_noise
 from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
@@ -29,6 +31,8 @@ from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.spec.trainer import TrainerConfig
+from support.families import LONG_ROPE, SHORT
+from support.families import make_config as make_family_config
 
 attention.register()
 SHAPE = {
@@ -66,13 +70,14 @@ def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float
     )
 
 
-def make_config(implementation="varlen", *, sequences=None):
+def make_config(implementation="varlen", *, sequences=None, max_model_len=None):
     return TrainerConfig.model_validate(
         {
             "model": {"name": "org/model", "attention": implementation},
             "dataset": {"name": "d"},
             "rewards": [{"name": "r", "accuracy": {}}],
-            "training": {"perDeviceTrainBatchSize": sequences},
+            "training": {"perDeviceTrainBatchSize": sequences, "maxCompletionLength": 16},
+            "generation": {"maxModelLen": max_model_len},
         }
     )
 
@@ -133,6 +138,19 @@ def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
     monkeypatch.setattr(attention, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
     with pytest.raises(ConfigError, match="varlen mixes sequences"):
         try_model(GOOD["llama"])
+
+
+@pytest.mark.parametrize("sequences", [None, 1])
+@pytest.mark.parametrize("family", ["phi3", "phimoe"])
+def test_a_model_whose_tokens_depend_on_the_longest_sequence_is_refused(family, sequences):
+    """Loading gives `phi3` frequencies that do not; `phimoe` scales by itself, and a list of RoPE's types misses it."""
+    fields = copy.deepcopy(LONG_ROPE)
+    fields["rope_parameters"] |= {"short_mscale": 1.0, "long_mscale": 1.5}
+    policy = make_policy(make_family_config(family, **fields))
+    remove_noise(policy.module)
+    with pytest.raises(ConfigError, match="computes a token otherwise where a longer sequence is in its micro-batch"):
+        try_policy(policy, make_config(sequences=sequences))
+    try_policy(policy, make_config(sequences=sequences, max_model_len=SHORT))
 
 
 def test_a_change_of_logits_that_training_does_not_make_is_refused(monkeypatch):

@@ -1,0 +1,126 @@
+"""A token's log-probability does not depend on the length of its neighbours, and lengths unlike vLLM's are refused.
+
+That factors and scaling are vLLM's own is tested with it: tests/trainer/generation/test_colocate.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy import attention
+from grpo_workload.policy.load import load_model
+from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.rope import LONG, check_rope
+from grpo_workload.spec.contract import Device
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.trainer import TrainerConfig
+from support.families import LONG_ROPE, SHORT, SIZES, make_config, make_model
+
+attention.register()
+CONTEXT = SIZES["max_position_embeddings"]
+LENGTHS = (20, SHORT, SHORT + 1, 100)
+NOT_FLAT = {"full_attention": LONG_ROPE["rope_parameters"], "sliding_attention": {"rope_type": "default"}}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
+
+
+def config_with(**generation: Any) -> TrainerConfig:
+    fields = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+    training = {"training": {"maxCompletionLength": 16}}
+    return TrainerConfig.model_validate(fields | training | {"generation": generation})
+
+
+def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
+    """As a job loads it, with weights large enough that factors show."""
+    model = make_model(family, **fields)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(folder)
+    config = config_with(maxModelLen=max_model_len)
+    model_fields = config.model.model_copy(update={"name": None, "path": str(folder), "dtype": "float32"})
+    return load_model(config.model_copy(update={"model": model_fields}), Device.CPU)
+
+
+def sample(length: int) -> Sample:
+    ids = torch.randint(3, SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    answer = Completion(
+        token_ids=tuple(ids[1:]), logprobs=(0.0,) * (length - 1), text="", finish_reason="stop", weight_version=0
+    )
+    return Sample(prompt=Prompt(index=0, text="", token_ids=(ids[0],)), completion=answer, reward=1.0, advantage=1.0)
+
+
+def passes(model: Any, batches: list[list[Sample]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities of each sequence, and the gradients of their sum."""
+    model.zero_grad()
+    head = LogprobHead(model)
+    rows = [row for batch in batches for row in head.per_token(model, micro_batch(batch), 1.0).logprobs_BT]
+    torch.cat(rows).sum().backward()
+    return [row.detach() for row in rows], [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("family", [*LONG, "dynamic"])
+def test_neighbours_do_not_change_a_sequence(family: str, tmp_path: Path) -> None:
+    fields = DYNAMIC if family == "dynamic" else LONG_ROPE
+    samples = [sample(length) for length in LENGTHS]
+    model = load(tmp_path, "llama" if family == "dynamic" else family, CONTEXT, **fields)
+    packed, packed_gradients = passes(model, [samples])
+    alone, gradients = passes(model, [[one] for one in samples])
+    for length, row, expected in zip(LENGTHS, packed, alone, strict=True):
+        torch.testing.assert_close(row[: length - 1], expected, atol=1e-5, rtol=0)
+    for ours, theirs in zip(packed_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-5 * theirs.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize(("max_model_len", "kind"), [(SHORT, "short"), (SHORT + 1, "long")])
+def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
+    max_model_len: int, kind: str, tmp_path: Path
+) -> None:
+    """Also the scaling is vLLM's, which has its own names for it, and for which transformers' `factor` is none."""
+    fields = LONG_ROPE["rope_parameters"] | {"short_mscale": 1.1, "long_mscale": 1.7, "factor": 2.0}
+    model = load(tmp_path, "phi3", max_model_len, **LONG_ROPE | {"rope_parameters": fields})
+    expected = 1e4 ** -(torch.arange(16) / 16) / torch.tensor(fields[f"{kind}_factor"])
+    places = torch.tensor([[0, 1, 20, 200]])
+    cos, _ = model.model.rotary_emb(torch.zeros(1), places)
+    torch.testing.assert_close(cos[0, :, :16], (places[0].unsqueeze(1) * expected).cos() * fields[f"{kind}_mscale"])
+    assert model.config.rope_parameters == fields, "the checkpoints of the job say what its model said"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "generation", "message"),
+    [
+        ("phi3", LONG_ROPE, {}, "generation.maxModelLen: it must be set for org/model, .* of up to 48 tokens"),
+        ("glm", LONG_ROPE, {"maxModelLen": SHORT + 1}, "the longrope of glm beyond 48 .*; up to 48 would work"),
+        ("olmo3", {"rope_parameters": NOT_FLAT}, {"maxModelLen": SHORT + 1}, "the longrope of olmo3 beyond 48"),
+        ("phi3", LONG_ROPE, {"maxModelLen": SHORT, "engineArgs": {"model-impl": "auto"}}, "engineArgs: model_impl"),
+        ("llama", DYNAMIC, {"maxModelLen": CONTEXT + 1}, "maxModelLen: 257 .* 256 positions .*; up to 256 would work"),
+    ],
+)
+def test_what_is_not_known_to_be_as_in_vllm_is_refused(
+    family: str, fields: dict[str, Any], generation: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_rope(make_config(family, **copy.deepcopy(fields)), config_with(**generation))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "generation"),
+    [
+        ("glm", LONG_ROPE, {"maxModelLen": SHORT}),
+        ("glm", LONG_ROPE | {"max_position_embeddings": SHORT}, {}),
+        ("phi3", LONG_ROPE, {"maxModelLen": CONTEXT, "engineArgs": {"enforce_eager": True}}),
+        ("llama", DYNAMIC, {}),
+        ("llama", DYNAMIC, {"maxModelLen": CONTEXT}),
+    ],
+)
+def test_what_those_refusals_advise_is_accepted(
+    family: str, fields: dict[str, Any], generation: dict[str, Any]
+) -> None:
+    check_rope(make_config(family, **copy.deepcopy(fields)), config_with(**generation))
