@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from grpo_workload.policy import attention
 from grpo_workload.policy.load import load_model
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.rope import LONG, check_rope
+from grpo_workload.policy.trial import try_policy
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
@@ -90,6 +92,8 @@ def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
     places = torch.tensor([[0, 1, 20, 200]])
     cos, _ = model.model.rotary_emb(torch.zeros(1), places)
     torch.testing.assert_close(cos[0, :, :16], (places[0].unsqueeze(1) * expected).cos() * fields[f"{kind}_mscale"])
+    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    try_policy(policy, config_with(maxModelLen=max_model_len))
     assert model.config.rope_parameters == fields, "the checkpoints of the job say what its model said"
 
 

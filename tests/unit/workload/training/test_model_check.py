@@ -19,7 +19,7 @@ from grpo_workload.spec.errors import ConfigError
 from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full
-from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_config, make_model
+from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_config, make_model
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import FAMILIES as VISION
 from support.trainer.tiny_vision import make_tiny_vision
@@ -224,6 +224,15 @@ def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_nee
     assert found["attention"] == ("attention", "works", needed)
     assert found["family"].verdict == "unknown"
     assert found_in(make_contract(tmp_path, generation=without_vllm))["attention"].verdict == "refused"
+
+
+def test_an_example_takes_the_length_at_which_rope_is_as_in_training(tmp_path: Path) -> None:
+    make_config("phi3", **LONG_ROPE).save_pretrained(tmp_path)
+    without_vllm = {"engine": "Transformers"}
+    found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
+    text = "longrope with the factors for short sequences, since generation.maxModelLen is at most 48"
+    assert found["rope"] == ("rope", "works", text)
+    assert found_in(make_contract(tmp_path, generation=without_vllm))["rope"].verdict == "refused"
 
 
 def test_one_cause_is_said_once(tmp_path: Path) -> None:
