@@ -4,7 +4,7 @@
 
 TRAINS is "all" or "adapters", DEVICE "cuda" or "cpu", STAGE that of ZeRO, ATTENTION that of training; ARGUMENTS are
 vLLM's, as JSON. Fails when log-probabilities of engine and trainer differ beyond a job's bound, or by more than a third
-of what they differ by before a push of changed weights.
+of what they differ by before a push of changed weights. Reports how much they differ by after each.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -23,6 +23,7 @@ environment.prepare(device, os.environ)
 
 import deepspeed
 import torch
+from results import report
 from transformers import AutoConfig, AutoTokenizer
 
 from grpo_workload.generation.colocate import ColocateGenerator
@@ -54,6 +55,7 @@ config = TrainerConfig.model_validate(
 policy = Policy(config, device, timeout_seconds=300, pad_token_id=0)
 try_policy(policy, config)
 generator = ColocateGenerator(config, device)
+pushed = []
 check = WeightCheck(config, AutoTokenizer.from_pretrained(model))
 for version in range(3):
     if version > 0:
@@ -70,5 +72,7 @@ for version in range(3):
     generator.sync_weights(policy.weights(), version)
     check.run(policy, generator, version)
     (fresh,) = check.differences(policy, generator).values()
+    pushed.append(fresh)
     assert version == 0 or fresh < stale / 3, "what was pushed is not what the engine computes with"
+report({"pushed": pushed})
 generator.close()

@@ -222,7 +222,8 @@ def repack_for_cpu(model: Any) -> None:
     """Pack what vLLM multiplies by on CPUs again, after new weights.
 
     vLLM repacks only output layers that were loaded under their own name, not those tied to the embeddings, and packs
-    experts only when they are loaded first. On GPUs there are no packed copies.
+    experts only when they are loaded first. Mamba-2's convolutions keep a view of the weights that are not packed. On
+    GPUs there are no packed copies.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -231,3 +232,5 @@ def repack_for_cpu(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
         elif "w13_weight" in module._parameters and (kernel := getattr(module.quant_method, "moe_kernel", None)):
             kernel.fused_experts.process_weights_after_loading(module)
+        elif "conv_weights" in module._buffers and hasattr(module.conv1d, "_cpu_unpacked_conv_weight"):
+            module.conv_weights.copy_(module.conv1d._cpu_unpacked_conv_weight)
