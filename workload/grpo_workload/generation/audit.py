@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_workload.generation.derived import Push
 from grpo_workload.generation.reload import name_loaders, spare, written_past
 from grpo_workload.spec.inputs import VISION_FAMILIES
 from grpo_workload.weights.differ import MARK, WeightsDifferError
@@ -84,8 +85,7 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
         for name, _ in layer.named_parameters(path, recurse=False):
             if loaded is not None and name not in loaded:
                 yield name
-    # The trainer has no weights for the tower of a model whose text part it trains; an engine may have built it.
-    towers = () if model.config.model_type in VISION_FAMILIES else getattr(model, "_tower_model_names", ())
+    towers = _towers(model)
     is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     for path, layer in model.named_modules():
         if path.partition(".")[0] in towers:
@@ -108,6 +108,11 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
             yield names[-1]
 
 
+def _towers(model: Any) -> Collection[str]:
+    # The trainer has no weights for the tower of a model whose text part it trains; an engine may have built it.
+    return () if model.config.model_type in VISION_FAMILIES else getattr(model, "_tower_model_names", ())
+
+
 def _num_values(layer: Any, parameter: Tensor) -> int:
     """Return how many numbers of a checkpoint a parameter takes: vLLM pads some, among them rows of the vocabulary."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -115,6 +120,20 @@ def _num_values(layer: Any, parameter: Tensor) -> int:
     if isinstance(layer, VocabParallelEmbedding):
         return int(layer.shard_indices.num_org_elements * math.prod(parameter.shape[1:]))
     return int(getattr(parameter, "weight_loader_numel", parameter.numel()))
+
+
+def check_derived(model: Any, push: Push) -> None:
+    """Check that the push has made again whatever vLLM had made of the weights before.
+
+    Raises:
+        WeightsDifferError: names the tensors that are as they were.
+    """
+    if stale := push.finish(_towers(model)):
+        raise WeightsDifferError(
+            f"{MARK}a push leaves {_some(stale)} as vLLM made it of the first weights, and the engine would compute "
+            "with those. Please report this; another release of vLLM in spec.image, or other generation.engineArgs, "
+            "may do without it"
+        )
 
 
 @contextmanager
@@ -127,8 +146,9 @@ def audited(model: Any, *, is_initial: bool, is_quantized: bool) -> Iterator[Non
         is_quantized: vLLM quantizes the weights as it loads them; it has no parameters in the checkpoint's form.
 
     Raises:
-        WeightsDifferError: names layers that lack weights, or have others than before.
+        WeightsDifferError: names layers that lack weights, or have others than before, or tensors of old weights.
     """
+    push = Push(model)
     before = rows_of(model) if is_initial and not is_quantized else {}
     load = model.load_weights
 
@@ -141,10 +161,12 @@ def audited(model: Any, *, is_initial: bool, is_quantized: bool) -> Iterator[Non
     name_loaders(model)
     model.load_weights = load_and_check
     try:
-        yield
+        with push:
+            yield
     finally:
         del model.load_weights  # of the instance; the class keeps its own
     check_same(model, before)
+    check_derived(model, push)
 
 
 def _some(names: list[str]) -> str:

@@ -8,6 +8,7 @@ when the trainer has left the group. An engine with `enable_lora` receives adapt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from grpo_workload.generation.audit import Rows, check_fed, check_same, rows_of
+from grpo_workload.generation.audit import Rows, check_derived, check_fed, check_same, rows_of
+from grpo_workload.generation.derived import Push, follow_loads
 from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.reload import name_loaders, spare
 from grpo_workload.generation.roll_call import Invitation, Seat, open_store
@@ -52,6 +54,7 @@ class Receiver:
     init_info_cls = Invitation
     update_info_cls = UpdateInfo
     _seat: Seat
+    _push: Push
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self._slot = AdapterSlot(model, vllm_config.lora_config) if vllm_config.lora_config is not None else None
@@ -77,6 +80,7 @@ class Receiver:
             if self._before is None and not self._is_quantized:
                 self._before = rows_of(self.model)  # type: ignore[attr-defined]
             name_loaders(self.model)  # type: ignore[attr-defined]
+            self._push = Push(self.model)  # type: ignore[attr-defined]
             super().start_weight_update()  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
@@ -86,8 +90,10 @@ class Receiver:
             return
         before = self._before if self._is_initial else None
         self._before, self._is_initial = {}, False
-        super().finish_weight_update()  # type: ignore[misc]
+        with self._push:
+            super().finish_weight_update()  # type: ignore[misc]
         check_same(self.model, before or {})  # type: ignore[attr-defined]
+        check_derived(self.model, self._push)  # type: ignore[attr-defined]
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
         """Receive all pieces by `broadcast` while vLLM loads them, in one call: each call walks the whole model.
@@ -108,7 +114,8 @@ class Receiver:
 
         weights = receive()
         whole = weights if self._slot is not None else spare(self.model, weights)  # type: ignore[attr-defined]
-        loaded = self.model.load_weights(whole)  # type: ignore[attr-defined]
+        with self._push if self._slot is None else nullcontext():
+            loaded = self.model.load_weights(whole)  # type: ignore[attr-defined]
         for _ in weights:  # a model may ignore the last weights, but every broadcast needs this worker
             pass
         if self._slot is None and not self._is_quantized:
@@ -192,6 +199,7 @@ class GlooReceiver(Receiver, LayerwiseGloo):
 
 def register() -> None:
     """Register the backends with vLLM, which calls this in each of its processes, in some more than once."""
+    follow_loads()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     registry: dict[str, Any] = WeightTransferEngineFactory._registry

@@ -1,0 +1,92 @@
+"""Whatever vLLM makes of weights when it loads them must be made again by a push; tables and caches need not."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from grpo_workload.generation.audit import check_derived
+from grpo_workload.generation.derived import Push, followed
+from grpo_workload.weights.differ import WeightsDifferError
+
+
+class Kernel:
+    """As vLLM's: an object that belongs to a layer."""
+
+    __module__ = "vllm.model_executor.kernels"
+
+    def __init__(self, scale: Tensor) -> None:
+        self.scale = scale
+
+
+class Layer(nn.Module):
+    """Keeps its weights in many forms."""
+
+    config = PreTrainedConfig()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 2), requires_grad=False)
+        self.register_buffer("view", self.weight.view(2, 4), persistent=False)
+        self.register_buffer("table", torch.outer(torch.arange(4.0), torch.ones(2)).cos(), persistent=False)
+        self.scaled = torch.zeros(4, 2)
+        self.factors = [torch.ones(2)]
+
+    def load(self, value: float, stale: str = "") -> None:
+        """As vLLM does when it loads weights, first or later; `stale` is not made again."""
+        loaded = torch.frombuffer(array("f", [value] * 8), dtype=torch.float32).view(4, 2)
+        self.weight.data.copy_(loaded)
+        made: dict[str, Callable[[], object]] = {
+            "view": lambda: self.view.copy_(self.weight.view(2, 4)),
+            "packed": lambda: setattr(self, "packed", self.weight.t().contiguous()),
+            "scaled": lambda: torch.mul(self.weight, 2, out=self.scaled),
+            "rows.1": lambda: setattr(self, "rows", [torch.ones(1), self.weight.sum(0)]),
+            "kernel.scale": lambda: setattr(self, "kernel", Kernel(self.weight.amax(1))),
+            "multiply.packed": lambda: setattr(self, "multiply", multiply_by(self.weight.neg())),
+            "add.other": lambda: setattr(self, "add", partial(torch.add, other=self.weight.abs())),
+        }
+        for name, make in made.items():
+            if name != stale:
+                make()
+        if not hasattr(self, "limits"):  # made once, and of no weights
+            self.limits, self.workspace = torch.tensor([1.7, 1.7]) * self.factors[0], torch.zeros_like(self.weight)
+            self.weight.data = self.weight.data.clone()  # in other memory than the view
+
+
+def multiply_by(packed: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * packed
+
+
+@pytest.fixture
+def model() -> Layer:
+    made = Layer()
+    with followed(made):
+        made.load(1.0)
+    made.kv_cache = torch.randn(2)  # what comes later is not made of weights
+    return made
+
+
+def push(model: Layer, stale: str = "") -> Push:
+    with Push(model) as done:
+        model.load(2.0, stale)
+    return done
+
+
+@pytest.mark.parametrize(
+    "stale", ["view", "packed", "scaled", "rows.1", "kernel.scale", "multiply.packed", "add.other"]
+)
+def test_what_a_push_leaves_as_it_was_ends_the_job(model: Layer, stale: str) -> None:
+    for _ in range(2):  # the first push that changes everything is the last that is watched
+        with pytest.raises(WeightsDifferError, match=f"^weights differ: a push leaves {stale} as vLLM made it "):
+            check_derived(model, push(model, stale))
+
+
+def test_what_a_push_makes_anew_or_writes_to_passes(model: Layer) -> None:
+    check_derived(model, push(model))
+    check_derived(model, push(model, "packed"))  # not watched any more
