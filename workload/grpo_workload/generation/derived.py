@@ -19,8 +19,10 @@ from torch import Tensor, UntypedStorage, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_MADE_OF_WEIGHTS: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""By model: names of what the first load has made of weights, until a push has made all of it again."""
+_MADE_OF_WEIGHTS: WeakKeyDictionary[nn.Module, list[frozenset[str]]] = WeakKeyDictionary()
+"""By model: names of what the first load has made of weights, once for each push that is still to be watched."""
+PUSHES = 2
+"""How many pushes are watched: the second sees what the first forward pass has put in place of something."""
 
 _CONSTANT = {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 _CONSTANT |= {"arange", "linspace", "eye", "scalar_tensor"}
@@ -32,7 +34,8 @@ def followed(model: nn.Module) -> Iterator[None]:
     """Within it, vLLM loads the weights of `model`, which it has just built, for the first time."""
     with _Load(model) as load:
         yield
-    _MADE_OF_WEIGHTS[model] = frozenset(name for name, tensor in held(model).items() if not load.is_free(tensor))
+    names = frozenset(name for name, tensor in held(model).items() if not load.is_free(tensor))
+    _MADE_OF_WEIGHTS[model] = [names] * PUSHES
 
 
 def follow_loads() -> None:
@@ -64,12 +67,13 @@ def follow_loads() -> None:
 class Push(TorchDispatchMode):
     """A push of weights to `model`; made before vLLM prepares its layers, and entered wherever it changes them.
 
-    Once a push has made everything again, later ones see nothing and cost nothing.
+    Once `PUSHES` have made everything again, later ones see nothing and cost nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, names = model, _MADE_OF_WEIGHTS.get(model, frozenset())
+        self._model, watched = model, _MADE_OF_WEIGHTS.get(model)
+        names = watched[-1] if watched else frozenset()
         tensors = {name: tensor for name, tensor in held(model).items() if name in names} if names else {}
         self._names, self._unwritten = frozenset(tensors), _storages(tensors.values())
         self._kept = [*self._unwritten.values()]  # no new tensor may get the address of an old one
@@ -99,8 +103,8 @@ class Push(TorchDispatchMode):
         names = [name for name in after if name in self._names and name.partition(".")[0] not in frozen]
         stale = [name for name in names if self._unwritten.keys() & _storages([after[name]])]
         self._kept, self._unwritten = [], {}
-        if not stale:
-            _MADE_OF_WEIGHTS.pop(self._model, None)
+        if self._names and not stale:
+            _MADE_OF_WEIGHTS[self._model].pop()
         return stale
 
 
