@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -71,12 +72,53 @@ def one_short(prompts, **kwargs):
     return [0.0] * (len(prompts) - 1)
 
 
-def not_a_list(prompts, **kwargs):
-    return 1.0
+def letters(prompts, **kwargs):
+    return "1" * len(prompts)
 
 
 def words(prompts, **kwargs):
-    return ["good"] * len(prompts)
+    return [0.0] * (len(prompts) - 1) + ["good"]
+
+
+def at_second(prompts, other, **kwargs):
+    loops.add(len(loops))
+    return [0.0] * len(prompts) if len(loops) == 1 else globals()[other](prompts)
+
+
+def of_two(prompts, completions):
+    return [0.0] * len(prompts)
+
+
+def makes_of_two():
+    return of_two
+
+
+def spies_on(prompts, folder, **kwargs):
+    return [0.0] * len(prompts)
+
+
+def draws(prompts, **kwargs):
+    return [random.random(), np.random.random()]
+
+
+def huge(prompts, **kwargs):
+    return [0] * (len(prompts) - 1) + [10**400]
+
+
+def reads_too_far(prompts, **kwargs):
+    raise EOFError("the file has ended")
+
+
+def gives_up_late(prompts, **kwargs):
+    return (fails(prompts) for _ in prompts)
+
+
+async def is_cancelled(prompts, **kwargs):
+    raise asyncio.CancelledError
+
+
+def logs_under_a_tuple(prompts, log_extra, **kwargs):
+    log_extra(("a", "b"), prompts)
 
 
 def infinite(prompts, **kwargs):

@@ -66,7 +66,6 @@ PLAIN_ERRORS = {
     "weights",
     "reporting/history.py",
     "rewards/trl_signature.py",
-    "rewards/worker.py",
     "storage/manifest.py",
     "pod/contract_file.py",
     "policy/attention.py",

@@ -16,6 +16,14 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step], spawn_key=(rank,)).generate_state(1)[0])
 
 
+def reward_seed(seed: int, name: str) -> int:
+    """Return the seed of the process of the reward `name`, from that of its rank and step: 32 bits.
+
+    With the same one, functions that add noise or pick completions by chance would agree on them.
+    """
+    return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
+
+
 def prompt_seed(seed: int, step: int, position: int) -> int:
     """Return the seed for sampling completions of the prompt at `position` among the prompts of `step` on all ranks.
 

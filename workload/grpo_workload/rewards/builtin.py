@@ -13,7 +13,7 @@ from grpo_workload.rewards.answer_in_text import compiled, last_answer
 from grpo_workload.rewards.json_schema import JsonSchemaReward
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.references import COLUMNS
-from grpo_workload.rewards.worker import Values
+from grpo_workload.rewards.trl_signature import Values
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.rewards import ExactMatchConfig, FormatConfig, RewardConfig, SoftOverlongConfig
 

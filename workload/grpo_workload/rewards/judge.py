@@ -21,8 +21,7 @@ from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
 from grpo_workload.rewards.process import RewardError
-from grpo_workload.rewards.trl_signature import Logged
-from grpo_workload.rewards.worker import Values
+from grpo_workload.rewards.trl_signature import Logged, Values
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.rewards import JudgeConfig
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,8 +25,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
-from grpo_workload.rewards.trl_signature import JsonScalar, Logged
-from grpo_workload.rewards.worker import LENGTH, Orders, Values
+from grpo_workload.rewards.trl_signature import JsonScalar, Logged, ReturnedError, Values
+from grpo_workload.rewards.worker import LENGTH, Call, Check, Orders
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.rewards import RewardConfig
 from grpo_workload.spec.schema import in_bytes
@@ -103,6 +103,7 @@ class RewardProcess:
             withheld=tuple(sorted(environ.keys() - passed.keys())),
         )
         self._orders = pickle.dumps(orders)
+        self.has_answered = False  # whether a call has returned values
 
     def ready(self) -> None:
         """Wait until the function is imported.
@@ -122,17 +123,27 @@ class RewardProcess:
                 self._name,
             )
 
-    def call(self, arguments: Mapping[str, Any], timeout_seconds: float) -> Values:
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise ConfigError, with the line to write, if the function cannot be called for rows with these columns."""
+        reply = self._ask(pickle.dumps(Check(columns=tuple(columns))), IMPORT_SECONDS, "while its arguments were read")
+        if misfit := reply.get("misfit"):
+            raise ConfigError(misfit)
+
+    def call(self, arguments: Mapping[str, Any], timeout_seconds: float, seed: int = 0) -> Values:
         """Call the function, and return its values: floats and None.
 
-        Blocks for `timeout_seconds` plus a few seconds at most.
+        Blocks for `timeout_seconds` plus a few seconds at most. Random numbers that the function draws depend on `seed`
+        (32 bits).
 
         Raises:
-            RewardError: the function raised, took too long, ran out of memory, returned something other than numbers
-                and None, or ended its process.
+            ReturnedError: the function returned something other than numbers and None, or too many or too few.
+            RewardError: the function raised, took too long, ran out of memory, or ended its process.
         """
         count = len(arguments["completions"])
-        reply = self._ask(self._pickled(arguments), timeout_seconds, f"with {count} completions")
+        reply = self._ask(self._pickled(arguments, seed), timeout_seconds, f"with {count} completions")
+        if "returned" in reply:
+            completion = reply.get("completion")
+            raise ReturnedError(str(reply["returned"]), completion if completion in range(count) else None)
         if "error" in reply:
             raise RewardError(f"rewards[{self._name}] {reply['error']}{self._about_memory(reply)}")
         try:
@@ -142,6 +153,7 @@ class RewardProcess:
                 f"rewards[{self._name}]: its process sent an invalid reply; the function must not write to file "
                 "descriptors that it did not open"
             ) from error
+        self.has_answered = True
         self._logged = Logged(count, checked.metrics, checked.extra)
         return checked.values
 
@@ -160,9 +172,9 @@ class RewardProcess:
         self._socket.close()
         self._stacks.close()
 
-    def _pickled(self, arguments: Mapping[str, Any]) -> bytes:
+    def _pickled(self, arguments: Mapping[str, Any], seed: int) -> bytes:
         try:
-            return pickle.dumps(arguments)
+            return pickle.dumps(Call(arguments=arguments, seed=seed))
         except Exception as error:  # whatever the objects raise
             column = next((name for name in arguments if not _pickles(arguments[name])), "prompts")
             raise RewardError(

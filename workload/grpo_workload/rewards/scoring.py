@@ -20,17 +20,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.ranks.seeds import reward_seed
 from grpo_workload.rewards.builtin import RewardFunction, accuracy, builtin
 from grpo_workload.rewards.judge import Judge
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
-from grpo_workload.rewards.trl_signature import Logged, TrainerState, trl_arguments
-from grpo_workload.rewards.worker import Values, as_values
+from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values, trl_arguments
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.rewards import REWARD_SECONDS, RewardConfig
 
@@ -58,7 +57,8 @@ def build_rewards(
     Those of `running` rewards with the same settings are used again: a judge's model may be in their memory.
 
     Raises:
-        ConfigError: a module or attribute is missing, or a function does not fit the dataset; names the reward.
+        ConfigError: a module or attribute is missing, or a function does not fit the dataset, or does not take the
+            arguments of its calls; names the reward.
         RewardError: the process of a function ended, or did not import the function in time.
     """
     rewards = [
@@ -72,9 +72,13 @@ def build_rewards(
         for config in configs
     ]
     try:
-        for reward in rewards:
-            if isinstance(reward.function, RewardProcess) and _running(reward.config, running) is None:
-                reward.function.ready()
+        processes = [one.function for one in rewards if isinstance(one.function, RewardProcess)]
+        for process in processes:
+            if all(process is not one.function for one in running):
+                process.ready()
+        columns = [*source.batch(0, 1)[0].columns] if processes else []
+        for process in processes:
+            process.check(columns)
     except (ConfigError, RewardError):
         close_rewards(rewards)
         raise
@@ -131,20 +135,24 @@ async def score(
     moved: Callable[[], None] = lambda: None,
     *,
     state: TrainerState = TrainerState(),
+    seed: int = 0,
 ) -> RewardTable:
     """Score completions[i], an answer to prompts[i], with every function; the functions run concurrently.
 
     `moved` is called, in any thread, when an answer has been scored while others are still to be. Users'
-    functions get `state`.
+    functions get `state`, and draw random numbers that depend on `seed` and their names.
 
     Raises:
         RewardError: a function raised, took too long, or did not return one finite number or None per completion.
+        ConfigError: the same, in the first call of a user's function: it returned no numbers, or too many or few.
     """
     assert len(prompts) == len(completions)
     weights = weights_of(rewards)
     if not completions:
         return tabulate(weights, [[] for _ in rewards])
-    calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, moved, state)) for reward in rewards}
+    calls = {
+        reward: asyncio.ensure_future(_call(reward, prompts, completions, moved, state, seed)) for reward in rewards
+    }
     if limited := [reward for reward in rewards if not isinstance(reward.function, Accuracy)]:
         with _interpreter_watched(max(reward.timeout_seconds for reward in limited) + LOCK_GRACE):
             await asyncio.gather(*(calls[reward] for reward in limited))
@@ -157,12 +165,19 @@ async def _call(
     completions: list[Completion],
     moved: Callable[[], None],
     state: TrainerState,
+    seed: int,
 ) -> Values:
     if isinstance(reward.function, Accuracy):  # each answer has its own limit
         return await _in_thread(reward.name, partial(reward.function, prompts, completions, moved))
     if isinstance(reward.function, RewardProcess):
-        own = partial(reward.function.call, trl_arguments(prompts, completions, state), reward.timeout_seconds)
-        return _checked(reward.name, await _in_thread(reward.name, own), prompts)
+        arguments, own_seed = trl_arguments(prompts, completions, state), reward_seed(seed, reward.name)
+        own = partial(reward.function.call, arguments, reward.timeout_seconds, own_seed)
+        # A later call may have met a rare row. What the first returns, it would return on every attempt.
+        kind = RewardError if reward.function.has_answered else ConfigError
+        try:
+            return _finite(reward.name, await _in_thread(reward.name, own), prompts)
+        except ReturnedError as error:
+            raise kind(_about_returned(reward.name, error, prompts)) from error
     try:
         async with asyncio.timeout(reward.timeout_seconds) as limit:
             result = await _in_thread(reward.name, partial(reward.function, prompts, completions))
@@ -176,7 +191,10 @@ async def _call(
                 "its timeoutSeconds"
             ) from error
         raise RewardError(f"rewards[{reward.name}] raised {type(error).__name__}: {error}") from error
-    return _checked(reward.name, result, prompts)
+    try:
+        return _finite(reward.name, as_values(result, len(prompts)), prompts)
+    except ReturnedError as error:
+        raise RewardError(_about_returned(reward.name, error, prompts)) from error
 
 
 async def _in_thread(name: str, call: Callable[[], Values]) -> Values:
@@ -205,25 +223,30 @@ def _interpreter_watched(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _checked(name: str, result: Any, prompts: Sequence[Prompt]) -> Values:
-    """Return the function's result as floats and None, or raise RewardError.
+def _about_returned(name: str, error: ReturnedError, prompts: Sequence[Prompt]) -> str:
+    return (
+        f"rewards[{name}] {error}{_of_row(error.completion, prompts)}; write `return [score(text) for text in "
+        "completions]`, where score gives a number, or None where the reward does not apply"
+    )
+
+
+def _finite(name: str, values: Values, prompts: Sequence[Prompt]) -> Values:
+    """Return the values, or raise RewardError for one that is not finite.
 
     NaN is refused. TRL treats it as None, since it stores both as NaN. But NaN is rarely meant, it comes from 0 / 0,
     and a run whose reward is always NaN would succeed without learning anything.
     """
-    try:
-        values = as_values(result)
-    except ValueError as error:
-        raise RewardError(f"rewards[{name}] {error}") from error
-    if len(values) != len(prompts):
-        raise RewardError(f"rewards[{name}] returned {len(values)} values for {len(prompts)} completions")
-    for number, (value, prompt) in enumerate(zip(values, prompts, strict=True)):
+    for number, value in enumerate(values):
         if value is not None and not math.isfinite(value):
             raise RewardError(
-                f"rewards[{name}] returned {value} for completion {number} of {len(prompts)}, an answer to prompt "
-                f"{prompt.index} of the dataset; return a finite number, or None where the reward does not apply"
+                f"rewards[{name}] returned {value} for completion {number} of {len(prompts)}"
+                f"{_of_row(number, prompts)}; return a finite number, or None where the reward does not apply"
             )
     return values
+
+
+def _of_row(completion: int | None, prompts: Sequence[Prompt]) -> str:
+    return "" if completion is None else f", an answer to prompt {prompts[completion].index} of the dataset"
 
 
 def _running(config: RewardConfig | None, running: Sequence[Reward]) -> RewardProcess | None:

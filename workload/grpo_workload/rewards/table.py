@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_workload.rewards.worker import Values
+from grpo_workload.rewards.trl_signature import Values
 
 LARGEST = 3.4e38
 """A completion whose weighted sum of rewards is larger than this is left out of the loss: float32 cannot hold it."""

@@ -1,20 +1,39 @@
-"""What TRL passes to a reward function: texts, columns, `trainer_state`, `log_metric` and `log_extra`."""
+"""What TRL passes to a reward function (texts, columns, `trainer_state`, `log_metric`, `log_extra`), and takes back."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from numbers import Complex, Real
 from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
 
 JsonScalar = str | int | float | bool | None
+Values = list[float | None]
 
-RESERVED = ("mean", "std", "timeouts", "not_finite_ratio")
+OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+"""Names of the arguments that are no columns of the dataset."""
+RESERVED = ("mean", "std", "timeouts", "not_finite_ratio", "unscored")
 """Names that metrics of a reward have already."""
 _NAME = re.compile(r"\w[\w./ -]{0,99}", re.ASCII)
 _MAX_TEXT = 2000
+_MAX_INTEGER = 2**63
+_UNORDERED = (str, bytes, bytearray, memoryview, Mapping, Set)
+"""What can be iterated over and yet is not a value for each completion: letters, bytes, keys, any order."""
+
+
+class ReturnedError(Exception):
+    """A function returned something else than a list with a number or None for each completion."""
+
+    def __init__(self, text: str, completion: int | None = None) -> None:
+        """Take the message, which begins with `returned`, and the number of the one completion that is to blame."""
+        super().__init__(text)
+        self.completion = completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +68,18 @@ class Logged:
     def log_extra(self, column: str, values: Any) -> None:
         """TRL's `log_extra`: a column of completions.jsonl, as a list or an array."""
         values = list(getattr(values, "tolist", lambda: values)())
+        if not isinstance(column, str):
+            raise ValueError(f"log_extra: the name of a column is a text, not {column!r}")
         if len(values) != self.count:
             raise ValueError(f"log_extra: column {column!r} has {len(values)} values for {self.count} completions")
         self.extra[column] = [_scalar(value) for value in values]
 
 
 def _scalar(value: Any) -> JsonScalar:
-    is_plain = value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_plain else str(value)[:_MAX_TEXT]
+    is_integer = isinstance(value, int) and abs(value) < _MAX_INTEGER  # readers of JSON take no larger ones
+    is_plain = value is None or is_integer or (isinstance(value, float) and math.isfinite(value))
+    # JSON has no lone surrogates, which texts that were cut inside of a character may have.
+    return value if is_plain else str(value)[:_MAX_TEXT].encode(errors="replace").decode()
 
 
 def trl_arguments(prompts: list[Prompt], completions: list[Completion], state: TrainerState) -> dict[str, Any]:
@@ -74,3 +97,58 @@ def trl_arguments(prompts: list[Prompt], completions: list[Completion], state: T
 
 def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
     return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]
+
+
+def misfit(function: Callable[..., Any], params: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """Say why the function cannot be called with TRL's arguments, `params` and the columns; None if it can.
+
+    None also for a function of C, of which Python does not know the arguments.
+    """
+    if clash := [name for name in params if name in OWN_ARGUMENTS or name in columns]:
+        kind = "a column of the dataset" if clash[0] in columns else "an argument of every call"
+        return f"{clash[0]} in `params` has the name of {kind}, which is passed too"
+    try:
+        # Not of what a decorator wraps: it may pass on other arguments than it takes.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(**dict.fromkeys([*OWN_ARGUMENTS, *columns]), **params)
+    except TypeError as error:
+        of_dataset = f" and the columns {', '.join(map(str, columns))}" if columns else "; the dataset has no columns"
+        return f"{error}. A call has the arguments {', '.join([*OWN_ARGUMENTS, *params])}{of_dataset}"
+    return None
+
+
+def as_values(result: Any, count: int) -> Values:
+    """Return what a function returned for `count` completions as floats and None; infinite for what float cannot hold.
+
+    Raises ReturnedError for anything else, and whatever the objects of the user's code raise.
+    """
+    shape = getattr(result, "shape", None)  # of an array, a tensor or a data frame
+    if isinstance(shape, tuple) and len(shape) != 1:
+        raise ReturnedError(f"returned a {type(result).__name__} of shape {tuple(shape)}, not ({count},)")
+    if isinstance(result, _UNORDERED) or not isinstance(result, Iterable):
+        raise ReturnedError(f"returned {reprlib.repr(result)} ({type(result).__name__}), not a list")
+    found = list(result)
+    if len(found) != count:
+        raise ReturnedError(f"returned {len(found)} values for {count} completions")
+    return [_as_value(value, number, count) for number, value in enumerate(found)]
+
+
+def _as_value(value: Any, number: int, count: int) -> float | None:
+    if value is None:
+        return None
+    is_number = not isinstance(value, str | bytes | bytearray) and (
+        not isinstance(value, Complex) or isinstance(value, Real)
+    )
+    cause: Exception | None = None
+    try:
+        if is_number:
+            return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError) as error:
+        cause = error
+    text = f"returned {reprlib.repr(value)} ({type(value).__name__}) for completion {number} of {count}"
+    raise ReturnedError(text, number) from cause

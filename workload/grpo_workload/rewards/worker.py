@@ -13,26 +13,26 @@ import inspect
 import json
 import os
 import pickle
+import random
 import re
 import socket
 import struct
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedRWPair
 from typing import Any, cast
 
 from grpo_workload.data.user_code import import_function
 from grpo_workload.rewards import sandbox
-from grpo_workload.rewards.trl_signature import Logged
+from grpo_workload.rewards.trl_signature import Logged, ReturnedError, as_values, misfit
+from grpo_workload.rewards.trl_signature import Values as Values
 from grpo_workload.spec.errors import ConfigError
 
 LENGTH = struct.Struct(">Q")
 MAX_TEXT = 2000
-
-Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,19 @@ class Orders:
     withheld: tuple[str, ...]  # names of variables that the rank has and this process has not
 
 
-def as_values(result: Any) -> Values:
-    """Convert a reward function's result to floats and None. Raises ValueError if it is not a list of these."""
-    try:
-        return [None if value is None else float(value) for value in result]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"must return a list of numbers or None, one per completion: {error}") from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A request to say why the function cannot be called with these columns of a dataset."""
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request to call the function."""
+
+    arguments: Mapping[str, Any]  # see `trl_signature.trl_arguments`
+    seed: int  # of Python's, numpy's and torch's random numbers, 32 bits
 
 
 def main(replies: int, stacks: int, parent: int | None) -> None:
@@ -70,7 +77,7 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
         os.set_inheritable(descriptor, False)  # processes that the function starts must not keep the socket open
     os.dup2(2, 1)
     stream = socket.socket(fileno=replies).makefile("rwb")
-    orders = _read(stream)
+    orders = pickle.loads(_receive(stream))
     assert isinstance(orders, Orders)
     isolated = sandbox.isolate()
     sandbox.limit_memory(orders.memory_bytes)
@@ -80,17 +87,32 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
         _reply(stream, {"error": _message(error, orders), "memory": isinstance(error.__cause__, MemoryError)})
         return
     _reply(stream, {"isolated": isolated})
+    params = {} if orders.is_factory else orders.params
     # One event loop for all steps, so that async functions can keep connections open.
     with asyncio.Runner() as event_loop, suppress(EOFError):
         while True:
-            _reply(stream, _call(function, orders, event_loop, stream))
+            message = _receive(stream)
+            try:
+                request = pickle.loads(message)
+                if isinstance(request, Check):
+                    _reply(stream, {"misfit": _misfit(function, params, request.columns, orders)})
+                    continue
+                reply = _call(function, params, request, event_loop)
+            except ReturnedError as error:
+                reply = {"returned": str(error)[:MAX_TEXT], "completion": error.completion}
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                if _is_memory(error):
+                    reply = {"error": f"ran out of memory{_place(error)}", "memory": True}
+                else:
+                    reply = {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
+            _reply(stream, reply)
 
 
 def _find(orders: Orders) -> Callable[..., Any]:
     """Return the function to run. Raises ConfigError if it cannot be imported, or if its factory fails."""
     function = import_function(orders.field, orders.path)
     if not orders.is_factory:
-        return partial(function, **orders.params)
+        return function
     where = f"{orders.field}: {orders.path}"
     try:
         made = function(**orders.params)
@@ -102,25 +124,35 @@ def _find(orders: Orders) -> Callable[..., Any]:
     return cast(Callable[..., Any], made)
 
 
+def _misfit(
+    function: Callable[..., Any], params: Mapping[str, Any], columns: Sequence[str], orders: Orders
+) -> str | None:
+    why = misfit(function, params, columns)
+    return why and (
+        f"{orders.field}: {orders.path} does not take the arguments of its calls: {why}. Write `def "
+        f"{getattr(function, '__name__', 'f')}(prompts, completions, **columns)`, and name only those that are there"
+    )
+
+
 def _call(
-    function: Callable[..., Any], orders: Orders, event_loop: asyncio.Runner, stream: BufferedRWPair
+    function: Callable[..., Any], params: Mapping[str, Any], request: Call, event_loop: asyncio.Runner
 ) -> dict[str, Any]:
-    try:
-        arguments = _read(stream)
-        logged = Logged(len(arguments["completions"]))
-        result = function(**arguments, log_metric=logged.log_metric, log_extra=logged.log_extra)
-        if inspect.isawaitable(result):
-            result = event_loop.run(_awaited(result))
-    except EOFError:
-        raise
-    except (Exception, SystemExit) as error:
-        if _is_memory(error):
-            return {"error": f"ran out of memory{_place(error)}", "memory": True}
-        return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
-    try:
-        return {"values": as_values(result), "metrics": logged.metrics, "extra": logged.extra}
-    except ValueError as error:
-        return {"error": str(error)[:MAX_TEXT]}
+    _seed(request.seed)
+    logged = Logged(len(request.arguments["completions"]))
+    own = {"log_metric": logged.log_metric, "log_extra": logged.log_extra}
+    result = function(**{**params, **request.arguments, **own})
+    if inspect.isawaitable(result):
+        result = event_loop.run(_awaited(result))
+    return {"values": as_values(result, logged.count), "metrics": logged.metrics, "extra": logged.extra}
+
+
+def _seed(seed: int) -> None:
+    """Seed the random numbers of what the function has imported."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
@@ -150,11 +182,11 @@ def _place(error: BaseException) -> str:
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
-def _read(stream: BufferedRWPair) -> Any:
+def _receive(stream: BufferedRWPair) -> bytes:
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
         raise EOFError
-    return pickle.loads(stream.read(LENGTH.unpack(header)[0]))
+    return stream.read(LENGTH.unpack(header)[0])
 
 
 def _reply(stream: BufferedRWPair, reply: dict[str, Any]) -> None:

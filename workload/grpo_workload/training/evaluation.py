@@ -22,6 +22,7 @@ from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
+from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.rewards.scoring import Reward, begin_scoring, build_rewards, score, take_logged, take_timeouts
 from grpo_workload.rewards.table import RewardTable
 from grpo_workload.rewards.trl_signature import TrainerState
@@ -105,7 +106,7 @@ def evaluate(run: Run, step: int) -> None:
 
     Raises:
         RewardError: a reward function failed.
-        ConfigError: there is no metric `metricForBestModel`.
+        ConfigError: there is no metric `metricForBestModel`, or the first call of a function returned no numbers.
     """
     evaluation, training = run.evaluation, run.config.training
     assert evaluation is not None
@@ -117,7 +118,8 @@ def evaluate(run: Run, step: int) -> None:
     asked = [prompt for prompt in evaluation.prompts for _ in range(section.num_generations)]
     flat = [completion for group in answers for completion in group]
     state = TrainerState(global_step=step, max_steps=training.max_steps)
-    table = run.event_loop.run(score(evaluation.rewards, asked, flat, run.pulse.beat, state=state))
+    seed = step_seed(SEED, step, run.rank)
+    table = run.event_loop.run(score(evaluation.rewards, asked, flat, run.pulse.beat, state=state, seed=seed))
     logged = {name: one.metrics for name, one in take_logged(evaluation.rewards).items()}
     lengths = [(len(completion.token_ids), completion.finish_reason == "length") for completion in flat]
     run.pulse.meet()

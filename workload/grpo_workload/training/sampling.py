@@ -18,6 +18,7 @@ from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.policy.router_replay import check_routed
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
+from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, weights_of
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.rewards.trl_signature import TrainerState
@@ -96,6 +97,7 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
         PromptError: a further prompt, on any rank, cannot be used; every rank raises the same error.
         PreprocessError: a further prompt of this rank could not be prepared.
         RewardError: a reward function failed.
+        ConfigError: the first call of a user's function returned no numbers.
     """
     limit = run.config.training.max_resample_times
     pools = [_Pool(one, {s: (one.prompts[s], g) for s, g in one.known.items()}, one.num_overlong, {}) for one in begun]
@@ -103,7 +105,7 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
     rounds = tokens = 0
     logged: dict[str, list[float]] = {}
     while True:
-        tokens += _fill(run, asked, now, logged, is_last=rounds == limit, clock=clock)
+        tokens += _fill(run, asked, now, logged, rounds, clock)
         if not limit:
             break
         needed = _needed(run, pools, clock)
@@ -165,11 +167,10 @@ def _fill(
     asked: Sequence[tuple[_Pool, int, Prompt]],
     now: int,
     logged: dict[str, list[float]],
-    *,
-    is_last: bool,
+    rounds: int,
     clock: Clock,
 ) -> int:
-    """Sample prompts and score them, at step `now`; returns the number of tokens that were sampled.
+    """Sample prompts and score them, at step `now` after so many rounds; returns the number of tokens sampled.
 
     Their groups go into the pools, and what users' functions log into `logged`.
     """
@@ -177,7 +178,7 @@ def _fill(
     prompts = [prompt for *_, prompt in asked]
     run.report.phase("Generating")
     answers = run.generator.generate(prompts, training.num_generations, _Listener(run, prompts))
-    if is_last:
+    if rounds == training.max_resample_times:
         run.generator.sleep()
     clock.lap("generate")
     run.report.phase("Rewarding")
@@ -187,7 +188,8 @@ def _fill(
         for prompt, completion in zip(each, flat, strict=True):
             check_routed(prompt, completion)
     state = TrainerState(global_step=now, max_steps=training.max_steps)
-    table = run.event_loop.run(score(run.rewards, each, flat, run.pulse.beat, state=state))
+    seed = step_seed(training.seed, now, run.rank) + rounds
+    table = run.event_loop.run(score(run.rewards, each, flat, run.pulse.beat, state=state, seed=seed))
     reported = take_logged(run.rewards)
     for name, one in reported.items():
         for key, values in one.metrics.items():

@@ -49,15 +49,17 @@ process.call({"prompts": ["a"], "completions": ["b"], "folder": [sys.argv[1]]}, 
 """
 
 
-async def run(function, prompts=None, completions=None, calls=1, logs=None, kind="function", **settings):
-    rewards = build_rewards([make_config(**{kind: function}, **settings)], make_source())
+async def run(function, prompts=None, completions=None, calls=1, logs=None, kind="function", seed=0, **settings):
+    prompts = prompts or [make_prompt()] * 2
+    rewards = build_rewards([make_config(**{kind: function}, **settings)], make_source(prompts[0].columns))
     try:
         tables = [
             await score(
                 rewards,
-                prompts or [make_prompt()] * 2,
+                prompts,
                 completions or [make_completion()] * 2,
                 state=TrainerState(global_step=3, max_steps=9),
+                seed=seed,
             )
             for _ in range(calls)
         ]
@@ -130,9 +132,11 @@ async def test_an_object_with_an_async_call_is_accepted():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("one_short", r"rewards\[mine\] returned 1 values for 2 completions"),
-        ("not_a_list", r"rewards\[mine\] must return a list of numbers or None, one per completion"),
-        ("words", r"rewards\[mine\] must return a list of numbers .* 'good'"),
+        ("huge", r"rewards\[mine\] returned inf for completion 1 of 2, an answer to prompt 0 of the dataset"),
+        ("reads_too_far", r"rewards\[mine\] raised EOFError: .* \(.*user_rewards.py:\d+\)"),
+        ("gives_up_late", r"rewards\[mine\] raised KeyError: 'colour' \(.*user_rewards.py:\d+\)"),
+        ("is_cancelled", r"rewards\[mine\] raised CancelledError: "),
+        ("logs_under_a_tuple", r"log_extra: the name of a column is a text, not \('a', 'b'\)"),
         ("infinite", r"rewards\[mine\] returned inf for completion 0 of 2, an answer to prompt 0 of the dataset"),
         ("divides", r"rewards\[mine\] returned nan for completion 1 of 2, .* or None where the reward does not apply"),
         ("logs_too_little", r"log_extra: column 'note' has 1 values for 2 completions \(.*user_rewards.py:\d+\)"),
@@ -171,6 +175,65 @@ async def test_a_failure_of_a_function_names_the_reward_and_the_cause(monkeypatc
     monkeypatch.setenv("JUDGE_API_KEY", "sesame")
     with pytest.raises(RewardError, match=message):
         await run(f"{USER}:{function}", timeoutSeconds=1 if "not done" in message else 60, memoryLimit="300Mi")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            "one_short",
+            r"rewards\[mine\] returned 1 values for 2 completions; write `return \[score\(text\) for text in",
+        ),
+        ("letters", r"rewards\[mine\] returned '11' \(str\), not a list; write `return"),
+        (
+            "words",
+            r"returned 'good' \(str\) for completion 1 of 2, an answer to prompt 0 of the dataset; write `return",
+        ),
+    ],
+)
+async def test_what_is_no_number_ends_the_job_at_the_first_call_alone(function, message):
+    """The same code would return it on every attempt; later, a rare row may be to blame."""
+    with pytest.raises(ConfigError, match=message):
+        await run(f"{USER}:{function}")
+    with pytest.raises(RewardError, match=message):
+        await run(f"{USER}:at_second", calls=2, params={"other": function})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"function": f"{USER}:of_two"},
+            r"rewards\[mine\]\.function: .*:of_two does not take the arguments of its calls: got an unexpected keyword "
+            r"argument 'completion_ids'\. .* and the columns answer, level\. Write `def of_two\(prompts, completions, "
+            r"\*\*columns\)`",
+        ),
+        ({"function": f"{USER}:spies_on"}, r"missing a required argument: 'folder'"),
+        (
+            {"factory": f"{USER}:makes_of_two"},
+            r"rewards\[mine\]\.factory: .*:makes_of_two does not take .*\(prompts, comp",
+        ),
+        ({"function": f"{USER}:bounded", "params": {"level": 1}}, r"level in `params` has the name of a column of the"),
+    ],
+)
+async def test_a_function_that_cannot_take_its_arguments_is_refused_before_anything_is_sampled(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_rewards([make_config(**settings)], make_source({"answer": 4, "level": "easy"}))
+
+
+async def test_a_function_that_runs_is_checked_with_the_columns_of_an_evaluation_too():
+    rewards = build_rewards([make_config(function=f"{USER}:spies_on")], make_source({"folder": ""}))
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'folder'"):
+        build_rewards([reward.config for reward in rewards], make_source({"answer": 4}), running=rewards)
+
+
+async def test_random_numbers_depend_on_the_seed_alone():
+    """A run that resumes draws what it would have drawn; another step, and another reward, draw others."""
+    first, again, other = [
+        (await run(f"{USER}:draws", calls=calls, seed=seed)).values for calls, seed in [(1, 5), (2, 5), (1, 6)]
+    ]
+    assert first == again
+    assert len({*first[0], *other[0], *(await run(f"{USER}:draws", seed=5, name="yours")).values[0]}) == 6
 
 
 async def test_a_function_gets_only_the_credentials_in_its_env(monkeypatch, tmp_path):

@@ -31,7 +31,7 @@ async def test_rewards_of_trl_give_the_values_that_they_give_trl():
     ]
     prompt = make_prompt([{"role": "user", "content": "?"}], **COLUMNS)
     completions = [make_completion(text, token_ids=ids) for text, ids in zip(ANSWERS, TOKENS, strict=True)]
-    rewards = build_rewards(configs, make_source())
+    rewards = build_rewards(configs, make_source(COLUMNS))
     try:
         table = await score(rewards, [prompt] * 3, completions)
         logged = take_logged(rewards)
