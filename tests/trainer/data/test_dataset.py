@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
+from tokenizers.processors import TemplateProcessing
 
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from support.trainer.object_storage import BUCKET
-from support.trainer.tiny_model import CHAT_TEMPLATE
+from support.trainer.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 TEXTS = [f"What is {index} + 1?" for index in range(6)]
 ROWS = [{"prompt": text, "answer": index + 1, "level": "easy"} for index, text in enumerate(TEXTS)]
@@ -141,7 +142,8 @@ def test_variables_of_the_chat_template_are_the_jobs_or_the_rows(tiny_tokenizer,
     rows = [CHAT_ROWS[0], {**CHAT_ROWS[1], "chat_template_kwargs": {"enable_thinking": False}}]
     path = write(tmp_path, "jsonl", rows)
     prompts = load(tokenizer, path=path, chatTemplateKwargs={"enable_thinking": True}).batch(0, 2)
-    ends = {prompt.index: tokenizer.decode(prompt.token_ids).endswith("<think>") for prompt in prompts}
+    assert all(tokenizer.decode(prompt.token_ids).endswith(prompt.ending) for prompt in prompts)
+    ends = {prompt.index: prompt.ending.endswith("<think>") for prompt in prompts}
     assert ends == {0: True, 1: False}
 
 
@@ -172,6 +174,19 @@ def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tiny_model, tm
 def test_prompt_template_goes_around_text(tiny_tokenizer, tmp_path):
     source = load(tiny_tokenizer, path=write(tmp_path, "jsonl"), promptTemplate="Q: {prompt} {Answer}:")
     assert {prompt.text for prompt in source.batch(0, 6)} == {f"Q: {text} {{Answer}}:" for text in TEXTS}
+
+
+def test_a_text_that_a_chat_template_has_made_keeps_one_token_for_its_beginning(tiny_tokenizer, tmp_path):
+    begin = SPECIAL_TOKENS[0]
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.bos_token = begin
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        f"{begin} $A", None, [(begin, tokenizer.bos_token_id)]
+    )
+    path = write(tmp_path, "jsonl", [{"prompt": "2 + 2"}, {"prompt": f"{begin}2 + 2"}])
+    one, other = load(tokenizer, path=path).batch(0, 2)
+    assert one.token_ids == other.token_ids
+    assert tokenizer.decode(one.token_ids) == one.ending == f"{begin}2 + 2"
 
 
 def test_reasoning_gym_gives_chat_prompts_and_scores_their_answers(tiny_tokenizer):

@@ -195,17 +195,6 @@ def test_a_missing_model_is_a_config_error_that_names_the_field(start_training, 
     assert "nowhere" in message
 
 
-def test_a_missing_variable_of_a_reward_is_a_config_error(start_training, tiny_model, tmp_path):
-    config = make_config(tiny_model, max_steps=1)
-    config["rewards"][0] |= {"env": ["NO_SUCH_KEY"]}
-    assert start_training(config, 1).exit_codes() == [ExitCode.CONFIG_ERROR]
-    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert (
-        "rewards[even].env: NO_SUCH_KEY is not set in the trainer's pods; set it in podTemplate.env, or envFrom"
-        in message
-    )
-
-
 def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights_saved(
     start_training, tiny_model, tmp_path
 ):
@@ -223,6 +212,21 @@ def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights
     assert [warning.reason for warning in progress.warnings] == ["NotFinite"]
     saved = load_file(run_dir / "checkpoints" / "step-2" / "model" / "model.safetensors")
     assert all(weight.equal(saved[name]) for name, weight in load_file(tiny_model / "model.safetensors").items())
+
+    check_steps_left(start_training, config, tmp_path)
+
+
+def check_steps_left(start_training, config, tmp_path):
+    """After the last step an attempt of the same job is done, and a job that continues it is a mistake."""
+    config["training"]["maxSteps"] = 2
+    same = start_training(config, 1)
+    config["storage"]["resumeFrom"] = "ns/job/uid"
+    other = start_training(config, 1, uid="other")
+    assert same.exit_codes() == [ExitCode.DONE], same.logs()
+    assert other.exit_codes() == [ExitCode.CONFIG_ERROR], other.logs()
+    message = json.loads((tmp_path / "train-other" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert "training.maxSteps: 2 steps leave none" in message
+    assert "was saved after step 2" in message
 
 
 def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_step(

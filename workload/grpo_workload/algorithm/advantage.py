@@ -17,6 +17,8 @@ ScaleRewards = Literal["group", "batch", "none"]
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 _EPS = 1e-4  # TRL's value
+_ZERO = 1e-8  # up to this, TRL counts a deviation as zero
+_ROUNDING = 1e-12  # the same as a part of the rewards: sums of large ones are rounded by more
 
 
 def step_advantages(
@@ -41,14 +43,14 @@ def step_advantages(
     if training.multi_objective_aggregation == "sum_then_normalize":
         return group_advantages(totals, size, training.scale_rewards, training.advantage_estimator)
     # GDPO (arXiv:2601.05242): rewards of each function are normalised in their prompt groups; then their weighted sums
-    # are divided by the deviation of all sums. Their mean is 0 but for rounding: subtracting it, as TRL does, would
-    # give groups of equal rewards an advantage.
+    # are divided by the deviation of all sums. Their mean, which TRL subtracts, is 0 but for rounding.
     known = [[math.nan if value is None else value for value in row] for row in values]
     parts = zip(*(group_advantages(row, size, "group") for row in known), strict=True)
     sums = [
         math.nan if math.isnan(total) else math.fsum(map(mul, weights, row))
         for total, row in zip(totals, parts, strict=True)
     ]
+    sums = [one - (one if is_flat([0.0, *group]) else 0.0) for group in as_groups(sums, size) for one in group]
     deviation = std(sums)
     return [_advantage(one, deviation) for one in sums]
 
@@ -63,8 +65,8 @@ def group_advantages(
 
     Rewards of a prompt are adjacent. The advantage is the reward minus the mean of its prompt group, divided by
     std + 1e-4. `scale_rewards` says which std: the prompt group's (`group`), that of all rewards (`batch`), or no
-    division at all (`none`). Means and deviations ignore NaN rewards. A NaN reward gets advantage 0, and so do equal
-    rewards of a whole group, exactly.
+    division at all (`none`). Means and deviations ignore NaN rewards. A NaN reward gets advantage 0, and so do rewards
+    of a whole group that are equal but for rounding (`is_flat`), exactly.
 
     With the estimator rloo (arXiv:2402.14740) the mean is that of the others of the group. This is the same times
     n / (n - 1): r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1).
@@ -85,11 +87,11 @@ def group_advantages(
 
 
 def group_differences(rewards: Sequence[float], num_generations: int) -> list[float]:
-    """Rewards minus the mean of their prompt group."""
+    """Rewards minus the mean of their prompt group; 0 where they are equal but for rounding."""
     return [
-        reward - average
+        reward - (reward if are_equal else average)
         for group in as_groups(rewards, num_generations)
-        for average in [mean(group)]
+        for average, are_equal in [(mean(group), is_flat(group))]
         for reward in group
     ]
 
@@ -128,6 +130,12 @@ def as_groups(rewards: Sequence[float], num_generations: int) -> list[Sequence[f
         f"{len(rewards)} rewards are not whole prompt groups of {num_generations}"
     )
     return [rewards[start : start + num_generations] for start in range(0, len(rewards), num_generations)]
+
+
+def is_flat(rewards: Sequence[float]) -> bool:
+    """Whether two or more rewards are known and those that are known are equal but for rounding: they teach nothing."""
+    largest = max((abs(reward) for reward in rewards if not math.isnan(reward)), default=0.0)
+    return std(rewards) <= max(_ZERO, _ROUNDING * largest)
 
 
 def reward_stds(rewards: Sequence[float], num_generations: int, scale_rewards: ScaleRewards) -> list[float]:

@@ -38,6 +38,7 @@ class Prompt:
     seed: int = 0  # seed of the completions sampled for it: see `seeds.prompt_seed`
     is_overlong: bool = False  # its row was too long: it was cut, or stands in for that row
     images: PromptImages | None = None  # None for a prompt of text alone
+    ending: str = ""  # its last tokens as text, which completions continue: a chat template may begin the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,6 @@ class Sample:
     extra: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # what rewards log of it, by reward
 
     def bare(self) -> Sample:
-        """Copy without what only rewards and engines read (text, columns, images): smaller to send to another rank."""
+        """Copy without what only rewards and engines read: smaller to send to another rank."""
         images = self.prompt.images and replace(self.prompt.images, images=())
-        return replace(self, prompt=replace(self.prompt, text="", columns={}, images=images), extra={})
+        return replace(self, prompt=replace(self.prompt, text="", columns={}, images=images, ending=""), extra={})

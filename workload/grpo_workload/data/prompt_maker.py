@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,7 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(generator)
 
 
+_ENDING_TOKENS = 80  # more than the longest tag of a format and some white space have
 _SET_BY_US = {"messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
 
 
@@ -105,9 +106,10 @@ class PromptMaker:
         columns = {name: value for name, value in row.items() if name != "prompt"}
         make = self._of_text if isinstance(row["prompt"], str) else self._of_messages
         try:
-            return make(index, row["prompt"], columns)
+            prompt = make(index, row["prompt"], columns)
         except ImageError as error:
             raise PromptError(f"dataset: row {index}: {error}") from error
+        return replace(prompt, ending=self.tokenizer.decode(prompt.token_ids[-_ENDING_TOKENS:]))
 
     def _of_text(self, index: int, prompt: str, columns: dict[str, Any]) -> Prompt:
         if self.config.system_prompt is not None:
@@ -123,6 +125,9 @@ class PromptMaker:
             raise PromptError(
                 f"dataset: `prompt` of row {index} is empty, and a model needs at least one token; remove the row"
             )
+        bos = self.tokenizer.bos_token_id
+        while bos is not None and token_ids[:2] == [bos, bos]:  # a text that a chat template has made has its own
+            del token_ids[0]
         return Prompt(index=index, text=text, token_ids=tuple(token_ids), columns=columns)
 
     def _of_messages(self, index: int, prompt: Any, columns: dict[str, Any]) -> Prompt:

@@ -27,7 +27,7 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
 
             return ColocateGenerator(config, contract.device)
         case Topology.COLOCATE, "Transformers":
-            return TransformersGenerator(config.training, policy, tokenizer)
+            return TransformersGenerator(config.model, config.training, policy, tokenizer)
         case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
             return ServerGenerator(contract, rank, policy.weights)
     raise ConfigError(f"generation.engine: {config.generation.engine} works only with topology Colocate")

@@ -20,23 +20,28 @@ from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.spec.training import TrainingConfig
 
 
 class TransformersGenerator:
     """Samples with `policy.module.generate`. Shapes: N completions, P prompt tokens, T new tokens."""
 
-    def __init__(self, training: TrainingConfig, policy: Policy, tokenizer: Any) -> None:
+    def __init__(self, model: ModelConfig, training: TrainingConfig, policy: Policy, tokenizer: Any) -> None:
+        """Sample as `training` says. ConfigError if `model` has no token that ends a text."""
         self._policy = policy
         self._tokenizer = tokenizer
-        self._eos_ids = _eos_ids(policy.module.generation_config, tokenizer)
+        self._eos_ids = eos_ids(model, policy.module.generation_config, tokenizer)
+        # Which token pads does not matter: it is masked.
+        self._pad_id = min(self._eos_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._version = 0
         self._training = training
         # In place of the model's own, which may have penalties and forbidden words. `_Sampler` draws, with one random
         # generator for each prompt; generate() has one for the whole batch.
         self._config = GenerationConfig(
             max_new_tokens=training.max_completion_length,
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=self._pad_id,
             eos_token_id=sorted(self._eos_ids),
             do_sample=False,
         )
@@ -76,9 +81,9 @@ class TransformersGenerator:
             module.set_attn_implementation("sdpa")
         # Under ZeRO-3 every forward is collective: a rank without prompts takes part with a made-up one, and ranks
         # whose completions are done continue until all ranks are done.
-        asked = prompts or [Prompt(index=-1, text="", token_ids=(self._tokenizer.pad_token_id,))]
+        asked = prompts or [Prompt(index=-1, text="", token_ids=(self._pad_id,))]
         rows = [torch.tensor(prompt.token_ids) for prompt in asked for _ in range(num_generations)]
-        ids_NP = _left_pad(rows, self._tokenizer.pad_token_id).to(self._policy.device)
+        ids_NP = _left_pad(rows, self._pad_id).to(self._policy.device)
         mask_NP = _left_pad([torch.ones_like(row) for row in rows], 0).to(self._policy.device)
         seeds = [prompt.seed for prompt in asked]
         sampler = _Sampler(seeds, num_generations, self._policy.device, training, listener.moved)
@@ -186,9 +191,17 @@ class _Sampler(LogitsProcessor):  # type: ignore[misc]  # transformers is untype
         return probabilities_NV / torch.cat(draws)
 
 
-def _eos_ids(generation_config: Any, tokenizer: Any) -> set[int]:
+def eos_ids(model: ModelConfig, generation_config: Any, tokenizer: Any) -> set[int]:
+    """Return the tokens that end a text. ConfigError, naming the model's field, if there is none."""
     ids = generation_config.eos_token_id
-    return {tokenizer.eos_token_id, *([ids] if isinstance(ids, int) else ids or [])}
+    found = {tokenizer.eos_token_id, *([ids] if isinstance(ids, int) else ids or [])} - {None}
+    if not found:
+        raise ConfigError(
+            f"{model.field}: neither the tokenizer of {model.source} nor its generation_config.json names a token that "
+            "ends a text, so completions would never end; set eos_token in its tokenizer_config.json, or eos_token_id "
+            "in generation_config.json"
+        )
+    return found
 
 
 def _left_pad(rows: list[Tensor], value: int) -> Tensor:

@@ -73,15 +73,23 @@ def _normal(text: str) -> str:
 
 
 def _format(config: FormatConfig) -> RewardFunction:
+    opening = None
     if config.tags is None:
         assert config.pattern is not None
         whole = compiled(config.pattern)
     else:
+        opening = f"<{config.tags[0]}>"
         inside = f"(?:(?!</?(?:{'|'.join(map(re.escape, config.tags))})>).)*"
         parts = (f"<{re.escape(tag)}>{inside}</{re.escape(tag)}>" for tag in config.tags)
         whole = re.compile(r"\s*".join(parts), re.DOTALL)
+
+    def has_format(prompt: Prompt, text: str) -> float:
+        # Chat templates of models that always reason write the first tag themselves.
+        begun = opening if opening and prompt.ending.rstrip().endswith(opening) else ""
+        return float(whole.fullmatch(begun + text.strip()) is not None)
+
     return lambda prompts, completions: [
-        float(whole.fullmatch(completion.text.strip()) is not None) for completion in completions
+        has_format(prompt, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
 

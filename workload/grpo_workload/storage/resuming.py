@@ -32,6 +32,7 @@ class Source:
     state: TrainerState
     folder: Path  # optimizer state that this number of ranks and this ZeRO stage can load
     is_universal: bool
+    is_own: bool  # of this run, and not of the one that storage.resumeFrom names
 
     @property
     def reference(self) -> Path | None:
@@ -121,7 +122,8 @@ def _source(
                 f"use stage {state.zero_stage}, or start a new run from its weights with model.path: {model}"
             )
         saved, is_universal = _converted(folder, checkpoint, state), True
-    return Source(checkpoint=checkpoint, state=state, folder=saved, is_universal=is_universal)
+    is_own = checkpoint.parent == folder.folder
+    return Source(checkpoint=checkpoint, state=state, folder=saved, is_universal=is_universal, is_own=is_own)
 
 
 def _converted(folder: CheckpointFolder, checkpoint: Path, state: TrainerState) -> Path:

@@ -45,7 +45,7 @@ from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
-from grpo_workload.training.checks import check_folders, check_patience
+from grpo_workload.training.checks import check_folders, check_patience, check_steps_left
 from grpo_workload.training.evaluation import load_evaluation
 from grpo_workload.training.micro_batch_size import settle_micro_batches
 from grpo_workload.training.model_check import Subject, refuse_unfit
@@ -163,6 +163,7 @@ def resume(
     resumed = checkpoints.find(
         config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters
     )
+    check_steps_left(resumed, config.training.max_steps)
     saved = resumed.state.origin if resumed is not None else None
     origin = on_main(lambda: settle_origin(config, saved))
     check_folders(config.model, origin, rank)

@@ -1,4 +1,4 @@
-"""Checks that need more than the spec: other ranks' folders, and rewards' time limits."""
+"""Checks that need more than the spec: other ranks' folders, another run's checkpoint, and rewards' time limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from grpo_workload.rewards.scoring import Reward
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import Origin, fingerprint
+from grpo_workload.storage.resuming import Source
 
 
 def check_folders(model: ModelConfig, origin: Origin, rank: int) -> None:
@@ -19,6 +20,15 @@ def check_folders(model: ModelConfig, origin: Origin, rank: int) -> None:
         raise ConfigError(
             f"model.path: ranks {', '.join(map(str, others))} find other weights in {model.path} than rank 0; every "
             "trainer pod must mount the same volume there, and nothing may write to it while the job starts"
+        )
+
+
+def check_steps_left(resumed: Source | None, max_steps: int) -> None:
+    """Raise ConfigError for another run's checkpoint after which no step is left; after one's own, the job is done."""
+    if resumed is not None and not resumed.is_own and resumed.state.step >= max_steps:
+        raise ConfigError(
+            f"training.maxSteps: {max_steps} steps leave none to take: the checkpoint that storage.resumeFrom leads to "
+            f"was saved after step {resumed.state.step}, and its steps count; set maxSteps to more than that"
         )
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpo_workload.algorithm.advantage import ScaleRewards, mean, reward_stds, std
+from grpo_workload.algorithm.advantage import ScaleRewards, as_groups, is_flat, mean, std
 from grpo_workload.algorithm.best_of import best_at, pass_at
 from grpo_workload.rewards.table import RewardTable
-
-_ZERO = 1e-8  # up to this, TRL counts a deviation as zero
 
 
 def summarise(
@@ -58,9 +56,9 @@ def summarise_evaluation(
 
 
 def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: ScaleRewards) -> dict[str, float]:
-    stds = reward_stds(table.totals, num_generations, scale_rewards)
+    groups = as_groups(table.totals, len(table.totals) if scale_rewards == "batch" else num_generations)
     metrics = {**_mean_std(table.totals, "reward", "reward_std")}
-    metrics["frac_reward_zero_std"] = sum(one <= _ZERO for one in stds) / len(stds)
+    metrics["frac_reward_zero_std"] = sum(map(is_flat, groups)) / len(groups)
     for name, values in zip(table.names, table.values, strict=True):
         metrics |= _mean_std(_known(values), f"rewards/{name}/mean", f"rewards/{name}/std")
         if overflows := table.overflows.count(name):

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_workload.algorithm.advantage import as_groups, group_advantages, mean, reward_stds, std, step_advantages
+from grpo_workload.algorithm.advantage import (
+    as_groups,
+    group_advantages,
+    is_flat,
+    mean,
+    reward_stds,
+    std,
+    step_advantages,
+)
 from grpo_workload.spec.training import TrainingConfig
 
 NAN = math.nan
@@ -86,6 +94,25 @@ def test_each_reward_is_normalised_before_they_are_summed():
 REWARDS = st.one_of(st.sampled_from([0.0, 0.5, 1.0, NAN]), st.floats(-1e6, 1e6))
 GROUPS = st.lists(st.lists(REWARDS, min_size=4, max_size=4), min_size=1, max_size=6)
 SCALES = st.sampled_from(["group", "batch", "none"])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_equal"),
+    [
+        ([0.3, 0.1 + 0.2], True),
+        ([1e9, 1e9 + 1e-6, NAN], True),
+        ([1.0, 1.0001], False),
+        ([1e9, 1e9 + 1], False),
+        ([5.0, NAN], False),
+        ([NAN, NAN], False),
+    ],
+)
+def test_rewards_are_equal_if_only_rounding_tells_them_apart(rewards, is_equal):
+    """One alone is not counted, as in TRL's frac_reward_zero_std; its advantage is 0 all the same."""
+    assert is_flat(rewards) == is_equal
+    for scale in ("group", "batch", "none"):
+        is_taught = any(group_advantages(rewards, len(rewards), scale))
+        assert is_taught == (not is_equal and NAN not in rewards)
 
 
 @given(groups=GROUPS, scale=SCALES)

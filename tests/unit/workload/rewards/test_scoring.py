@@ -1,5 +1,6 @@
 """Rewards in the rank: built-in ones, the weighted sum, concurrency, time limits, and what `build_rewards` refuses."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -102,6 +103,23 @@ async def test_what_is_right_by_its_text(settings, right, wrong):
     texts = right + wrong
     table = await score([reward], [prompt] * len(texts), [make_completion(text) for text in texts])
     assert table.values == [[1.0] * len(right) + [0.0] * len(wrong)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "value"),
+    [
+        ("assistant\n<think>\n", "a</think><answer>4</answer>", 1.0),
+        ("Answer: <think>", "a</think>\n<answer>4</answer>", 1.0),
+        ("<think>\n", "a", 0.0),
+        ("<think>\n", "<think>a</think><answer>4</answer>", 0.0),
+        ("Begin with <think>. Assistant:", "a</think><answer>4</answer>", 0.0),
+        ("<answer>", "4</answer>", 0.0),
+    ],
+)
+async def test_a_first_tag_that_the_prompt_ends_with_is_part_of_the_format(ending, text, value):
+    (reward,) = build_rewards([make_config(format={"tags": ["think", "answer"]})], make_source())
+    prompt = dataclasses.replace(make_prompt(), ending=ending)
+    assert (await score([reward], [prompt], [make_completion(text)])).values == [[value]]
 
 
 async def test_each_row_may_have_its_own_schema_which_refers_to_nothing_outside_of_it():

@@ -58,6 +58,12 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
     assert not teaches([float("nan"), 1.0], [[None, 1.0]], [1.0], TrainingConfig(**two_each))
     gdpo = TrainingConfig(multi_objective_aggregation="normalize_then_sum", **two_each)
     assert teaches([1.0, 1.0], [one, two], [1.0, 2.0], gdpo)
+    rounded = [0.3, 0.1 + 0.2]
+    assert rounded[0] != rounded[1]
+    for scale in ("group", "batch", "none"):
+        assert not teaches(rounded, [rounded], [1.0], TrainingConfig(scale_rewards=scale, **two_each))
+    assert not teaches([1.0, 1.0], [rounded, [0.7, 0.7]], [1.0, 1.0], gdpo)
+    assert not teaches([1.0, 1.0], [[0.3, 0.9], [0.7, 0.1]], [1.0, 1.0], gdpo), "they cancel out but for rounding"
 
 
 def test_a_step_that_replaces_groups_has_no_later_steps_begun_before_it() -> None:
