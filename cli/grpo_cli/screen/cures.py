@@ -9,6 +9,8 @@ CURES = {
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
+    "CompletionsUnscored": "read the rows whose reward is null: do they have the columns, in the form that it reads?",
+    "DeadReward": "read completions.jsonl beside this reward; correct it, or remove it",
     "ZeroGradient": "read trained/sampling/* in metrics.jsonl, and maskTruncatedCompletions",
     "EngineLeftOut": "read the log of the pod that the message names, and check its network; delete it to try at once",
     "WeightsDiffer": "the message names layers or a difference: try push merged, another topology, or another release "

@@ -17,7 +17,8 @@ ScaleRewards = Literal["group", "batch", "none"]
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 _EPS = 1e-4  # TRL's value
-_ZERO = 1e-8  # up to this, TRL counts a deviation as zero
+ZERO = 1e-8
+"""Up to this, TRL counts a deviation as zero."""
 _ROUNDING = 1e-12  # the same as a part of the rewards: sums of large ones are rounded by more
 
 
@@ -135,7 +136,7 @@ def as_groups(rewards: Sequence[float], num_generations: int) -> list[Sequence[f
 def is_flat(rewards: Sequence[float]) -> bool:
     """Whether two or more rewards are known and those that are known are equal but for rounding: they teach nothing."""
     largest = max((abs(reward) for reward in rewards if not math.isnan(reward)), default=0.0)
-    return std(rewards) <= max(_ZERO, _ROUNDING * largest)
+    return std(rewards) <= max(ZERO, _ROUNDING * largest)
 
 
 def reward_stds(rewards: Sequence[float], num_generations: int, scale_rewards: ScaleRewards) -> list[float]:

@@ -31,6 +31,8 @@ class Reason(StrEnum):
     CONSTANT_REWARD = "ConstantReward"
     NO_REWARD_DIFFERENCE = "NoRewardDifference"
     COMPLETIONS_CUT = "CompletionsCut"
+    COMPLETIONS_UNSCORED = "CompletionsUnscored"
+    DEAD_REWARD = "DeadReward"
     ZERO_GRADIENT = "ZeroGradient"
     ENGINE_LEFT_OUT = "EngineLeftOut"
 

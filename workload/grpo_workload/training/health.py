@@ -6,9 +6,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from grpo_workload.algorithm.advantage import ZERO, mean
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.reports import RunWarning
+from grpo_workload.spec.rewards import RewardConfig
 
 WINDOW = 20
 """Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""
@@ -20,9 +22,9 @@ Metrics = Mapping[str, float]
 class Health:
     """The last steps of an attempt. All ranks see the same metrics here, and so come to the same answer."""
 
-    def __init__(self, max_skipped_steps: int) -> None:
-        """`max_skipped_steps` is training.maxSkippedSteps. What happened before a restart is not counted."""
-        self._limit = max_skipped_steps
+    def __init__(self, max_skipped_steps: int, rewards: Sequence[RewardConfig] = ()) -> None:
+        """Take training.maxSkippedSteps and the job's rewards. What happened before a restart is not counted."""
+        self._limit, self._rewards = max_skipped_steps, rewards
         self._window: deque[Metrics] = deque(maxlen=WINDOW)
         self._in_a_row = 0
         self.skipped_steps = 0  # in this attempt
@@ -32,7 +34,7 @@ class Health:
         self._window.append(metrics)
         self.skipped_steps += bool(metrics["skipped"])
         self._in_a_row = self._in_a_row + 1 if is_lost(metrics) else 0
-        return find_warnings(self._window)
+        return find_warnings(self._window, self._rewards)
 
     @property
     def gives_up(self) -> bool:
@@ -71,16 +73,19 @@ def _overflows(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def find_warnings(steps: Sequence[Metrics]) -> tuple[RunWarning, ...]:
+def find_warnings(steps: Sequence[Metrics], rewards: Sequence[RewardConfig] = ()) -> tuple[RunWarning, ...]:
     """Return what is wrong with the last steps, the cause before its effects.
 
     Args:
         steps: metrics of at most WINDOW steps, oldest first.
+        rewards: the job's.
     """
     found = [_not_finite(steps)]
     if len(steps) == WINDOW:
         alike = _no_difference(steps)  # then all gradients are 0, too
-        found += [alike, _cut(steps), None if alike else _zero_gradient(steps)]
+        weighted = [reward for reward in rewards if reward.weight]
+        found += [alike, _cut(steps), _unscored(steps, weighted)]
+        found += [_dead(steps, weighted) if len(rewards) > 1 else None, None if alike else _zero_gradient(steps)]
     return tuple(warning for warning in found if warning is not None)
 
 
@@ -112,13 +117,59 @@ def _no_difference(steps: Sequence[Metrics]) -> RunWarning | None:
     if not rewards:
         message = f"no completion of the last {WINDOW} steps got a reward: every function returned None"
         return RunWarning(reason=Reason.CONSTANT_REWARD, message=message)
-    if all(math.isclose(reward, rewards[0], rel_tol=1e-6, abs_tol=1e-9) for reward in rewards):
+    if all(_is_close(reward, rewards[0]) for reward in rewards):
         message = (
             f"every completion of the last {WINDOW} steps got the reward {rewards[0]:g}: do the rewards read what "
         )
         return RunWarning(reason=Reason.CONSTANT_REWARD, message=f"{message}the model writes?")
     message = f"in the last {WINDOW} steps, all completions of a prompt got the same reward, so their advantage is 0"
     return RunWarning(reason=Reason.NO_REWARD_DIFFERENCE, message=message)
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _unscored(steps: Sequence[Metrics], rewards: Sequence[RewardConfig]) -> RunWarning | None:
+    shares = {one.name: mean([step.get(f"rewards/{one.name}/unscored", 0.0) for step in steps]) for one in rewards}
+    found = [f"rewards[{name}] gave {share:.0%} no value" for name, share in shares.items() if share > 0.5]
+    if not found:
+        return None
+    message = f"of the completions of the last {WINDOW} steps, {'; '.join(found)}: do their rows have what it reads?"
+    return RunWarning(reason=Reason.COMPLETIONS_UNSCORED, message=message)
+
+
+def _dead(steps: Sequence[Metrics], rewards: Sequence[RewardConfig]) -> RunWarning | None:
+    values = [(reward, _constant(steps, reward.name)) for reward in rewards]
+    found = [
+        f"rewards[{reward.name}] gave {value:g}"
+        for reward, value in values
+        if value is not None and _could_be_better(reward, value)
+    ]
+    if not found:
+        return None
+    message = f"to every completion of the last {WINDOW} steps {'; '.join(found)}: does it find what it looks for?"
+    return RunWarning(reason=Reason.DEAD_REWARD, message=message)
+
+
+def _constant(steps: Sequence[Metrics], name: str) -> float | None:
+    """Return the value that a reward gave each completion that it scored; None if there are several, or none."""
+    means = [step.get(f"rewards/{name}/mean", math.nan) for step in steps]
+    known = [one for one in means if not math.isnan(one)]
+    differs = any(step.get(f"rewards/{name}/std", math.nan) > ZERO for step in steps)
+    return known[0] if known and not differs and all(_is_close(one, known[0]) for one in known) else None
+
+
+def _could_be_better(reward: RewardConfig, value: float) -> bool:
+    """Whether a reward that gives all completions `value` may give more.
+
+    Those that are built in have a range. What users' functions and judges give at best is not known. 0 of them may be
+    a penalty that nobody deserves, and more than 0 what is good; but what is taken from all could be less.
+    """
+    if reward.code is not None or reward.judge is not None:
+        return reward.weight * value < 0
+    low, high = (-1.0, 0.0) if reward.soft_overlong is not None else (0.0, 1.0)
+    return not _is_close(value, high if reward.weight > 0 else low)
 
 
 def _cut(steps: Sequence[Metrics]) -> RunWarning | None:

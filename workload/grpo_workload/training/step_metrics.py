@@ -45,6 +45,7 @@ def summarise_evaluation(
     for name, values in zip(table.names, table.values, strict=True):
         known = _known(values)
         metrics |= _mean_std(known, f"rewards/{name}/mean", f"rewards/{name}/std")
+        metrics[f"rewards/{name}/unscored"] = values.count(None) / len(values)
         if num_generations > 1:
             metrics[f"rewards/{name}/best@{num_generations}"] = best_at(known, num_generations)
             passed = pass_at(known, num_generations)
@@ -61,6 +62,7 @@ def _reward_metrics(table: RewardTable, num_generations: int, scale_rewards: Sca
     metrics["frac_reward_zero_std"] = sum(map(is_flat, groups)) / len(groups)
     for name, values in zip(table.names, table.values, strict=True):
         metrics |= _mean_std(_known(values), f"rewards/{name}/mean", f"rewards/{name}/std")
+        metrics[f"rewards/{name}/unscored"] = values.count(None) / len(values)
         if overflows := table.overflows.count(name):
             metrics[f"rewards/{name}/not_finite_ratio"] = overflows / len(table.overflows)
     return metrics

@@ -67,7 +67,7 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
         evaluate(run, run.start.step)
     standing = run.standing()
     is_end = standing is not None and standing.stops
-    health, advisor = Health(training.max_skipped_steps), Advisor(run.config)
+    health, advisor = Health(training.max_skipped_steps, run.config.rewards), Advisor(run.config)
     run.generator.idle_seconds()  # those before the first step do not count
     since = Clock()
     generation: Generation | None = None

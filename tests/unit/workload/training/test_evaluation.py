@@ -14,17 +14,9 @@ from grpo_workload.spec.inputs import DatasetConfig
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
 from grpo_workload.training.step_metrics import summarise_evaluation
+from support.trainer.tiny_model import make_tiny_tokenizer
 
 GYM = {"reasoningGym": {"dataset": "basic_arithmetic", "size": 50}}
-
-
-class Tokenizer:
-    """Tokenizes by characters."""
-
-    chat_template = None
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
 
 
 def make_config(evaluation: dict[str, Any] | None = None, **training: Any) -> TrainerConfig:
@@ -73,17 +65,19 @@ def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice() -> No
 
 def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
     config = make_config({"maxPrompts": 7})
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = None
     whole, *parts = [
-        load_evaluation(config, Tokenizer(), [], {}, rank=rank, world_size=size)
+        load_evaluation(config, tokenizer, [], {}, rank=rank, world_size=size)
         for size, rank in [(1, 0), (9, 0), *((2, rank) for rank in range(2))]
     ]
     assert whole is not None
     assert len(parts[0].prompts) == 1
     assert [prompt for part in parts[1:] for prompt in part.prompts] == whole.prompts
     assert len({prompt.index for prompt in whole.prompts}) == len({prompt.seed for prompt in whole.prompts}) == 7
-    trained = load_prompts(config.dataset, Tokenizer(), seed=config.training.seed)
+    trained = load_prompts(config.dataset, tokenizer, seed=config.training.seed)
     assert not {prompt.text for prompt in whole.prompts} & {prompt.text for prompt in trained.batch(0, 50)}
-    assert whole.prompts[0].seed == load_prompts(config.dataset, Tokenizer(), seed=SEED).batch(0, 1)[0].seed
+    assert whole.prompts[0].seed == load_prompts(config.dataset, tokenizer, seed=SEED).batch(0, 1)[0].seed
 
 
 def test_rewards_of_the_job_unless_it_has_its_own() -> None:
@@ -102,11 +96,13 @@ def test_metrics_of_an_evaluation() -> None:
         "eval/reward_std": pytest.approx(0.4787, abs=1e-4),
         "eval/rewards/a/mean": 0.25,
         "eval/rewards/a/std": 0.5,
+        "eval/rewards/a/unscored": 0.0,
         "eval/rewards/a/best@2": 0.5,
         "eval/rewards/a/pass@1": 0.25,
         "eval/rewards/a/pass@2": 0.5,
         "eval/rewards/b/mean": 1.0,
         "eval/rewards/b/std": pytest.approx(float("nan"), nan_ok=True),
+        "eval/rewards/b/unscored": 0.75,
         "eval/rewards/b/best@2": 1.0,
         "eval/rewards/b/pass@1": 0.5,
         "eval/rewards/b/pass@2": 1.0,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.training.health import WINDOW, Health, find_warnings, is_lost, left_out_warnings
+from support.trainer.reward_inputs import make_config
 
 GOOD = {
     "loss": 0.1,
@@ -50,6 +51,57 @@ def test_each_warning(changes, expected, said):
     warnings = find_warnings([GOOD | changes] * WINDOW)
     assert [str(warning.reason) for warning in warnings] == expected
     assert said in "; ".join(warning.message for warning in warnings)
+
+
+def test_a_reward_that_does_nothing_is_named():
+    rewards = [
+        make_config("tags", format={"tags": ["think"]}),
+        make_config("right", exactMatch={}),
+        make_config("length", softOverlong={"maxLength": 9, "cacheLength": 3}),
+    ]
+    dead = {"rewards/tags/mean": 0.0, "rewards/tags/std": 0.0, "rewards/right/mean": 0.5, "rewards/right/std": 0.5}
+    dead |= {"rewards/length/mean": 0.0, "rewards/length/std": 0.0}
+    (warning,) = find_warnings([GOOD | dead] * WINDOW, rewards)
+    assert warning.reason == "DeadReward"
+    assert "steps rewards[tags] gave 0: does" in warning.message
+    both = find_warnings(
+        [GOOD | ALIKE | dead | {"rewards/right/mean": 1.0, "rewards/right/std": 0.0}] * WINDOW, rewards
+    )
+    assert [str(one.reason) for one in both] == ["ConstantReward", "DeadReward"]
+    assert find_warnings([GOOD | dead] * WINDOW, rewards[:1]) == (), "alone, it is noticed by the sum"
+    once = [GOOD | dead] * (WINDOW - 1) + [GOOD | dead | {"rewards/tags/std": 0.2, "rewards/tags/mean": 0.1}]
+    assert find_warnings(once, rewards) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "is_dead"),
+    [
+        ({"stopped": {}}, 1.0, False),
+        ({"stopped": {}}, 0.0, True),
+        ({"stopped": {}, "weight": 0.0}, 0.0, False),
+        ({"stopped": {}, "weight": -1.0}, 0.0, False),
+        ({"reasoningGym": {}}, 0.01, True),
+        ({"softOverlong": {"maxLength": 9, "cacheLength": 3}}, -1.0, True),
+        ({"function": "my:f"}, 0.0, False),
+        ({"function": "my:f"}, 0.5, False),
+        ({"function": "my:f"}, -0.5, True),
+        ({"function": "my:f", "weight": -0.1}, 2.0, True),
+        ({"stopped": {}}, math.nan, False),
+    ],
+)
+def test_a_constant_reward_is_dead_only_if_it_could_be_better(settings, value, is_dead):
+    steps = [GOOD | {"rewards/mine/mean": value, "rewards/mine/std": math.nan}] * WINDOW
+    found = find_warnings(steps, [make_config(**settings), make_config("other", function="my:g")])
+    assert [str(warning.reason) for warning in found] == ["DeadReward"] * is_dead
+
+
+def test_a_reward_without_a_value_for_most_completions_is_named():
+    rewards = [make_config("right", exactMatch={}), make_config("watched", function="my:f", weight=0.0)]
+    none, most = (GOOD | {"rewards/right/unscored": share, "rewards/watched/unscored": 1.0} for share in (1.0, 0.2))
+    (warning,) = find_warnings([none] * 10 + [most] * (WINDOW - 10), rewards)
+    assert warning.reason == "CompletionsUnscored"
+    assert "rewards[right] gave 60% no value" in warning.message
+    assert find_warnings([none] * 7 + [most] * (WINDOW - 7), rewards) == ()
 
 
 def test_rewards_that_differ_between_prompts_alone_are_not_a_constant_reward():
