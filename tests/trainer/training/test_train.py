@@ -106,6 +106,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
     first = [line for line in expected if line["step"] % (together * times) == 0]
     assert max(line["clip_ratio/region_mean"] for line in first) == 0
     assert [line["rewards/even/begun"] for line in first] == [line["step"] for line in first]
+    assert len({line["rewards/even/drawn"] for line in first}) == len(first), "the processes are seeded by step"
     assert (max(line["clip_ratio/region_mean"] for line in expected) > 0) == (together * times > 1)
     versions = [{group.weight_versions.pop() for group in groups} for groups in read_lineage(stopped)]
     assert versions[: 2 * together] == [{0}] * together + [{together * times}] * together

@@ -91,21 +91,7 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
     # One event loop for all steps, so that async functions can keep connections open.
     with asyncio.Runner() as event_loop, suppress(EOFError):
         while True:
-            message = _receive(stream)
-            try:
-                request = pickle.loads(message)
-                if isinstance(request, Check):
-                    _reply(stream, {"misfit": _misfit(function, params, request.columns, orders)})
-                    continue
-                reply = _call(function, params, request, event_loop)
-            except ReturnedError as error:
-                reply = {"returned": str(error)[:MAX_TEXT], "completion": error.completion}
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
-                if _is_memory(error):
-                    reply = {"error": f"ran out of memory{_place(error)}", "memory": True}
-                else:
-                    reply = {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
-            _reply(stream, reply)
+            _reply(stream, _answer(function, params, orders, event_loop, _receive(stream)))
 
 
 def _find(orders: Orders) -> Callable[..., Any]:
@@ -122,6 +108,22 @@ def _find(orders: Orders) -> Callable[..., Any]:
     if not callable(made):
         raise ConfigError(f"{where} returned a {type(made).__name__}, not a function; a reward itself is a `function`")
     return cast(Callable[..., Any], made)
+
+
+def _answer(
+    function: Callable[..., Any], params: Mapping[str, Any], orders: Orders, event_loop: asyncio.Runner, message: bytes
+) -> dict[str, Any]:
+    try:
+        request = pickle.loads(message)
+        if isinstance(request, Check):
+            return {"misfit": _misfit(function, params, request.columns, orders)}
+        return _call(function, params, request, event_loop)
+    except ReturnedError as error:
+        return {"returned": str(error)[:MAX_TEXT], "completion": error.completion}
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if _is_memory(error):
+            return {"error": f"ran out of memory{_place(error)}", "memory": True}
+        return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
 
 
 def _misfit(
