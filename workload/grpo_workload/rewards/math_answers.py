@@ -19,7 +19,7 @@ from grpo_workload.rewards import math_verdict
 from grpo_workload.rewards.math_verdict import NOT_COMPARED
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.references import COLUMNS, References, read_row
-from grpo_workload.rewards.worker import Values
+from grpo_workload.rewards.trl_signature import Values
 from grpo_workload.spec.rewards import RewardConfig
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,6 @@ from typing import Any, cast
 from grpo_workload.data.user_code import import_function
 from grpo_workload.rewards import sandbox
 from grpo_workload.rewards.trl_signature import Logged, ReturnedError, as_values, misfit
-from grpo_workload.rewards.trl_signature import Values as Values
 from grpo_workload.spec.errors import ConfigError
 
 LENGTH = struct.Struct(">Q")
