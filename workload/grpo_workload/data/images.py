@@ -181,14 +181,14 @@ def load_processor(model: ModelConfig) -> Any:
     """
     from transformers import AutoConfig, AutoProcessor  # seconds, and prompts of text alone do not need it
 
+    from grpo_workload.data.model_errors import explained
+
     revision = model.revision or "main"
     processor = None
-    try:
+    with explained(model, "load the processor of"):
         kind = AutoConfig.from_pretrained(model.source, revision=revision).model_type
         if kind in VISION_FAMILIES:
             processor = AutoProcessor.from_pretrained(model.source, revision=revision)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{model.field}: cannot load the processor of {model.source}: {error}") from error
     if processor is None:
         raise ConfigError(
             f"{model.field}: {model.source} is a {kind}, which cannot be trained on prompts with images; models of the "

@@ -45,12 +45,12 @@ def prompt_limit(config: TrainerConfig, dataset: DatasetConfig) -> PromptLimit |
     """
     from transformers import AutoConfig  # seconds, which processes that prepare prompts do not have
 
+    from grpo_workload.data.model_errors import explained
+
     context, setting, model = config.generation.max_model_len, "generation.maxModelLen", config.model
     if context is None:
-        try:
+        with explained(model, "read the configuration of"):
             read = AutoConfig.from_pretrained(model.source, revision=model.revision or "main")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{model.field}: cannot read the configuration of {model.source}: {error}") from error
         context, setting = getattr(read.get_text_config(), "max_position_embeddings", None), "the model's context"
     if context is None:
         return None

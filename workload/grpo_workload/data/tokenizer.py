@@ -6,16 +6,14 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from grpo_workload.spec.errors import ConfigError
+from grpo_workload.data.model_errors import explained
 from grpo_workload.spec.inputs import ModelConfig
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
     """Return the model's tokenizer, with a pad token. Raises ConfigError if it cannot be loaded."""
-    try:
+    with explained(model, "load the tokenizer of"):
         tokenizer = AutoTokenizer.from_pretrained(model.source, revision=model.revision or "main")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{model.field}: cannot load the tokenizer of {model.source}: {error}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.chat_template is not None:

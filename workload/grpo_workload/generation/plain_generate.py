@@ -17,7 +17,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
-from grpo_workload.policy.attention import VARLEN
+from grpo_workload.policy.attention import VARLEN, cached
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.spec.errors import ConfigError
@@ -77,8 +77,8 @@ class TransformersGenerator:
         was_training, attention = module.training, module.config._attn_implementation
         own_config, module.generation_config = module.generation_config, self._config
         module.eval()
-        if attention == VARLEN:  # it supports neither a cache nor padding
-            module.set_attn_implementation("sdpa")
+        if attention == VARLEN:
+            module.set_attn_implementation(cached(module))
         # Under ZeRO-3 every forward is collective: a rank without prompts takes part with a made-up one, and ranks
         # whose completions are done continue until all ranks are done.
         asked = prompts or [Prompt(index=-1, text="", token_ids=(self._pad_id,))]

@@ -88,6 +88,12 @@ def check_softcap(model_config: Any, implementation: str) -> None:
         )
 
 
+def cached(model: Any) -> str:
+    """Return transformers' attention that computes what `varlen` does, with a cache and padding, which it lacks."""
+    softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if model._supports_sdpa and softcap is None else "eager"
+
+
 def attend(
     module: torch.nn.Module,
     query_1HND: Tensor,

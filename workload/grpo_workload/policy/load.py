@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -20,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from grpo_workload.data.model_errors import explained
 from grpo_workload.policy import attention, rope, vision
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
@@ -29,7 +31,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 logger = logging.getLogger(__name__)
 
 _NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")  # attributes of modules
-_SAY_SO = (OSError, ValueError, ImportError)  # what transformers raises about models by itself
+_OF_ATTENTION = re.compile("attn_implementation|flash.?attention|`kernels`", re.IGNORECASE)  # in errors' words
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -95,33 +97,29 @@ def _kind(config: TrainerConfig) -> Any:
 
 @contextmanager
 def _explained(config: TrainerConfig, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise ConfigError for what transformers raises about a model that it cannot find, read or make.
-
-    `kinds`: errors that can have no other cause there, besides those that say so.
-    """
-    try:
-        yield
-    except KeyError as error:  # families that look their attention up in a table of their own
-        if error.args != (config.model.attention,):
-            if not kinds:
+    """Within it, raise ConfigError for what transformers says about the model, or its attention; see `explained`."""
+    model = config.model
+    with explained(model, "load", *kinds):
+        try:
+            yield
+        except KeyError as error:  # families that look their attention up in a table of their own
+            if error.args != (model.attention,):
                 raise
-            raise _unloadable(config, error) from error
-        raise ConfigError(
-            f"model.attention: {config.model.source} does not have {config.model.attention}; use eager"
-        ) from error
-    except ConfigError:
-        raise
-    except Exception as error:
-        if not isinstance(error, (*_SAY_SO, *kinds)):
-            raise
-        raise _unloadable(config, error) from error
-
-
-def _unloadable(config: TrainerConfig, error: Exception) -> ConfigError:
-    text = str(error)
-    if not isinstance(error, _SAY_SO):
-        text = f"{type(error).__name__}: {' '.join(text.split())}; use another model"
-    return ConfigError(f"{config.model.field}: cannot load {config.model.source}: {text}")
+            raise ConfigError(f"model.attention: {model.source} does not have {model.attention}; use eager") from error
+        except RuntimeError as error:  # also raised by collectives and devices
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ConfigError(
+                f"{model.field}: the weights in {model.source} do not have the shapes that its config.json says; the "
+                "log lists them"
+            ) from error
+        except (ValueError, ImportError) as error:
+            if not _OF_ATTENTION.search(str(error)):
+                raise
+            cures = " or ".join(kind for kind in ("varlen", "eager") if kind != model.attention)
+            raise ConfigError(
+                f"model.attention: {model.source} does not have {model.attention}; use {cures}: {error}"
+            ) from error
 
 
 def keep_own_calls(model: PreTrainedModel) -> None:

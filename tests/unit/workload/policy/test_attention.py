@@ -20,6 +20,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention, attention_blocks
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.spec.errors import ConfigError
+from support import families
 
 attention.register()
 SHAPE = {
@@ -183,3 +184,8 @@ def test_what_that_refusal_advises_is_not_refused():
     attention.check_layers(CONFIGS["sliding window"], "varlen", packs=True)
     attention.check_layers(Qwen3NextConfig(), "varlen", packs=False)
     attention.check_layers(Llama4TextConfig(), "eager", packs=False)
+
+
+def test_what_samples_with_a_cache_is_an_attention_that_computes_the_same():
+    kinds = {family: attention.cached(families.make_model(family)) for family in ("llama", "gemma2", "gpt_oss")}
+    assert kinds == {"llama": "sdpa", "gemma2": "eager", "gpt_oss": "eager"}, "sdpa has neither soft caps nor sinks"

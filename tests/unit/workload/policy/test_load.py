@@ -1,7 +1,9 @@
 """Fused norms compute the same, and training has no noise."""
 
 import copy
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from grpo_workload.policy.load import fuse_norms, load_model, remove_noise
 from grpo_workload.policy.lora import add_adapters
 from grpo_workload.spec.contract import Device
+from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
-from support.families import make_model
+from support.families import make_config, make_model
+
+FIELDS: dict[str, Any] = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
@@ -48,6 +53,17 @@ def test_other_norms_are_not_replaced() -> None:
     assert [module.forward for module in model] == before
 
 
+def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    config = TrainerConfig.model_validate(FIELDS | {"model": {"path": str(tmp_path)}})
+    make_config("llama", num_key_value_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model.path: the weights in \S+ do not have the shapes"):
+        load_model(config, Device.CPU)
+    os.truncate(tmp_path / "model.safetensors", 1000)
+    with pytest.raises(ConfigError, match=r"model.path: cannot load \S+: .*header"):
+        load_model(config, Device.CPU)
+
+
 @pytest.mark.parametrize("family", ["seed_oss", "starcoder2", "mixtral"])
 def test_training_has_no_noise_that_engines_do_not_have(family: str) -> None:
     model = make_model(family, attention_dropout=0.5)
@@ -73,7 +89,7 @@ def test_routers_choose_in_training_as_in_evaluation() -> None:
 
 def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path: Path) -> None:
     make_model("gemma3", whole=True).save_pretrained(tmp_path)
-    fields = {"model": {"path": str(tmp_path)}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+    fields = FIELDS | {"model": {"path": str(tmp_path)}}
     model = load_model(TrainerConfig.model_validate(fields), Device.CPU)
     parts = {name: name.startswith(("model.language_model.", "lm_head.")) for name, _ in model.named_parameters()}
     assert {name: one.requires_grad for name, one in model.named_parameters()} == parts

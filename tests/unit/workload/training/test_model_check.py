@@ -103,6 +103,16 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
             "model.attention: .* does not have varlen; use eager",
         ),
         (
+            make_config("gpt_oss"),
+            {"model": {"attention": "sdpa"}},
+            r"model.attention: \S+ does not have sdpa; use varlen or eager: GptOssForCausalLM does not support",
+        ),
+        (
+            LLAMA,
+            {"model": {"attention": "flash_attention_2"}},
+            r"model.attention: \S+ does not have flash_attention_2; use varlen or eager: .* installed",
+        ),
+        (
             make_config("falcon_h1"),
             {},
             "model: falcon_h1 has layers of the types .* training.perDeviceTrainBatchSize 1",

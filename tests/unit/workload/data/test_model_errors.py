@@ -1,0 +1,62 @@
+"""A model that cannot be loaded ends the job; a network or a storage that failed does not."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from grpo_workload.data.model_errors import explained
+from grpo_workload.spec.errors import ConfigError
+from grpo_workload.spec.inputs import ModelConfig
+
+CLIENT_ERROR = HfHubHTTPError.__bases__[0]  # of the package by which the hub's client talks HTTP
+
+
+def from_hub(status: int) -> HfHubHTTPError:
+    """Return what the hub's client raises for an answer with this status."""
+    response: Any = SimpleNamespace(headers={}, request=None, status_code=status)
+    return HfHubHTTPError(str(status), response=response)
+
+
+def load(cause: Exception) -> None:
+    """Meet `cause`, which transformers describes in words of its own."""
+    with explained(ModelConfig(name="a/b"), "load"):
+        try:
+            raise cause
+        except Exception as error:
+            raise OSError("there is no such model") from error
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.ESTALE, "Stale file handle"),
+        OSError(errno.EIO, "Input/output error"),
+        CLIENT_ERROR("no answer"),
+        LocalEntryNotFoundError("the hub does not answer, and the file is not in the cache"),
+        from_hub(503),
+        from_hub(429),
+    ],
+)
+def test_trouble_that_passes_may_be_tried_again(cause: Exception) -> None:
+    with pytest.raises(OSError, match=r"^there is no such model$"):
+        load(cause)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        OfflineModeIsEnabled("HF_HUB_OFFLINE is set, and the file is not in the cache"),
+        from_hub(404),
+        ValueError("no such type of model"),
+    ],
+)
+def test_what_somebody_has_to_mend_ends_the_job(cause: Exception) -> None:
+    with pytest.raises(ConfigError, match=r"^model.name: cannot load a/b: there is no such model$"):
+        load(cause)
