@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps")  # attributes of modules
 _OF_ATTENTION = re.compile("attn_implementation|flash.?attention|`kernels`", re.IGNORECASE)  # in errors' words
+_MLP_KERNELS = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}  # Liger's, with their activations
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -176,10 +177,28 @@ def fuse(model: Any) -> None:
             "model.useLigerKernel: Liger's kernels are not used for %s; layers run unfused", model.config.model_type
         )
         return
+    apply_fitting(_apply_liger_kernel_to_instance, model, rms_norm=num_norms == 0)
+
+
+def apply_fitting(apply: Callable[..., None], model: Any, *, rms_norm: bool) -> None:
+    """Call Liger's `apply` for the kernels that fit the model.
+
+    Liger replaces layers by the family's usual names: it fails where this configuration has made something else of one
+    (dense layers among experts), and does not look at the activation.
+    """
     # Not Liger's loss, which would replace the model's forward: `logprobs` computes what the loss needs.
-    _apply_liger_kernel_to_instance(
-        model, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=num_norms == 0
-    )
+    common = {"cross_entropy": False, "fused_linear_cross_entropy": False, "rms_norm": rms_norm}
+    text = model.config.get_text_config()
+    activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
+    unfit = {name for name, fitting in _MLP_KERNELS.items() if activation not in fitting}
+    for left_out in (unfit, {*_MLP_KERNELS}):
+        try:
+            apply(model, **common, **dict.fromkeys(left_out, False))
+            break
+        except Exception as error:  # nothing is lost: each kernel computes what the layer that it replaces does
+            logger.warning(
+                "model.useLigerKernel: not all of Liger's kernels fit this model; some layers run unfused: %s", error
+            )
 
 
 def fuse_norms(model: nn.Module) -> int:

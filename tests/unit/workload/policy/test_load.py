@@ -12,7 +12,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from grpo_workload.policy.load import fuse_norms, load_model, remove_noise
+from grpo_workload.policy.load import apply_fitting, fuse_norms, load_model, remove_noise
 from grpo_workload.policy.lora import add_adapters
 from grpo_workload.spec.contract import Device
 from grpo_workload.spec.errors import ConfigError
@@ -20,6 +20,7 @@ from grpo_workload.spec.trainer import TrainerConfig
 from support.families import make_config, make_model
 
 FIELDS: dict[str, Any] = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+LOSSES = {"cross_entropy", "fused_linear_cross_entropy"}
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
@@ -62,6 +63,32 @@ def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path: Path)
     os.truncate(tmp_path / "model.safetensors", 1000)
     with pytest.raises(ConfigError, match=r"model.path: cannot load \S+: .*header"):
         load_model(config, Device.CPU)
+
+
+def replaced_by_liger(family: str, **fields: Any) -> list[dict[str, bool]]:
+    """Return what is asked of Liger, one dict for each try; as Liger's, the patch expects experts in every layer."""
+    tried = []
+
+    def patch(model: Any, **kernels: bool) -> None:
+        tried.append(kernels)
+        for layer in model.model.layers if kernels.get("swiglu", True) else []:
+            assert layer.mlp.experts is not None
+
+    apply_fitting(patch, make_model(family, **fields), rms_norm=False)
+    assert not any(kernels[name] for kernels in tried for name in LOSSES)
+    return [{name: kernels[name] for name in kernels.keys() - LOSSES} for kernels in tried]
+
+
+def test_kernels_that_do_not_fit_a_model_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    usual = {"rms_norm": False, "geglu": False}
+    assert replaced_by_liger("qwen3_moe") == [usual]
+    assert not caplog.messages
+    without = usual | {"swiglu": False}
+    for dense in ({"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}):
+        assert replaced_by_liger("qwen3_moe", **dense) == [usual, without]
+        assert "'Qwen3MoeMLP' object has no attribute 'experts'" in caplog.messages[-1]
+    assert replaced_by_liger("llama", hidden_act="gelu") == [without]
+    assert replaced_by_liger("gemma2") == [{"rms_norm": False, "swiglu": False}]
 
 
 @pytest.mark.parametrize("family", ["seed_oss", "starcoder2", "mixtral"])
