@@ -105,9 +105,11 @@ def save_with_tokenizer(family, folder, make=make_model, dtype=torch.float32, **
 def test_a_push_changes_the_view_of_a_packed_convolution(run_program, tmp_path):
     """Which vLLM's Mamba-2 computes with on CPUs; else log-probabilities would differ by 0.1 nats."""
     folder = save_with_tokenizer("granitemoehybrid", tmp_path / "model", dtype=torch.bfloat16)
-    uncached = json.dumps({"enable_prefix_caching": False})  # vLLM's CPU build cannot begin in the middle
-    (result,) = run_program("family_pushes.py", 1, folder, "all", "cpu", 2, "varlen", uncached)
-    assert max(result["pushed"]) < 0.004
+    model = {"path": str(folder), "modes": ["2:full"], "training": {"perDeviceTrainBatchSize": 1}}
+    model |= {"engineArgs": {"enable_prefix_caching": False}}  # vLLM's CPU build cannot begin in the middle
+    run_program("family_steps.py", 1, "cpu", "vLLM", json.dumps([model]))
+    (found,) = tmp_path.glob("*/lines.jsonl")
+    assert max(json.loads(found.read_text())["pushed"]) < 0.004
 
 
 @pytest.mark.vllm

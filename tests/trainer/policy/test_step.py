@@ -6,11 +6,20 @@ import math
 import pytest
 import torch
 
+from support.families import make_model
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(run_program, tiny_model, tmp_path, beta):
-    run_program("steps.py", 1, tiny_model, tmp_path / "whole.pt", 15, beta, 0)
-    run_program("steps.py", 3, tiny_model, tmp_path / "cut.pt", 2, beta, "0", "1", "2", "3", "2+", "3+")
+
+@pytest.mark.parametrize(("beta", "has_experts"), [(0.0, True), (0.1, False)])
+def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(
+    run_program, tiny_model, tmp_path, beta, has_experts
+):
+    # So many experts that no rank's tokens reach all.
+    model = make_model("qwen3_moe", vocab_size=259, num_experts=64) if has_experts else None
+    folder = tmp_path / "experts" if model else tiny_model
+    if model:
+        model.save_pretrained(folder)
+    run_program("steps.py", 1, folder, tmp_path / "whole.pt", 15, beta, 0)
+    run_program("steps.py", 3, folder, tmp_path / "cut.pt", 2, beta, "0", "1", "2", "3", "2+", "3+")
     whole = torch.load(tmp_path / "whole.pt")["0"]
     for stage, cut in torch.load(tmp_path / "cut.pt").items():
         for ours, expected in zip(cut["metrics"], whole["metrics"], strict=True):

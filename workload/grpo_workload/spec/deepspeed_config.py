@@ -46,6 +46,11 @@ def deepspeed_config(config: TrainerConfig) -> dict[str, Any]:
         "offload_param": {"device": "none"},
         "stage3_gather_16bit_weights_on_model_save": False,
     }
+    if parallelism.zero_stage == 3:
+        # Without this, DeepSpeed makes leaf modules of some families' blocks of experts, since ranks may call different
+        # experts. transformers stacks these in one parameter, which all ranks gather; and the hooks of leaf modules
+        # take the trial's backward pass for a step's.
+        zero["leaf_module"] = {"classes": []}
     keeps_half = parallelism.optimizer_dtype == "bfloat16"
     ds_config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed; micro-batches are cut by tokens
