@@ -71,6 +71,7 @@ def configured(model, trains, stage):
                 "engine": engine,
                 "maxModelLen": 256,
                 "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
+                "gpuMemoryUtilization": 0.1,  # less must be free where others are at work
                 "engineArgs": {"enforce_eager": True} | model.get("engineArgs", {}),
             },
         }
@@ -108,7 +109,7 @@ def trained_weights(policy):
         return {name: one.detach().cpu().clone() for name, one in own}
 
 
-def compare_step(policy, metrics, before, plain):
+def compare_step(policy, metrics, before, plain, *, is_first):
     """Return what a step did, next to `plain`. Raises AssertionError where that is not what it should have done."""
     after, (norm, weights) = trained_weights(policy), plain
     exact = next(iter(after.values())).dtype == torch.float32
@@ -123,11 +124,13 @@ def compare_step(policy, metrics, before, plain):
     assert metrics["skipped"] == 0, f"the step was skipped: {step}"
     assert math.isfinite(step["loss"]), f"the loss is not finite: {step}"
     assert step["changed"], f"no weight has changed: {step}"
-    # Half precision may choose other experts.
-    is_same = abs(step["grad_norm"] / norm - 1) < (1e-3 if exact else 0.3)
+    by, of_weights = (1e-3, 0.01) if is_first else (0.1, 0.2)  # where a model is sharp, the second amplifies rounding
+    if not exact:  # other experts may be chosen
+        by, of_weights = 0.3, math.inf
+    is_same = abs(step["grad_norm"] / norm - 1) < by
     assert is_same, f"the gradients are not those of a plain step: {step}"
     # Where a gradient is nearly 0, rounding decides where the weight goes.
-    assert not exact or step["weights_off"] < 0.01, f"the weights are not those of a plain step: {step}"
+    assert (step["weights_off"] or 0) < of_weights, f"the weights are not those of a plain step: {step}"
     return step
 
 
@@ -168,7 +171,8 @@ def run(model, mode, plain, engines):
         if version > 0:
             before = trained_weights(policy)
             metrics = train_on(policy, shares(samples(version)), config.training)
-            taken.append(compare_step(policy, metrics, before, plain[trains][version - 1]))
+            expected = plain[trains][version - 1]
+            taken.append(compare_step(policy, metrics, before, expected, is_first=version == 1))
         if version > 0 and engine == "vLLM":
             stale += check.differences(policy, generator).values()
             generator.sleep()
@@ -194,6 +198,7 @@ plain = [
     {kept: list(plain_steps(configured(model, kept, 0), steps, kind)) for kept in {mode[2:] for mode in model["modes"]}}
     for model in every
 ]
+torch.cuda.empty_cache()  # vLLM measures what is free
 for model, expected in zip(every, plain, strict=True):
     for mode in model["modes"]:
         line = {"model": Path(model["path"]).name} | run(model, mode, expected, engines)

@@ -11,9 +11,9 @@ from grpo_workload.policy.lora import add_adapters
 
 def plain_steps(config, steps, device):
     """Yield the norm of the gradients of each step, and the trained weights after it, by name, in host memory."""
-    model = AutoModelForCausalLM.from_pretrained(
-        config.model.path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()  # engines sample without dropout
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32, **eager)
+    model.eval()  # engines sample without dropout
     add_adapters(model, config)
     model.to(device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -189,6 +189,14 @@ def test_cells_of_tables_fit_a_screen(page: Path) -> None:
     assert [row for row in rows if max(len(cell.strip()) for cell in row.split("|")) > 120] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=where)
+def test_tables_begin_with_a_head(page: Path) -> None:
+    """A gap would split a table, and its second part be shown as text."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert [table for table in tables if not re.match(r".*\n\|[-| :]+\|\n", table)] == []
+
+
 def named_fields(page: Path) -> Iterator[str]:
     """Yield what looks like a field's path. The first column of coming-from.md's tables has other tools' names."""
     for line in page.read_text().splitlines():
