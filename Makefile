@@ -18,7 +18,7 @@ demo: ## Train SmolLM2 on a Kubernetes of two nodes on this machine (MANIFEST=..
 test: ## Lint, types, contracts, CRD drift, chart, and the tests that need no GPU
 	@$(RUN) scripts/test.sh
 
-test-long: ## More faults on the devcluster; stores the result in benchmarks/results/test_long.txt
+test-long: ## More faults on the devcluster, a job for each kind of layer; stores the result in benchmarks/results/test_long.txt
 	@$(RUN) scripts/record_tests.sh test_long -m "long and not gpu"
 
 test-oldest: ## API tests on the oldest Kubernetes allowed; stores the result in benchmarks/results/test_oldest.txt

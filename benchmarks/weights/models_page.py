@@ -68,12 +68,10 @@ def pushes() -> Tried:
 
 
 def _rows(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield place and line: the last one of each family, mode and engine."""
+    """Yield place and line."""
     for suffix, place in PLACES.items():
         path: Path = RESULTS / f"{name}_{suffix}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        last = {(row["family"], row["mode"], row.get("engine")): row for row in rows}
-        yield from ((place, row) for row in last.values())
+        yield from ((place, json.loads(line)) for line in path.read_text().splitlines()) if path.exists() else ()
 
 
 def _cell(tried: dict[str, set[str]], every: tuple[str, ...]) -> str:

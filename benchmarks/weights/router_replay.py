@@ -17,7 +17,8 @@ import click
 import torch
 
 from benchmarks.common.runs import about, append
-from benchmarks.weights.train_families import ON_A_GPU, SIZES, run_alone
+from benchmarks.weights.family_sizes import ON_A_GPU, SIZES
+from benchmarks.weights.train_families import run_alone
 from support.families import FAMILIES, make_routed_model
 from support.trainer.tiny_model import make_tiny_tokenizer
 

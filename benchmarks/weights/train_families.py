@@ -7,7 +7,7 @@ Models are those of tests/support/families.py, with random weights: bfloat16 on 
 layers have a gated delta net; else float32. Families that many use come first. A line is of one family, engine and
 mode, which is the stage of ZeRO and what is trained; tests/trainer/programs/family_steps.py says what it holds, and
 what it compares. A line has the error where that failed. Lines that --output has of these versions are not measured
-again.
+again; others are replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import click
 import torch
 
 from benchmarks import ROOT
-from benchmarks.common.runs import about, append
+from benchmarks.common.runs import about
+from benchmarks.weights.family_sizes import GATED_DELTA_NET, LONGER, ON_A_GPU, SIZES
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 from support.trainer.only_rank import only_rank
 from support.trainer.tiny_model import make_tiny_tokenizer
@@ -42,50 +43,8 @@ FIRST = (
     *("gpt_oss", "deepseek_v3", "glm4_moe", "olmo2", "granite", "smollm3", "qwen3_next", "qwen3_5", "glm4"),
     *("deepseek_v2", "gemma3", "qwen3_5_moe", "lfm2", "falcon_h1", "granitemoehybrid", "seed_oss", "exaone4", "olmo3"),
 )
-# Kernels of a GPU want heads of 64 and more.
-SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
-EXPERTS = {"moe_intermediate_size": 256}
-DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-LATENT |= {"num_key_value_heads": SIZES["num_attention_heads"]}
-MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 64}
-ON_A_GPU: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"num_local_experts": 8},  # kernels of a GPU want weights that begin at multiples of 16 bytes
-    "qwen2_moe": EXPERTS,
-    "qwen3_moe": EXPERTS,
-    "glm4_moe": EXPERTS,
-    "qwen3_next": EXPERTS | DELTA,
-    "qwen3_5": DELTA,
-    "qwen3_5_moe": EXPERTS | DELTA,
-    "qwen3_5_text": DELTA,
-    "glm4_moe_lite": EXPERTS | LATENT,
-    "deepseek_v3": EXPERTS | LATENT,
-    "deepseek_v32": EXPERTS | LATENT,
-    "lfm2": {"block_dim": 512, "conv_dim": 512},
-    "granitemoehybrid": MAMBA,
-    "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
-    **dict.fromkeys(("dots1", "solar_open", "mellum", "exaone_moe", "ernie4_5_moe", "afmoe", "lfm2_moe"), EXPERTS),
-    "hy_v3": EXPERTS | {"expert_hidden_dim": 256},
-    "gemma3n_text": {"intermediate_size": [512] * 4},
-    "gpt2": {"n_inner": 512},
-    "gpt_neox": {"num_key_value_heads": SIZES["num_attention_heads"]},
-    "minicpm3": LATENT,
-    "deepseek_v2": EXPERTS | LATENT,
-    "glm_moe_dsa": EXPERTS | LATENT | {"index_head_dim": 128},
-    "qwen3_5_moe_text": EXPERTS | DELTA,
-    "olmo_hybrid": DELTA,
-    "kimi_linear": EXPERTS | LATENT | {"linear_head_dim": 128},
-}
-# Than the program's sequences: vLLM's windows of Cohere hold one token more than transformers'; its chunks are blocks.
-LONGER: dict[str, dict[str, Any]] = {
-    "cohere2": {"sliding_window": 512},
-    "cohere2_moe": {"sliding_window": 512},
-    "llama4_text": {"attention_chunk_size": 512},
-}
+_storing = Lock()
 TOGETHER = 8  # families in one process without vLLM
-GATED_DELTA_NET = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
-)
 ERROR = re.compile(r"^(?:\[rank0\]: )?(?:\w+\.)*(\w+(?:Error|Exception): .*)$", re.MULTILINE)
 ERROR_CHARS = 400
 
@@ -111,25 +70,18 @@ def main(
     again: bool,
     output: Path,
 ) -> None:
-    """Train each family in each mode with each engine, and append a line for each."""
+    """Train each family in each mode with each engine, and store a line for each."""
     head = {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU"}
     head |= about("benchmarks.weights.train_families", device=device)
-    known = (
-        set()
-        if again or not output.exists()
-        else {
-            (row["family"], row["engine"], row["mode"])
-            for row in map(json.loads, output.read_text().splitlines())
-            if (row["device"], row["versions"]) == (head["device"], head["versions"])
-        }
-    )
+    known = set() if again else {_key(row) for row in _read(output) if head.items() <= row.items()}
     names = families or tuple(dict.fromkeys((*FIRST, *FAMILIES, *STATEFUL, *MASKED)))
-    ends, left, writing = time.monotonic() + 60 * minutes, [], Lock()
+    ends = time.monotonic() + 60 * minutes
+    left: list[str] = []
 
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(at_once) as threads:
 
         def train(engine: str, names: tuple[str, ...]) -> None:
-            missing = [(family, mode) for family in names for mode in modes if (family, engine, mode) not in known]
+            missing = [(family, mode) for family in names for mode in modes if (family, mode, engine) not in known]
             trainer = Trainer(Path(scratch), device, engine)
             while missing and (seconds := ends - time.monotonic()) > 0:
                 lines = trainer.run(missing, min(timeout, seconds))
@@ -138,8 +90,7 @@ def main(
                 for line in lines:
                     missing.remove((line["family"], line["mode"]))
                     print(line, flush=True)
-                    with writing:
-                        append(output, line | head)
+                    _store(output, line | head)
             left.extend(f"{family} {mode} with {engine}" for family, mode in missing)
 
         # A vLLM has one model. Without it, the imports take longer than the steps.
@@ -149,6 +100,23 @@ def main(
             done.result()
     if left:
         print(f"not run in {minutes:g} minutes: {', '.join(left)}")
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["family"], row["mode"], row["engine"]
+
+
+def _read(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+
+
+def _store(output: Path, line: dict[str, Any]) -> None:
+    """Write a line in place of the one that was there; it is on the disk when this returns."""
+    with _storing:
+        rows = [row for row in _read(output) if _key(row) != _key(line)]
+        written = output.with_suffix(".new")
+        written.write_text("".join(json.dumps(row) + "\n" for row in (*rows, line)))
+        written.rename(output)
 
 
 class Trainer:

@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from grpo_workload.ranks import environment
 from grpo_workload.spec.contract import Device
@@ -39,6 +40,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
@@ -156,6 +158,7 @@ def run(model, mode, plain, engines):
     tokenizer = AutoTokenizer.from_pretrained(model["path"])
     policy = Policy(config, device, timeout_seconds=300, pad_token_id=PAD)
     try_policy(policy, config)
+    generator: Generator
     if engine == "Transformers":
         generator = TransformersGenerator(config.model, config.training, policy, tokenizer)
     elif engines:
@@ -164,9 +167,12 @@ def run(model, mode, plain, engines):
     else:
         from grpo_workload.generation.colocate import ColocateGenerator
 
-        engines.append(generator := ColocateGenerator(config, device))
+        generator = ColocateGenerator(config, device)
+        engines.append(generator)
     check = WeightCheck(config, tokenizer)
-    taken, pushed, stale = [], [], []
+    taken: list[dict[str, Any]] = []
+    pushed: list[float] = []
+    stale: list[float] = []
     for version in range(NUM_STEPS + 1):
         if version > 0:
             before = trained_weights(policy)
@@ -179,6 +185,7 @@ def run(model, mode, plain, engines):
         generator.sync_weights(policy.weights(), version)
         if engine == "vLLM":
             check.run(policy, generator, version)
+            assert check._last is not None
             pushed.append(check._last[1])
     arrived = all(new < old / 3 for new, old in zip(pushed[1:], stale, strict=True))
     assert arrived, f"what was pushed is not what the engine computes with: {pushed} after pushes, {stale} before"
@@ -191,7 +198,8 @@ def run(model, mode, plain, engines):
 
 
 gc.freeze()  # DeepSpeed collects garbage at each start, which takes a second among all that was imported
-every, engines = json.loads(models), []
+every = json.loads(models)
+engines: list[Generator] = []
 steps = [samples(step + 1) for step in range(NUM_STEPS)]
 # Before ZeRO-3, under which transformers would divide these models too.
 plain = [

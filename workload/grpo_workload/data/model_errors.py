@@ -42,7 +42,7 @@ def explained(model: ModelConfig, what: str, *kinds: type[Exception]) -> Iterato
 
 def passes(error: BaseException) -> bool:
     """Whether the network, the hub or the storage failed, so that another attempt may go well."""
-    chain, cause = [], error
+    chain, cause = [error], error.__cause__ or error.__context__
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
