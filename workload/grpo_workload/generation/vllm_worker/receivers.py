@@ -61,6 +61,7 @@ class Receiver:
         self._is_quantized = vllm_config.model_config.quantization is not None
         self._before: Rows | None = None  # the model's parameters before its first update
         self._is_initial = False
+        self._has_arrived = False  # whether all weights of the present update have
         super().__init__(config, vllm_config, device, self._slot or model)  # type: ignore[call-arg]  # of vLLM's engine
 
     def init_transfer_engine(self, invitation: Invitation) -> None:
@@ -80,7 +81,7 @@ class Receiver:
             if self._before is None and not self._is_quantized:
                 self._before = rows_of(self.model)  # type: ignore[attr-defined]
             name_loaders(self.model)  # type: ignore[attr-defined]
-            self._push = Push(self.model)  # type: ignore[attr-defined]
+            self._push, self._has_arrived = Push(self.model), False  # type: ignore[attr-defined]
             super().start_weight_update()  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
@@ -93,7 +94,8 @@ class Receiver:
         with self._push:
             super().finish_weight_update()  # type: ignore[misc]
         check_same(self.model, before or {})  # type: ignore[attr-defined]
-        check_derived(self.model, self._push)  # type: ignore[attr-defined]
+        if self._has_arrived:  # else the update is abandoned
+            check_derived(self.model, self._push)  # type: ignore[attr-defined]
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
         """Receive all pieces by `broadcast` while vLLM loads them, in one call: each call walks the whole model.
@@ -120,7 +122,7 @@ class Receiver:
             pass
         if self._slot is None and not self._is_quantized:
             check_fed(self.model, loaded)  # type: ignore[attr-defined]
-        self._is_initial = update_info.is_initial
+        self._is_initial, self._has_arrived = update_info.is_initial, True
 
 
 class WatchedNcclReceiver(Receiver, NCCLWeightTransferEngine):  # type: ignore[misc]
