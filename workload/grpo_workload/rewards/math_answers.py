@@ -11,8 +11,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from queue import LifoQueue
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import LifoQueue, Queue
+from threading import Thread
 
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.rewards import math_verdict
@@ -52,23 +53,37 @@ class Accuracy:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"rewards[{config.name}]")
         self._verdicts: dict[tuple[References, str], Future[float | None]] = {}  # by references and text
         self._not_compared = 0
-        self._checks: dict[int, tuple[References, Future[float | None]]] = {}  # by row
+        self._to_check: Queue[tuple[int, References] | None] = Queue()  # rows; None behind the last
+        self._checked: dict[int, tuple[References, float | None]] = {}  # by row
+        self._checker: Thread | None = None
         self._check_end = math.inf
 
     def check(self, prompt: Prompt) -> None:
-        """Start to compare the references of a row with themselves, for CHECK_SECONDS from the first call."""
-        now = time.monotonic()
-        self._check_end = min(self._check_end, now + CHECK_SECONDS)
-        if now < self._check_end and prompt.index not in self._checks:
-            references = read_row(prompt.columns)
-            self._checks[prompt.index] = (references, self._threads.submit(self._compare, references, None))
+        """Let a thread compare the references of a row with themselves, for CHECK_SECONDS from the first call."""
+        if self._checker is None:
+            self._check_end = time.monotonic() + CHECK_SECONDS
+            # The end of Python does not wait for it.
+            self._checker = Thread(target=self._check_rows, name=f"references[{self._name}]", daemon=True)
+            self._checker.start()
+        self._to_check.put((prompt.index, read_row(prompt.columns)))
+
+    def _check_rows(self) -> None:
+        for row, references in iter(self._to_check.get, None):
+            if time.monotonic() > self._check_end:
+                break
+            if row not in self._checked:
+                self._checked[row] = (references, self._compare(references, None))
 
     def end_check(self, dataset: str) -> None:
-        """Log a warning that names rows of `dataset` with references that nothing would be compared with rightly."""
-        wait([future for _, future in self._checks.values()], max(0.0, self._check_end - time.monotonic()))
-        checks, self._checks = self._checks, {}
-        compared = {row: (gold, future.result()) for row, (gold, future) in checks.items() if not future.cancel()}
-        if bad := {row: gold for row, (gold, verdict) in compared.items() if verdict != 1.0}:
+        """Log a warning that names rows of `dataset` whose references no completion can be compared with."""
+        if self._checker is None:
+            return
+        self._to_check.put(None)
+        self._checker.join(max(0.0, self._check_end - time.monotonic()))
+        self._check_end, self._checker = -math.inf, None
+        compared, self._checked = self._checked, {}
+        # A comparison that was slow, as on a machine that loads a model, says nothing about the row.
+        if bad := {row: gold for row, (gold, verdict) in compared.items() if verdict in (None, 0.0)}:
             rows = [f"row {row}: {' or '.join(bad[row])[:_SHOWN] or 'none'}" for row in sorted(bad)[:_NAMED_ROWS]]
             logger.warning(
                 "rewards[%s].accuracy: of the %d rows of %s that this rank has compared with themselves, %d have no "
@@ -85,8 +100,9 @@ class Accuracy:
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Start to compare the completions of a prompt; calling the object with them later returns the verdicts."""
+        gold = read_row(prompt.columns)
         for completion in completions:
-            self._verdict(prompt, completion)
+            self._verdict(gold, completion.text)
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], moved: Callable[[], None] = lambda: None
@@ -95,7 +111,9 @@ class Accuracy:
 
         Each answer has its own limit of time, so this ends.
         """
-        pending = [self._verdict(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        golds = {id(prompt): read_row(prompt.columns) for prompt in prompts}
+        pairs = [(golds[id(prompt)], one.text) for prompt, one in zip(prompts, completions, strict=True)]
+        pending = [self._verdict(*pair) for pair in pairs]
         values: Values = []
         for verdict in pending:
             value = verdict.result()
@@ -103,8 +121,8 @@ class Accuracy:
             is_compared = value is None or not math.isnan(value)
             self._not_compared += not is_compared
             values.append(value if is_compared else 0.0)
-        for prompt, completion in zip(prompts, completions, strict=True):  # those of later steps are kept
-            self._verdicts.pop(self._pair(prompt, completion), None)
+        for pair in pairs:  # those of later steps are kept
+            self._verdicts.pop(pair, None)
         return values
 
     def take_timeouts(self) -> int:
@@ -118,14 +136,10 @@ class Accuracy:
         for verifier in self._verifiers:
             verifier.close()
 
-    def _verdict(self, prompt: Prompt, completion: Completion) -> Future[float | None]:
-        pair = self._pair(prompt, completion)
-        if pair not in self._verdicts:
-            self._verdicts[pair] = self._threads.submit(self._compare, *pair)
-        return self._verdicts[pair]
-
-    def _pair(self, prompt: Prompt, completion: Completion) -> tuple[References, str]:
-        return read_row(prompt.columns), completion.text
+    def _verdict(self, gold: References, answer: str) -> Future[float | None]:
+        if (gold, answer) not in self._verdicts:
+            self._verdicts[gold, answer] = self._threads.submit(self._compare, gold, answer)
+        return self._verdicts[gold, answer]
 
     def _compare(self, gold: References, answer: str | None) -> float | None:
         verifier = self._idle.get()

@@ -3,7 +3,7 @@ r"""Verdicts of math-verify, in a process of their own: what it finds equal is e
 * Arithmetic that the answer leaves to do. math-verify calculates: for it, `8 - 2 = ?` states 6, and a model soon learns
   to repeat the problem. A reference that has such arithmetic allows it.
 * Words. For math-verify, those outside of `\text{}` are products of letters, so that `seat` would state `east`.
-* Small numbers. Of those below 0.0001, three digits are compared, for math-verify would compare 0.
+* Small numbers. Those below 0.0001 are compared up to a thousandth of them, for math-verify would compare 0.
 """
 
 from __future__ import annotations
@@ -16,29 +16,23 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from grpo_workload.rewards.references import References
+from grpo_workload.rewards.arithmetic import digits, is_left, is_rational, stated_value
+from grpo_workload.rewards.references import References, boxed
 
 NOT_COMPARED = math.nan
 """Verdict on an answer whose comparison took too long or too much memory, or crashed."""
 
 _PARSE_SECONDS = 3
-_DECIMALS = 6
+_SMALL, _CLOSE = 1e-4, 1e-3  # numbers below the first are equal up to this part
+_FLOAT_DIGITS = 300
 _MOST_DIGITS = 1e5  # of a number that is calculated: a tower of powers would take for ever
 _NICENESS = 10  # the rank, and perhaps an engine, work at the same time
 
-# In what math-verify read, where it has calculated while it read.
-_OPERATOR = re.compile(r"(?<=[\d)}!%])\s*(?:[-+*\u00d7·\u2212]|\\times|\\cdot)\s*(?=[\d({\\])")
-_SCIENTIFIC = re.compile(r"(?:[*\u00d7·]|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[-+\u2212]?\d+\s*\}|[-+\u2212]?\d+)")
-_QUOTIENTS = (
-    re.compile(r"(\d+)\s*(?:/|:|÷|\\div)\s*(\d+)"),
-    re.compile(r"frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}"),
-    re.compile(r"frac\s*(\d)\s*(\d)"),
-)
-
-_MARKUP = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|boldsymbol)\b|\\[ ,;!]|[{}()*$~]|\s")
-_LETTERS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]*")
-_PRODUCT = re.compile(r"[^\W\d_]{1,2}")  # letters that may be a product
+_MARKUP = re.compile(r"\\(?:text\w*|mbox|math\w+|boldsymbol)\b|\\[ ,;!]|[{}()*$~]|\s")
+_WORD = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019-])*")
+_CHOICE = re.compile(r"\(?([A-J])[).](.*)")  # with its text: (B) 12
 _SAID = re.compile(r"(?:.*\banswer(?:\s+is)?\s*:?)?\s*(.+)", re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def verify_answers(golds: list[References], completions: list[str | None], **_: Any) -> list[float | None]:
@@ -57,20 +51,27 @@ def verify_answers(golds: list[References], completions: list[str | None], **_: 
     ]
 
 
+class _TimedOutError(Exception):
+    """math-verify did not read a reference in its time; it may the next time."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Gold:
     """One accepted answer, and what is the same for all completions that are compared with it."""
 
     parsed: list[Any]  # math-verify's expression, if there is one, and the text that it read
     word: str | None
-    decimals: int  # that are compared
+    small: float | None  # a number that six decimals do not tell from 0
     allows_arithmetic: bool
 
 
 def _own_verdict(gold: References) -> float | None:
     verdicts = []
     for text in gold:
-        one = _gold(text)
+        try:
+            one = _gold(text)
+        except _TimedOutError:
+            return NOT_COMPARED
         # What is no math and no word is right only as the same characters.
         is_read = one is not None and (len(one.parsed) > 1 or one.word is not None)
         verdicts.append(_verdict((text,), rf"\boxed{{{one.parsed[-1]}}}") if one and is_read else None)
@@ -78,45 +79,88 @@ def _own_verdict(gold: References) -> float | None:
 
 
 def _verdict(gold: References, answer: str) -> float | None:
-    accepted = [one for text in gold if (one := _gold(text))]
+    try:
+        accepted = [one for text in gold if (one := _gold(text))]
+    except _TimedOutError:
+        return NOT_COMPARED
     if not accepted:
         return None
     timeouts = _timeouts()
     before = timeouts.count
+    answer = _without_thoughts(answer)
     given = _parse(answer)
     if any(_states(one, given, answer) for one in accepted):
         return 1.0
     return NOT_COMPARED if timeouts.count > before else 0.0
 
 
+def _without_thoughts(answer: str) -> str:
+    """Return what follows <think>...</think>, with what is in <answer>...</answer> in a box."""
+    if "</think>" in answer:
+        answer = answer.rpartition("</think>")[2]
+    elif answer.lstrip().startswith("<think>"):  # cut before it answered
+        return ""
+    tagged = _TAGGED.findall(answer)
+    if not tagged:
+        return answer
+    return tagged[-1] if r"\boxed" in tagged[-1] else rf"\boxed{{{tagged[-1].strip().strip('$')}}}"
+
+
 @lru_cache(maxsize=64)  # all completions of a prompt have the same
 def _gold(text: str) -> _Gold | None:
-    """Return an accepted answer; None if it cannot be read."""
+    """Return an accepted answer; None if it cannot be read. _TimedOutError, which is not kept."""
+    timeouts = _timeouts()
+    before = timeouts.count
     if not (parsed := _parse(text)):
+        if timeouts.count > before:
+            raise _TimedOutError
         return None
-    allows = _is_left(parsed) or bool(getattr(_value(parsed), "free_symbols", ()))
-    return _Gold(parsed, _word(parsed[-1]), _decimals(parsed), allows)
+    boxes = boxed(text)
+    raw = boxes[-1][0] if boxes else str(parsed[-1])
+    allows = is_left(parsed) or bool(getattr(stated_value(parsed), "free_symbols", ()))
+    return _Gold(parsed, _choice(raw) or _word(raw), _small(parsed), allows)
 
 
 def _states(gold: _Gold, given: list[Any], answer: str) -> bool:
     from math_verify import verify  # imports sympy, which the rank does not need
 
     if gold.word is not None:
-        read = _word(given[-1]) if given else None
-        if gold.word in (read, None if r"\boxed" in answer else _word(_last_said(answer))):
+        boxes = boxed(answer)
+        said = boxes[-1][0] if boxes else _last_said(answer)
+        words = {_word(said), _word(given[-1]) if given and not boxes else None}
+        if len(gold.word) == 1 and (choice := _choice(said)) is not None:
+            return gold.word == choice
+        if gold.word in words:
             return True
-        if read is not None and not (_PRODUCT.fullmatch(gold.word) and _PRODUCT.fullmatch(read)):
+        if any(word is not None and _are_words(gold.word, word) for word in words):
             return False
-    if given and _digits(_value(given)) > _MOST_DIGITS:
+    if given and digits(stated_value(given)) > _MOST_DIGITS:
         return bool(given[0] == gold.parsed[0])
-    is_equal = verify(gold.parsed, given, float_rounding=gold.decimals, timeout_seconds=_PARSE_SECONDS)
-    return is_equal and (gold.allows_arithmetic or not _is_left(given))
+    if gold.small is not None and given and is_rational(stated_value(given)):
+        other = stated_value(given)
+        return digits(other) < _FLOAT_DIGITS and math.isclose(gold.small, float(other.doit()), rel_tol=_CLOSE)
+    is_equal = bool(verify(gold.parsed, given, timeout_seconds=_PARSE_SECONDS))
+    return is_equal and (gold.allows_arithmetic or not is_left(given))
 
 
 def _word(text: Any) -> str | None:
     """Return the letters of a text answer without case, spaces, parentheses and a full stop at its end; else None."""
     letters = _MARKUP.sub("", str(text)).removesuffix(".").casefold()
-    return letters if _LETTERS.fullmatch(letters) else None
+    is_word = _WORD.fullmatch(letters) and all(one.isalpha() or one in "'\u2019-" for one in letters)
+    return letters if is_word else None
+
+
+def _choice(text: str) -> str | None:
+    """Return the letter of a choice that is given with its text; None if it is none, or names another one, too."""
+    found = _CHOICE.fullmatch(" ".join(re.sub(r"\\(?:text\w*|math\w+)\b|\\[ ,;!]|[{}$*]", " ", text).split()))
+    return found[1].casefold() if found and not re.search(r"\b[A-J]\b", found[2]) else None
+
+
+def _are_words(word: str, other: str) -> bool:
+    """Whether they differ as texts do; else they may be products of letters, in any order."""
+    return {word, other} & {"yes", "no"} != set() or any(
+        len(one) > 3 and re.search("[aeiou]", one) is not None for one in (word, other)
+    )
 
 
 def _last_said(answer: str) -> str:
@@ -126,89 +170,13 @@ def _last_said(answer: str) -> str:
     return said[1] if said else line
 
 
-def _value(parsed: list[Any]) -> Any:
-    """Return the right side of the last equation that was read, else what was read."""
-    from math_verify.grader import is_equation, take_last_relation
-
-    return take_last_relation(parsed[0]).rhs if is_equation(parsed[0]) else parsed[0]
-
-
-def _decimals(parsed: list[Any]) -> int:
-    """Return the decimals that are compared: math-verify's 6, and more for numbers that would be 0 then."""
-    value = _value(parsed)
-    try:
-        size = abs(float(value)) if _digits(value) <= _MOST_DIGITS else math.inf
-    except (TypeError, ValueError, OverflowError):  # no number
-        return _DECIMALS
-    return max(_DECIMALS, 2 - math.floor(math.log10(size))) if 0 < size < math.inf else _DECIMALS
-
-
-def _is_left(parsed: list[Any]) -> bool:
-    """Whether a sum, difference or product of numbers is left to calculate, or a quotient that is a whole number."""
-    from math_verify.grader import is_equation, take_first_relation
-    from sympy import Basic, Number, preorder_traversal
-
-    value = _value(parsed)
-    if isinstance(value, str):
-        return False
-    if is_equation(parsed[0]) and isinstance(take_first_relation(parsed[0]).lhs, Number):
-        return False  # `6 = 2 * 3` states 6
-    if isinstance(value, Basic) and any(map(_calculates, preorder_traversal(value))):
-        return True
-    text = _SCIENTIFIC.sub("", _last_side(str(parsed[-1])))
-    is_calculated = isinstance(value, Number) and _OPERATOR.search(text) is not None
-    return is_calculated or any(_is_whole(*found) for pattern in _QUOTIENTS for found in pattern.findall(text))
-
-
-def _last_side(text: str) -> str:
-    """Return the last side of an equation that has a digit."""
-    return next((side for side in reversed(re.split(r"=|≈|\\approx", text)) if re.search(r"\d", side)), "")
-
-
-def _is_whole(numerator: str, denominator: str) -> bool:
-    return int(denominator) > 1 and int(numerator) % int(denominator) == 0
-
-
-def _calculates(node: Any) -> bool:
-    """Whether the node of a tree adds or multiplies numbers; 3 * 10^8 and 3/4 are numbers themselves."""
-    from sympy import Add, Integer, Mul, UnevaluatedExpr
-
-    if isinstance(node, Add):
-        return sum(map(_is_rational, node.args)) > 1
-    if not isinstance(node, Mul):
-        return False
-    factors = [one for one in node.args if _is_rational(one) and abs(one) != 1 and not isinstance(one, UnevaluatedExpr)]
-    if len(factors) != 2:
-        return len(factors) > 2
-    first, second = sorted(factors, key=lambda one: one.is_Pow)
-    if second.is_Pow and second.exp == -1:
-        return isinstance(first, Integer) and isinstance(second.base, Integer) and first % second.base == 0
-    return not (second.is_Pow and second.base == 10)
-
-
-def _digits(node: Any) -> float:
-    """Return about how many digits, before or after the point, it takes to calculate a tree; infinity if very many."""
-    from sympy import Basic, Number, Pow, factorial
-
-    if isinstance(node, Number):
-        return math.log10(abs(node.p)) if node.is_Integer and node.p else 1.0
-    if not isinstance(node, Basic):
-        return 0.0
-    if isinstance(node, Pow | factorial):
-        exponent = _digits(node.args[-1])
-        return math.inf if exponent > 7 else max(1.0, _digits(node.args[0])) * 10**exponent
-    return sum(map(_digits, node.args))
-
-
-def _is_rational(node: Any) -> bool:
-    """Whether the node is a number, or is calculated from numbers by + - * / and whole powers."""
-    from sympy import Add, Integer, Mul, Number, Pow, UnevaluatedExpr
-
-    if isinstance(node, Pow):
-        return _is_rational(node.base) and isinstance(node.exp, Integer)
-    return isinstance(node, Number) or (
-        isinstance(node, Add | Mul | UnevaluatedExpr) and all(map(_is_rational, node.args))
-    )
+def _small(parsed: list[Any]) -> float | None:
+    """Return a number that six decimals do not tell from 0; None for any other, and for what is none."""
+    value = stated_value(parsed)
+    if not is_rational(value) or digits(value) > _FLOAT_DIGITS:
+        return None
+    number = float(value.doit())
+    return number if 0 < abs(number) < _SMALL else None
 
 
 def _parse(text: str) -> list[Any]:

@@ -1,11 +1,16 @@
 """What a row's columns state, in the form that math-verify reads."""
 
 import math
+import time
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from grpo_workload.rewards.references import boxed, read, read_row
+
+LONG = "Add 3 to both of the sides, then divide them by 2, which gives 7."
 
 
 @pytest.mark.parametrize(
@@ -20,7 +25,19 @@ from grpo_workload.rewards.references import boxed, read, read_row
         (r"6.5 \text{ miles per hour}", [r"\boxed{6.5 \text{ miles per hour}}"]),
         ("north", [r"\boxed{north}"]),
         ("no solution", [r"\boxed{no solution}"]),
-        ("61 boxes of tea", ["61 boxes of tea"]),  # math-verify finds 61, but would multiply by letters in a box
+        ("61 boxes of tea", [r"\boxed{61}"]),  # math-verify would multiply by letters
+        ("+3 cm.", [r"\boxed{+3}"]),
+        ("5 hours and 30 minutes", []),
+        ("3 dozen", []),
+        ("between 3 and 5", []),
+        ("2ab + 3bc", [r"\boxed{2ab + 3bc}"]),
+        ("S_{ABC} = 2 S_{DEF}", [r"\boxed{S_{ABC} = 2 S_{DEF}}"]),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", [r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"]),
+        ("sin 30 + max(1, 2)", [r"\boxed{sin 30 + max(1, 2)}"]),
+        ("Answer: 1/2", [r"\boxed{1/2}"]),
+        ("#### Step 1\nAdd.\n#### Step 2\nDivide\nby 2.", []),
+        (r"$x = \boxed{3}$, $y = \boxed{4}$", [r"\boxed{3, 4}"]),
+        (r"so \boxed{}", []),
         ("7 pi", [r"\boxed{7 pi}"]),
         ("She has 4 - 1 = 3 left.\n#### 1,203", [r"\boxed{1,203}"]),
         (r"Hence $x = 4$, so \boxed{\frac{9}{\sqrt{2}}} is the area; as $E_2$ shows.", [r"\boxed{\frac{9}{\sqrt{2}}}"]),
@@ -35,7 +52,11 @@ from grpo_workload.rewards.references import boxed, read, read_row
         (3159.0, [r"\boxed{3159}"]),
         (1e-7, [r"\boxed{0.0000001}"]),
         (2e21, [r"\boxed{2000000000000000000000}"]),
-        (np.float32(0.5), [r"\boxed{0.5}"]),
+        (np.float16(0.1), [r"\boxed{0.1}"]),
+        (np.array(5), [r"\boxed{5}"]),
+        (Decimal("1.50"), [r"\boxed{1.50}"]),
+        (Fraction(3, 4), [r"\boxed{3/4}"]),
+        pytest.param(10**5000, [], id="huge"),
         (True, [r"\boxed{True}"]),
         (["12", 13, ""], [r"\boxed{12}", r"\boxed{13}"]),
         (np.array([1.5, 2.0]), [r"\boxed{1.5}", r"\boxed{2}"]),
@@ -60,7 +81,11 @@ def test_what_a_column_states(value, texts):
         ({"solution": r"so \boxed{8}", "answer": "7"}, [r"\boxed{8}"]),
         ({"solution": "8", "answer": "7"}, [r"\boxed{8}"]),
         ({"solution": "Add 3 to both, then divide by 2.", "answer": "7"}, [r"\boxed{7}"]),
-        ({"solution": "Add 3 to both, so it is 7.", "answer": ""}, ["Add 3 to both, so it is 7."]),
+        ({"solution": LONG, "answer": ""}, [LONG]),
+        ({"solution": [LONG, "3"], "answer": "7"}, [r"\boxed{7}"]),
+        ({"solution": "x + 3 = 10\nx = 7", "answer": "7"}, [r"\boxed{7}"]),
+        ({"solution": "See above", "answer": "7"}, [r"\boxed{7}"]),
+        ({"answer": ["2", "5"], "is_multiple_answer": "true"}, [r"\boxed{2, 5}"]),
         ({"question": "2 + 5?"}, []),
     ],
 )
@@ -71,3 +96,21 @@ def test_which_column_of_a_row_counts(columns, texts):
 @pytest.mark.parametrize(("text", "contents"), [(r"\boxed{a{b}c} \boxed {d} \boxed{e", ["a{b}c", "d"]), ("", [])])
 def test_boxes(text, contents):
     assert [content for content, _, _ in boxed(text)] == contents
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is" + " " * 5000 + "x\n" * 3000,
+        r"\boxed{1}" + " " * 100_000 + r"\boxed{2}",
+        r"\boxed{ " * 20_000,
+        "answer is " * 20_000,
+        "$" * 50_000,
+        "1 a " * 25_000,
+    ],
+)
+def test_no_text_takes_long(text):
+    """It is read in the rank, where nothing ends it."""
+    start = time.process_time()
+    read(text)
+    assert time.process_time() - start < 2
