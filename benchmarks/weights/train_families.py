@@ -127,12 +127,13 @@ class Trainer:
     def __init__(self, scratch: Path, device: str, engine: str) -> None:
         self._folder = Path(tempfile.mkdtemp(dir=scratch))
         self._device, self._engine = device, engine
-        self._last: dict[str, str] = {}
+        self._last = ("", "")  # family and error
 
     def run(self, wanted: list[tuple[str, str]], timeout: float) -> list[dict[str, Any]]:
-        """Train `wanted`, families and modes, in one process; return the lines of what is through, and of what failed.
+        """Train `wanted`, families and modes, in one process; return the lines of what is through.
 
-        Also of the family's other modes, if it failed as the mode before did.
+        If nothing is, that of the first, which failed: what fails behind others may owe it to them, and is tried again.
+        Also those of the family's other modes, if it failed as the mode before did.
         """
         results = self._folder / "lines.jsonl"
         results.unlink(missing_ok=True)
@@ -150,15 +151,15 @@ class Trainer:
         failed, _ = run_alone(command, self._folder, timeout)
         done = [json.loads(text) for text in results.read_text().splitlines()] if results.exists() else []
         lines = [self._line(line.pop("model"), line.pop("mode"), **line) for line in done]
-        # Behind others it is tried again by itself: vLLM's start changes what transformers makes in its process.
-        if failed and not done:
-            family, mode = wanted[len(lines)]
-            is_same, self._last[family] = self._last.get(family) == failed["error"], failed["error"]
+        if lines:
+            self._last = "", ""
+        elif failed:
+            (family, mode), *others = wanted
             lines.append(self._line(family, mode, **failed))
-            if is_same:
-                failed = {"error": f"not tried after two modes: {failed['error']}"}
-                rest = [mode for other, mode in wanted[len(lines) :] if other == family]
-                lines += [self._line(family, mode, **failed) for mode in rest]
+            if self._last == (family, failed["error"]):
+                again = {"error": f"not tried after two modes: {failed['error']}"}
+                lines += [self._line(family, other, **again) for name, other in others if name == family]
+            self._last = family, failed["error"]
         return lines
 
     def _line(self, family: str, mode: str, **found: Any) -> dict[str, Any]:
