@@ -7,9 +7,10 @@ DEVICE is "cuda" or "cpu", ENGINE "vLLM" (for one model) or "Transformers". MODE
 the job, beside those below. All modes train on the same samples and share an engine.
 
 Rank 0 appends a line to RESULTS/lines.jsonl for each model and mode that is through; the first that is not ends the
-program. A mode is through if the loss and the gradients are finite, the gradients and (in float32) the weights are
-those of `plain_steps`, the engine samples from what is trained, and log-probabilities of engine and trainer differ
-after each push by no more than a job's bound, and by less than a third of what they differ by before it.
+program. A mode is through if weights have the checkpoint's names, the loss and the gradients are finite, the gradients
+and (in float32) the weights are those of `plain_steps`, the engine samples from what is trained, and log-probabilities
+of engine and trainer differ after each push by no more than a job's bound, and by less than a third of what they differ
+by before it.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -36,6 +37,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from fixed_samples import train_on
 from plain_steps import plain_steps
+from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import micro_batch
@@ -136,6 +138,12 @@ def compare_step(policy, metrics, before, plain, *, is_first):
     return step
 
 
+def names_in(folder):
+    """Return the names of the weights in a checkpoint."""
+    with safe_open(Path(folder) / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
 def sampled(policy, generator):
     """Return by how much the engine's log-probabilities of its own samples differ from the trainer's: mean, in nats."""
     prompt = Prompt(index=0, text="", token_ids=(5, 40, 7))
@@ -169,6 +177,8 @@ def run(model, mode, plain, engines):
 
         generator = ColocateGenerator(config, device)
         engines.append(generator)
+    strange = {spec.name for spec in policy.merged_weights().specs} - names_in(model["path"])
+    assert not strange, f"the model's checkpoint has other names: {sorted(strange)[:3]}"
     check = WeightCheck(config, tokenizer)
     taken: list[dict[str, Any]] = []
     pushed: list[float] = []

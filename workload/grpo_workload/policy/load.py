@@ -45,6 +45,8 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
             dtype=DTYPES[config.model.dtype],
             attn_implementation=config.model.attention,
         )
+    # Under ZeRO-3, transformers also keeps those that it did not use: saved weights would get names of other models.
+    model._weight_conversions = [one for one in getattr(model, "_weight_conversions", None) or () if one.was_used()]
     keep_own_calls(model)
     attention.keep_bounds(model)
     rope.keep_factors(model, config.generation.max_model_len)
