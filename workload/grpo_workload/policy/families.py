@@ -14,20 +14,25 @@ TESTED: dict[str, tuple[str, ...]] = (
             *("granite", "granitemoe", "granitemoehybrid", "deepseek_v3", "seed_oss", "cohere", "cohere2", "exaone4"),
             *("ernie4_5", "hunyuan_v1_dense", "starcoder2", "apertus", "lfm2", "gemma3", "nemotron", "stablelm"),
             *("olmo", "gpt2", "gpt_neox", "arcee", "glm", "jais2", "hyperclovax", "minicpm3", "granitemoeshared"),
-            *("olmoe", "flex_olmo", "dots1", "solar_open", "exaone_moe", "cohere2_moe", "deepseek_v2", "afmoe"),
-            *("hy_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe"),
+            *(
+                "olmoe",
+                "flex_olmo",
+                "llama4_text",
+                "dots1",
+                "solar_open",
+                "exaone_moe",
+                "cohere2_moe",
+                "deepseek_v2",
+                "afmoe",
+            ),
+            *("hy_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "ministral3", "ernie4_5_moe", "gemma4_text"),
+            *("granite_swa", "granitemoe_swa", "mellum", "hunyuan_v1_moe", "qwen3_5_text", "qwen3_5_moe_text"),
         ),
         (ALL, ZERO3, ADAPTERS),
     )
-    | dict.fromkeys(("jamba", "falcon_h1", "nemotron_h", "llama4_text"), (ALL, ZERO3))
-    | {"ministral3": (ALL, ADAPTERS), "ernie4_5_moe": (ZERO3, ADAPTERS), "falcon_mamba": (ZERO3,)}
-    | dict.fromkeys(
-        (
-            *("gemma4_text", "granite_swa", "granitemoe_swa", "mellum", "hunyuan_v1_moe"),
-            *("qwen3_5_text", "qwen3_5_moe_text", *VISION_FAMILIES),
-        ),
-        (ALL,),
-    )
+    | dict.fromkeys(("jamba", "falcon_h1", "nemotron_h"), (ALL, ZERO3))
+    | {"falcon_mamba": (ZERO3,)}
+    | dict.fromkeys(VISION_FAMILIES, (ALL,))
     | dict.fromkeys(
         ("minimax_m2", "gemma3n_text", "phimoe", "olmo_hybrid", "kimi_linear", "deepseek_v32", "glm_moe_dsa"), ()
     )

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from benchmarks.weights.models_page import PUSHES, fill, pushes, trainings
+from benchmarks.weights.train_families import MODES
 
 from grpo_workload.policy.families import ADAPTERS, ALL, TESTED, ZERO3
 from grpo_workload.spec.inputs import VISION_FAMILIES
@@ -25,6 +26,17 @@ def test_each_family_that_is_tested_has_a_row(table: str, families: list[str]) -
 
 def test_the_columns_are_what_was_tried() -> None:
     assert fill(PAGE) == PAGE, "python -m benchmarks.weights.models_page writes them"
+
+
+def test_the_readme_counts_what_was_tried() -> None:
+    trained, followed = (
+        sum(places["CPU"] >= {*MODES} for places in results.values())
+        for results in (trainings(), trainings(of_pushes=True))
+    )
+    on_gpus = sum(any(modes for place, modes in places.items() if place != "CPU") for places in pushes().values())
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{trained} families take the steps" in text
+    assert f"followed each push of {followed} of them, and on an H100 or H200 it followed pushes of {on_gpus}." in text
 
 
 def test_each_vision_family_has_a_row_and_pushes_that_were_tried() -> None:
