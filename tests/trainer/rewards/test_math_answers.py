@@ -238,8 +238,8 @@ def test_rows_whose_references_cannot_be_compared_are_named(caplog):
     end_check(rewards, "dataset")
     (message,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "of the 6 rows of dataset" in message
-    assert "2 have no answer that can be compared" in message
-    assert "(row 4: none; row 5: none)" in message
+    assert "2 have no answer that can be read" in message
+    assert f"(row 4: {values[4]}; row 5: nothing)" in message
     begin_check(rewards, prompts[0])
     end_check(rewards, "dataset")
     assert len(caplog.records) == 1

@@ -53,8 +53,8 @@ class Accuracy:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"rewards[{config.name}]")
         self._verdicts: dict[tuple[References, str], Future[float | None]] = {}  # by references and text
         self._not_compared = 0
-        self._to_check: Queue[tuple[int, References] | None] = Queue()  # rows; None behind the last
-        self._checked: dict[int, tuple[References, float | None]] = {}  # by row
+        self._to_check: Queue[Prompt | None] = Queue()  # None behind the last
+        self._checked: dict[int, tuple[str, float | None]] = {}  # by row: what it has, and the verdict
         self._checker: Thread | None = None
         self._check_end = math.inf
 
@@ -65,14 +65,16 @@ class Accuracy:
             # The end of Python does not wait for it.
             self._checker = Thread(target=self._check_rows, name=f"references[{self._name}]", daemon=True)
             self._checker.start()
-        self._to_check.put((prompt.index, read_row(prompt.columns)))
+        self._to_check.put(prompt)
 
     def _check_rows(self) -> None:
-        for row, references in iter(self._to_check.get, None):
+        for prompt in iter(self._to_check.get, None):
             if time.monotonic() > self._check_end:
                 break
-            if row not in self._checked:
-                self._checked[row] = (references, self._compare(references, None))
+            if prompt.index not in self._checked:
+                texts = [str(prompt.columns[name])[:_SHOWN] for name in COLUMNS if prompt.columns.get(name) is not None]
+                verdict = self._compare(read_row(prompt.columns), None)
+                self._checked[prompt.index] = (" / ".join(filter(None, texts)) or "nothing", verdict)
 
     def end_check(self, dataset: str) -> None:
         """Log a warning that names rows of `dataset` whose references no completion can be compared with."""
@@ -83,11 +85,11 @@ class Accuracy:
         self._check_end, self._checker = -math.inf, None
         compared, self._checked = self._checked, {}
         # A comparison that was slow, as on a machine that loads a model, says nothing about the row.
-        if bad := {row: gold for row, (gold, verdict) in compared.items() if verdict in (None, 0.0)}:
-            rows = [f"row {row}: {' or '.join(bad[row])[:_SHOWN] or 'none'}" for row in sorted(bad)[:_NAMED_ROWS]]
+        if bad := {row: held for row, (held, verdict) in compared.items() if verdict in (None, 0.0)}:
+            rows = [f"row {row}: {bad[row]}" for row in sorted(bad)[:_NAMED_ROWS]]
             logger.warning(
                 "rewards[%s].accuracy: of the %d rows of %s that this rank has compared with themselves, %d have no "
-                "answer that can be compared, so that no completion is right (%s%s). Let the column %s hold the "
+                "answer that can be read, so that completions get nothing for them (%s%s). Let the column %s hold the "
                 "answer alone, as LaTeX, a number or a few words, or end with it in \\boxed{} or after ####",
                 self._name,
                 len(compared),
