@@ -1,1 +1,1 @@
-"""What rewards pay for."""
+"""Benchmarks of rewards: answers that are paid."""

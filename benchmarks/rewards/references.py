@@ -1,4 +1,4 @@
-"""What the reward `accuracy` pays for the reference answers of public test sets, and for wrong numbers taken from them.
+"""Reference answers of public test sets, and wrong numbers taken from them: those that the reward `accuracy` pays.
 
     python -m benchmarks.rewards.references --folder answers --output references.jsonl
 

@@ -103,7 +103,7 @@ def save_with_tokenizer(family, folder, make=make_model, dtype=torch.float32, **
 
 @pytest.mark.vllm
 def test_a_push_changes_the_view_of_a_packed_convolution(run_program, tmp_path):
-    """Which vLLM's Mamba-2 computes with on CPUs; else log-probabilities would differ by 0.1 nats."""
+    """On CPUs, vLLM's Mamba-2 computes with that view; else log-probabilities would differ by 0.1 nats."""
     folder = save_with_tokenizer("granitemoehybrid", tmp_path / "model", dtype=torch.bfloat16)
     model = {"path": str(folder), "modes": ["2:full"], "training": {"perDeviceTrainBatchSize": 1}}
     model |= {"engineArgs": {"enable_prefix_caching": False}}  # vLLM's CPU build cannot begin in the middle

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _MADE_OF_WEIGHTS: WeakKeyDictionary[nn.Module, list[frozenset[str]]] = WeakKeyDictionary()
 """By model: names of what the first load has made of weights, once for each push that is still to be watched."""
 PUSHES = 2
-"""How many pushes are watched: the second sees what the first forward pass has put in place of something."""
+"""Number of pushes that are watched: the second sees what the first forward pass has put in place of something."""
 
 _CONSTANT = {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 _CONSTANT |= {"arange", "linspace", "eye", "scalar_tensor"}

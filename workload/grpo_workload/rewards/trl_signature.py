@@ -24,7 +24,7 @@ _NAME = re.compile(r"\w[\w./ -]{0,99}", re.ASCII)
 _MAX_TEXT = 2000
 _MAX_INTEGER = 2**63
 _UNORDERED = (str, bytes, bytearray, memoryview, Mapping, Set)
-"""What can be iterated over and yet is not a value for each completion: letters, bytes, keys, any order."""
+"""Types that can be iterated over and yet are not a value for each completion: letters, bytes, keys, any order."""
 
 
 class ReturnedError(Exception):

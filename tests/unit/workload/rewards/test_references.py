@@ -1,4 +1,4 @@
-"""What a row's columns state, in the form that math-verify reads."""
+"""References of rows, in the form that math-verify reads."""
 
 import math
 import time
