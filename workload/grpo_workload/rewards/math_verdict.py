@@ -134,11 +134,11 @@ def _states(gold: _Gold, given: list[Any], answer: str) -> bool:
             return True
         if any(word is not None and _are_words(gold.word, word) for word in words):
             return False
-    if given and digits(stated_value(given)) > _MOST_DIGITS:
+    value: Any = stated_value(given) if given else None
+    if digits(value) > _MOST_DIGITS:
         return bool(given[0] == gold.parsed[0])
-    if gold.small is not None and given and is_rational(stated_value(given)):
-        other = stated_value(given)
-        return digits(other) < _FLOAT_DIGITS and math.isclose(gold.small, float(other.doit()), rel_tol=_CLOSE)
+    if gold.small is not None and is_rational(value):
+        return digits(value) < _FLOAT_DIGITS and math.isclose(gold.small, float(value.doit()), rel_tol=_CLOSE)
     is_equal = bool(verify(gold.parsed, given, timeout_seconds=_PARSE_SECONDS))
     return is_equal and (gold.allows_arithmetic or not is_left(given))
 

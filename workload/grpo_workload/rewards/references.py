@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from numbers import Integral, Rational, Real
+from numbers import Rational, Real
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, str):
         return "" if value.strip().lower() in _NOTHING else value.strip().replace(r"\fbox", r"\boxed")
     try:
-        if isinstance(value, bool | np.bool_ | Integral | Rational):
+        if isinstance(value, np.bool_ | Rational):
             return str(value)
         if isinstance(value, Decimal):
             return f"{value:f}" if value.is_finite() else ""

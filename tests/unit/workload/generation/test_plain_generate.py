@@ -1,4 +1,4 @@
-"""Which tokens end a completion of engine Transformers, and that a model without one is named."""
+"""Tokens that end a completion of engine Transformers; a model without one is named."""
 
 import pytest
 from transformers import GenerationConfig

@@ -1,4 +1,4 @@
-"""Which objects count as the values of completions, and which functions can take the arguments of TRL's calls."""
+"""Objects that count as the values of completions, and functions that can take the arguments of TRL's calls."""
 
 import functools
 from collections import Counter, deque
