@@ -180,16 +180,6 @@ async def test_an_engine_that_cannot_abandon_an_update_is_named() -> None:
             await client.abandon_update()
 
 
-@pytest.mark.parametrize(("times", "succeeds"), [(ATTEMPTS - 1, True), (ATTEMPTS, False)])
-async def test_resetting_a_prefix_cache_in_use_is_tried_again(times: int, succeeds: bool) -> None:
-    async with client_of("/reset_prefix_cache", Failing(times, held, {"success": True}).handle) as client:
-        if succeeds:
-            await client.reset_prefix_cache()
-        else:
-            with pytest.raises(EngineError, match="could not reset its prefix cache in 4 attempts"):
-                await client.reset_prefix_cache()
-
-
 async def test_an_engine_of_another_size_is_refused() -> None:
     async def world_size(_: web.Request) -> web.StreamResponse:
         return web.json_response({"world_size": 4})

@@ -17,7 +17,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import Listener
 from grpo_workload.generation.begun import Begun, PromptKey
 from grpo_workload.generation.own_answers import bare
-from grpo_workload.generation.vllm_api import MAX_BATCHES, token_prompt, whole_text
+from grpo_workload.generation.vllm_api import token_prompt, whole_text
 
 Gather = Callable[[list[Any]], list[list[Any]]]
 
@@ -86,7 +86,7 @@ class AheadSampler:
                     self._finish(key)
         engine.abort_request(self._begun.cut())
         # Batches that were scheduled before: the engine must not write into memory that it gives up next.
-        for _ in range(MAX_BATCHES):
+        for _ in range(engine.vllm_config.max_concurrent_batches):
             engine.step()
 
     def _take(self, output: Any, version: int) -> PromptKey | None:

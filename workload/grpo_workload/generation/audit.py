@@ -75,10 +75,9 @@ def check_fed(model: nn.Module, loaded: Collection[str] | None) -> None:
 
 def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.model_executor.model_loader.reload import meta
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 
-    skipped = meta.SKIP_LOAD_TENSORS if hasattr(meta, "SKIP_LOAD_TENSORS") else meta.SKIP_TENSORS  # its name in 0.26
     uncounted: set[int] = set()
     named: dict[int, list[str]] = {}
     for path, layer in written_past(model):
@@ -93,14 +92,14 @@ def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
         parameters = {name: one for name, one in layer._parameters.items() if one is not None}
         for name, one in parameters.items():
             named.setdefault(id(one), []).append(f"{path}.{name}")
-            if name in skipped:  # vLLM does not count what is loaded into these
+            if name in SKIP_LOAD_TENSORS:  # vLLM does not count what is loaded into these
                 uncounted.add(id(one))
         info = get_layerwise_info(layer)
         if not info.can_load() or hasattr(layer, "kv_cache_dtype"):  # complete; attention has only scales
             continue
         if is_tied and isinstance(layer, ParallelLMHead):
             continue
-        expected = sum(_num_values(layer, one) for name, one in parameters.items() if name not in skipped)
+        expected = sum(_num_values(layer, one) for name, one in parameters.items() if name not in SKIP_LOAD_TENSORS)
         if info.load_numel < expected:
             yield f"{path} ({info.load_numel} of {expected} numbers)"
     for names in (named[one] for one in uncounted):  # all modules that share a parameter name it

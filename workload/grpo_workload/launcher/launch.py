@@ -23,6 +23,7 @@ from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import AttemptRecord, make_outcome, read_or_refuse, run_once
+from grpo_workload.pod.versions import check_versions
 from grpo_workload.reporting.progress_files import forget_progress, read_progress, write_phase
 from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
 from grpo_workload.spec.errors import ConfigError
@@ -72,6 +73,7 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
         "all %d pods answer; starting ranks %d to %d", len(place.contract.members), place.ranks[0], place.ranks[-1]
     )
     try:
+        check_versions(place.contract)
         await check_devices(place.contract, place.pod)
         async with running_engines(place.contract, place.engines) as engine_exit:
             return await _run_ranks(status, peers, command, stopped, engine_exit)

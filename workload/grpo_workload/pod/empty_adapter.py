@@ -22,7 +22,7 @@ def write_empty_adapter(folder: Path) -> None:
     """Write a folder in peft's format that vLLM loads and in which no layer of the model has an adapter.
 
     vLLM requires at least one layer and refuses layers that the model does not have, except inside a `base_layer`
-    (`check_unexpected_modules` in vllm/lora/lora_model.py, versions 0.26 and 0.32).
+    (`check_unexpected_modules` in vllm/lora/lora_model.py, versions 0.32 and 0.33).
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [], "bias": "none"}

@@ -16,6 +16,7 @@ from grpo_workload.pod.contract_file import ContractError, ThisPod
 from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import make_outcome, read_or_refuse, run_once
+from grpo_workload.pod.versions import check_versions
 from grpo_workload.spec.contract import ENV_POD_NAME, Engine
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.reasons import Reason
@@ -44,6 +45,7 @@ async def run_engines(pod: EnginePod, stop: asyncio.Event) -> Outcome:
     """Run this pod's engines until one of them ends or `stop` is set."""
     stopped = asyncio.create_task(stop.wait())
     try:
+        check_versions(pod.contract)
         await check_devices(pod.contract, pod.pod)
         async with running_engines(pod.contract, pod.engines) as first_exit:
             await asyncio.wait({first_exit, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from grpo_workload.pod.contract_file import ContractError, ThisPod
+from grpo_workload.pod.versions import describe_untried
 from grpo_workload.spec.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION_LOG
 from grpo_workload.spec.reasons import Reason
 from grpo_workload.spec.reports import ExitCode, Outcome
 
 logger = logging.getLogger(__name__)
 
+FAILURES = (ExitCode.RANK_FAILED, ExitCode.CONFIG_ERROR)
 PodT = TypeVar("PodT", bound=ThisPod)
 
 
@@ -151,7 +153,9 @@ async def _run_or_hold(
 
 
 def make_outcome(pod: ThisPod, exit_code: ExitCode, reason: Reason, message: str) -> Outcome:
-    """Return an outcome of this pod's part of the attempt."""
+    """Return an outcome of this pod's part of the attempt. A failure names versions that were not tried."""
+    if exit_code in FAILURES and (untried := describe_untried(pod.contract)):
+        message = f"{message}\n{untried}"
     return Outcome(
         attempt=pod.contract.attempt, pod_uid=pod.pod_uid, exit_code=exit_code, reason=reason, message=message
     )

@@ -121,6 +121,7 @@ def test_arguments_that_change_the_distribution_are_refused(name: str) -> None:
 def test_a_request_switches_off_what_a_generation_config_may_switch_on() -> None:
     sampling = vllm_api.sampling_parameters(TrainingConfig(temperature=0.6, top_p=0.7, top_k=20, min_p=0.1))
     assert sampling == {
+        "skip_special_tokens": True,
         "max_tokens": 256,
         "temperature": 0.6,
         "top_p": 0.7,

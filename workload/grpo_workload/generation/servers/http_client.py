@@ -68,7 +68,7 @@ class EngineClient:
         return str(models["data"][-1]["id"])  # the adapter if there is one, which is listed after the model
 
     async def weight_version(self) -> str:
-        """Return the version passed to the last `finish_update`; only where `vllm_api.reports_weight_version`."""
+        """Return the version passed to the last `finish_update`."""
         return str((await self._repeat("GET", "/weight_info"))["weight_version"])
 
     async def init_transfer(self, init_info: Mapping[str, Any], *, deadline: float) -> None:
@@ -76,9 +76,12 @@ class EngineClient:
         await self._call("POST", "/init_weight_transfer_engine", deadline=deadline, json={"init_info": init_info})
 
     async def pause(self, *, keep: bool = False) -> None:
-        """Block new requests and wait for the running ones; with `keep`, stop these until `resume`, cache included."""
-        how = {"mode": "keep", "clear_cache": "false"} if keep else {"mode": "wait"}
-        await self._repeat("POST", "/pause", params=how)
+        """Block new requests and wait for the running ones, then drop what was cached with the present weights.
+
+        With `keep`, stop the running ones where they are until `resume`; the cache stays.
+        """
+        how = ("keep", "false") if keep else ("wait", "true")
+        await self._repeat("POST", "/pause", params=dict(zip(("mode", "clear_cache"), how, strict=True)))
 
     async def start_update(self) -> None:
         """Begin replacing all weights."""
@@ -89,7 +92,7 @@ class EngineClient:
         await self._call("POST", "/update_weights", deadline=math.inf, json={"update_info": update_info})
 
     async def finish_update(self, version: int | str) -> None:
-        """End the update; vLLM releases with versions store `version`."""
+        """End the update, after which the engine has weights of `version`."""
         await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
 
     async def abandon_update(self, *, keep: bool = False) -> None:
@@ -107,13 +110,6 @@ class EngineClient:
                 return
             if attempt == ATTEMPTS:
                 raise failure
-
-    async def reset_prefix_cache(self) -> None:
-        """Drop what was cached with the old weights. EngineError when blocks stay in use after several attempts."""
-        cleared = await self._repeat("POST", "/reset_prefix_cache", again=lambda answer: not answer["success"])
-        if not cleared["success"]:
-            what = f"could not reset its prefix cache in {ATTEMPTS} attempts: its blocks are still in use"
-            raise EngineError(self.engine, what)
 
     async def resume(self) -> None:
         """Let requests start again."""

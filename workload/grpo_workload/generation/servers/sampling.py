@@ -38,7 +38,6 @@ class Sampler:
         self._link = link
         self._training = contract.config.training
         self._restarts = contract.restart_engines
-        self._vllm = vllm_api.installed()
         self._clients = {client.engine.name: client for client in link.clients}
         self._router = Router(first=rank, steps=self._training.max_staleness + 1)
         self._tasks: dict[Key, asyncio.Task[list[Completion]]] = {}
@@ -160,7 +159,7 @@ class Sampler:
         EngineError when none holds them, unless lost engines come back.
         """
         current = {name: client for name, client in self._clients.items() if name in processes}
-        if version == 0 or not vllm_api.reports_weight_version(self._vllm):
+        if version == 0:
             return current
         versions = await asyncio.gather(
             *(self._version_of(client) for client in current.values()), return_exceptions=True

@@ -1,7 +1,7 @@
 """The trainer's side of weight transfer: rank 0 of a transfer group, which pushes weights to all engines of the group.
 
-vLLM's protocol is: pause, start, update, finish, reset the prefix cache, resume. Requests that go on through updates
-are stopped where they are, and the prefix cache stays. During `update` the engines receive,
+vLLM's protocol is: pause, start, update, finish, resume. The pause drops the prefix cache; but requests that go on
+through updates are stopped where they are, and keep it. During `update` the engines receive,
 piece by piece, what this rank broadcasts at the same time, so a failure of either side ends the wait of both. Meanwhile
 the next piece is gathered and packed; at most two pieces exist at once. The first one is prepared while the engines
 pause, and they may start to pause long before.
@@ -93,8 +93,6 @@ class WeightSender:
                 self._leave()
                 raise
         self._each(lambda client: client.finish_update(version))
-        if not self._keep:
-            self._each(lambda client: client.reset_prefix_cache())
         self._each(lambda client: client.resume())
 
     def _pause(self) -> Future[Any]:

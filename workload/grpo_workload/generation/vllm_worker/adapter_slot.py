@@ -2,8 +2,7 @@
 
 vLLM takes adapters only from folders. So an engine starts with an empty adapter (`pod.empty_adapter`), which requests
 name. When vLLM reads that folder again, the received tensors take its place. It reads the folder at the first request
-after each update: some releases drop their adapters with every update (`reset_lora_state`), and for the others
-`AdapterSlot` drops them (vllm/lora/, read in 0.26 and 0.32).
+after each update, with which it drops its adapters (`reset_lora_state`, read in 0.32 and 0.33).
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class AdapterSlot:
         )
         self._check(received.loras)
         self._received = received
-        self._manager.remove_all_adapters()
         self.clear()
 
     def _in_place_of(self, adapter: Any) -> Any:

