@@ -185,22 +185,22 @@ def fuse(model: Any) -> None:
 def apply_fitting(apply: Callable[..., None], model: Any, *, rms_norm: bool) -> None:
     """Call Liger's `apply` for the kernels that fit the model.
 
-    Liger replaces layers by the family's usual names: it fails where this configuration has made something else of one
-    (dense layers among experts), and does not look at the activation.
+    Liger does not look at the activation. Its kernel for experts, which has no switch of its own, is slower than
+    transformers', and a rank compiles it in more than a hundred ways in its first step, for minutes
+    (benchmarks/results/expert_layer_h100.jsonl).
     """
     # Not Liger's loss, which would replace the model's forward: `logprobs` computes what the loss needs.
     common = {"cross_entropy": False, "fused_linear_cross_entropy": False, "rms_norm": rms_norm}
     text = model.config.get_text_config()
     activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
-    unfit = {name for name, fitting in _MLP_KERNELS.items() if activation not in fitting}
-    for left_out in (unfit, {*_MLP_KERNELS}):
-        try:
-            apply(model, **common, **dict.fromkeys(left_out, False))
-            break
-        except Exception as error:  # nothing is lost: each kernel computes what the layer that it replaces does
-            logger.warning(
-                "model.useLigerKernel: not all of Liger's kernels fit this model; some layers run unfused: %s", error
-            )
+    has_experts = any(path.endswith("experts") for path, _ in model.named_modules())
+    unfit = {name for name, fitting in _MLP_KERNELS.items() if has_experts or activation not in fitting}
+    try:
+        apply(model, **common, **dict.fromkeys(unfit, False))
+    except Exception as error:  # nothing is lost: each kernel computes what the layer that it replaces does
+        logger.warning(
+            "model.useLigerKernel: not all of Liger's kernels fit this model; some layers run unfused: %s", error
+        )
 
 
 def fuse_norms(model: nn.Module) -> int:
