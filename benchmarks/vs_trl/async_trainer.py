@@ -270,8 +270,6 @@ class Attention:
         assert window_size == (-1, -1)
         from torch.nn.attention.varlen import varlen_attn
 
-        from grpo_workload.policy.attention import _GROUPED
-
         if query.is_cuda:
             return varlen_attn(
                 query,
@@ -283,7 +281,7 @@ class Attention:
                 longest_key,
                 scale=softmax_scale,
                 window_size=(-1, 0),
-                **_GROUPED,
+                enable_gqa=True,
             )
         import torch
         from torch.nn.attention.bias import causal_lower_right

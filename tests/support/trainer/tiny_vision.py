@@ -145,7 +145,8 @@ def make_tiny_vision(folder: Path, family: str, **fields: Any) -> Path:
         processor = getattr(transformers, f"{kind}Processor")(
             transformers.Qwen2VLImageProcessor(patch_size=PATCH, merge_size=2, size=size),
             tokenizer,
-            transformers.Qwen3VLVideoProcessor() if kind == "Qwen3VL" else transformers.Qwen2VLVideoProcessor(),
+            # Also for jobs without videos: vLLM 0.33 measures its memory with one.
+            getattr(transformers, f"{'Qwen3' if kind == 'Qwen3VL' else 'Qwen2'}VLVideoProcessor")(patch_size=PATCH),
             chat_template=tokenizer.chat_template,
         )
     model = make_vision_model(family, vocab_size=len(tokenizer), **fields)

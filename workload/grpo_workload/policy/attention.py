@@ -5,7 +5,6 @@ Shapes: S sequences, packed end to end into N tokens; H query heads, G key and v
 
 from __future__ import annotations
 
-import inspect
 from itertools import pairwise
 from typing import Any, cast
 
@@ -27,11 +26,11 @@ VARLEN = "varlen"
 _PACKABLE = {"full_attention", "sliding_attention", "attention", "mlp", "moe"}
 _COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}  # also to means of several keys
 _LEAVES_KEYS_OUT = {"chunked_attention", "indexed_attention"} | _COMPRESSED  # of which only the mask tells
+BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Arguments of a call with the bounds of its sequences."""
 _BOUNDS = "_grpo_bounds"  # attribute of a layer: those of the call that is computed, also when it is computed again
 # Arguments of some models that this function does not support: they change scores, or choose among keys.
 _CHANGES_SCORES = ("position_bias", "indices", "block_indices")
-# Older versions of torch share keys among query heads without being asked to.
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _MAX_HEAD_SIZE, _HEAD_SIZE_STEP = 256, 8  # of the kernel
 
 
@@ -42,15 +41,26 @@ def register() -> None:
     AttentionMaskInterface.register(VARLEN, lambda *args, **kwargs: None)
 
 
-def keep_bounds(model: torch.nn.Module) -> None:
-    """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them."""
-    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
+def keep_bounds(model: Any) -> None:
+    """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them.
 
-    def note(_model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+    Models with layers that carry a state get none: they have one sequence at a time (`check_layers`), and transformers
+    5.20 refuses bounds, even of one, where the image lacks kernels that know them (flash-linear-attention).
+    """
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    is_alone = bool(_unpackable(model.config))
+
+    def note(_model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         for layer in layers:
             vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
+        return args, {name: value for name, value in kwargs.items() if not (is_alone and name in BOUNDS)}
 
     model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def _unpackable(model_config: Any) -> set[str]:
+    """Return the types of the model's layers that would mix sequences of one micro-batch."""
+    return {*(getattr(model_config.get_text_config(), "layer_types", None) or ())} - _PACKABLE
 
 
 def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None:
@@ -64,15 +74,15 @@ def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None
     Raises:
         ConfigError: it names the types of these layers, and the fields that would work.
     """
-    types = set(getattr(model_config.get_text_config(), "layer_types", None) or ())
+    types = _unpackable(model_config)
     cures = []
     if implementation == VARLEN and types & _LEAVES_KEYS_OUT:
         cures.append("model.attention eager")
-    if packs and types - _PACKABLE:
+    if packs and types:
         cures.append("training.perDeviceTrainBatchSize 1")
     if cures:
         raise ConfigError(
-            f"model: {model_config.model_type} has layers of the types {', '.join(sorted(types - _PACKABLE))}, which "
+            f"model: {model_config.model_type} has layers of the types {', '.join(sorted(types))}, which "
             f"need {' and '.join(cures)}: others would mix sequences that are packed into one micro-batch, or attend "
             "to tokens that the model does not"
         )
@@ -208,7 +218,9 @@ def _varlen(
         value = torch.nn.functional.pad(value, (0, query.size(-1) - size))
     output = cast(
         Tensor,
-        varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, **_GROUPED),
+        varlen_attn(
+            query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, enable_gqa=True
+        ),
     )
     return output[..., :size]
 

@@ -99,7 +99,7 @@ def check_routed(prompt: Prompt, completion: Completion) -> None:
     """Check that vLLM has told the experts of a completion's tokens.
 
     Raises:
-        ConfigError: it has not. Some kernels do not tell, and vLLM 0.26 then returns expert 0 in place of each.
+        ConfigError: it has not. vLLM refuses kernels that it knows not to tell; of others it would return expert 0.
     """
     routed, needed = completion.routed_experts, len(prompt.token_ids) + len(completion.token_ids) - 1
     if routed is None or len(routed) < needed:

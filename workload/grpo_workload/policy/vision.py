@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_workload.policy.attention import BOUNDS
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.inputs import VISION_FAMILIES
-
-_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def has_vision(model_config: Any) -> bool:
@@ -105,7 +104,7 @@ def adapt(model: Any) -> None:
         wanted.clear()
 
     def without_bounds(_tower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, {name: value for name, value in kwargs.items() if name not in _BOUNDS}  # they are of the text
+        return args, {name: value for name, value in kwargs.items() if name not in BOUNDS}  # they are of the text
 
     # Functions, not methods: peft copies the embedding layer with its hooks, and would copy the model with a method.
     base.get_image_features = features
@@ -162,7 +161,7 @@ def _with_blank(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     longest = max(kwargs["max_length_q"], count)
     moved = {name: tensor.to(ids_1N.device) for name, tensor in images.items()}
     return kwargs | {
-        **dict(zip(_BOUNDS, (longer, longer, longest, longest), strict=True)),
+        **dict(zip(BOUNDS, (longer, longer, longest, longest), strict=True)),
         "input_ids": torch.cat([ids_1N, blank_1N], dim=1),
         "position_ids": torch.cat([positions_1N, torch.arange(count, device=ids_1N.device).unsqueeze(0)], dim=1),
         "images_B": (*({} for _ in bounds[1:]), moved),

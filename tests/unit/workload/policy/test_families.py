@@ -66,6 +66,17 @@ def attention_of(family: str) -> str:
     return "eager" if family in MASKED else attention.VARLEN
 
 
+def test_layers_with_a_state_get_no_bounds_of_their_one_sequence() -> None:
+    """transformers 5.20 refuses them without flash-linear-attention; attention knows them from the model's call."""
+    model = make_sharp_model("qwen3_next", attention.VARLEN)
+    seen: set[str] = set()
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda _, __, kwargs: seen.update(kwargs), with_kwargs=True)
+    LogprobHead(model).per_token(model, micro_batch(samples()[:1]), 1.0)
+    assert seen
+    assert not seen & {*attention.BOUNDS}
+
+
 @pytest.mark.parametrize("family", ALL)
 def test_log_probabilities_and_gradients_are_those_of_transformers(
     family: str, monkeypatch: pytest.MonkeyPatch
