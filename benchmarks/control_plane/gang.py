@@ -34,8 +34,8 @@ GPUS = 8
 WAYS = ("one by one", "Native", "Kueue")
 TIMEOUT_SECONDS = 5
 POLL_SECONDS = 0.25
-GATES = {"GenericWorkload": True, "GangScheduling": True}
-API = {"scheduling.k8s.io/v1alpha2": True}
+GATES = {"GenericWorkload": True}
+API = {"scheduling.k8s.io/v1beta1": True}
 
 QUEUE = f"""
 apiVersion: kueue.x-k8s.io/v1beta2

@@ -21,9 +21,9 @@ from grpo_devcluster import paths
 from grpo_devcluster.locks import locked
 from grpo_devcluster.progress import say, step
 
-KUBERNETES = "v1.36.3"
+KUBERNETES = "v1.37.2"
 OLDEST_KUBERNETES = "v1.30.14"
-CONTAINERD = "v2.3.7"
+CONTAINERD = "v2.4.2"
 KWOK_STAGES = "stages.yaml"
 
 Scope = Literal["cluster", "controlplane", "all", "oldest"]

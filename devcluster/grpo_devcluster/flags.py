@@ -1,5 +1,6 @@
 """Command lines of the control plane, made by pure functions."""
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +84,16 @@ def apiserver(endpoints: Endpoints, pki: Pki, features: Features, audit: tuple[P
         f"--service-account-signing-key-file={pki.service_account_key}",
         "--service-account-issuer=https://kubernetes.default.svc",
         "--allow-privileged=true",
+        *_reconciler(endpoints.address),
         *features.gate_flags(),
         *features.runtime_flags(),
         *(_audit(*audit) if audit else []),
     ]
+
+
+def _reconciler(address: str) -> list[str]:
+    # An address of loopback cannot be an endpoint of the Service `kubernetes`; from 1.37 on, the server does not start.
+    return ["--endpoint-reconciler-type=none"] if ipaddress.ip_address(address).is_loopback else []
 
 
 def _audit(policy: Path, log: Path) -> list[str]:

@@ -17,8 +17,8 @@ from support.trainer.launchers import free_ports
 
 Kubectl = Callable[..., str]
 
-GANG_GATES = {"GenericWorkload": True, "GangScheduling": True}
-GANG_API = {"scheduling.k8s.io/v1alpha2": True}
+GANG_GATES = {"GenericWorkload": True}
+GANG_API = {"scheduling.k8s.io/v1beta1": True}
 
 
 @pytest.fixture(scope="session")

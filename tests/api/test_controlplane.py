@@ -42,7 +42,7 @@ def apply_ready(kubectl: Kubectl, namespace: str, name: str, replicas: int = 3) 
 
 
 def test_reports_the_pinned_version(kubectl: Kubectl, pytestconfig: pytest.Config) -> None:
-    pinned = "v1.30.14" if pytestconfig.getoption("oldest") else "v1.36.3"
+    pinned = "v1.30.14" if pytestconfig.getoption("oldest") else "v1.37.2"
     assert json.loads(kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"] == pinned
 
 

@@ -1,4 +1,4 @@
-"""Gangs where two more feature gates are on: the scheduler finds a rack for all pods, and takes nodes from a gang only
+"""Gangs where one more feature gate is on: the scheduler finds a rack for all pods, and takes nodes from a gang only
 for one that then fits whole."""
 
 import json
@@ -13,10 +13,10 @@ from support.control_plane.operators import Jobs, Operator, install_chart, make_
 
 pytestmark = [pytest.mark.api, pytest.mark.newer]
 
-GATES = ("GenericWorkload", "GangScheduling", "TopologyAwareWorkloadScheduling", "WorkloadAwarePreemption")
+GATES = ("GenericWorkload", "TopologyAwareWorkloadScheduling")
 FEATURES: dict[str, Any] = {
     "feature_gates": dict.fromkeys(GATES, True),
-    "runtime_config": {"scheduling.k8s.io/v1alpha2": True},
+    "runtime_config": {"scheduling.k8s.io/v1beta1": True},
 }
 RACKS = {"kwok-000": "empty", "kwok-001": "pair", "kwok-002": "pair"}
 

@@ -11,16 +11,24 @@ PKI = Pki(Path("/pki"))
 
 
 def test_feature_gates_reach_every_component() -> None:
-    features = Features({"GangScheduling": True, "Another": False}, {"scheduling.k8s.io/v1alpha2": True})
-    gates = "--feature-gates=Another=false,GangScheduling=true"
+    features = Features({"GenericWorkload": True, "Another": False}, {"scheduling.k8s.io/v1beta1": True})
+    gates = "--feature-gates=Another=false,GenericWorkload=true"
     assert gates in flags.apiserver(ENDPOINTS, PKI, features, None)
     assert gates in flags.controller_manager(Path("k"), PKI, features, fake_nodes=False)
     assert gates in flags.scheduler(Path("s"), features)
-    assert "--runtime-config=scheduling.k8s.io/v1alpha2=true" in flags.apiserver(ENDPOINTS, PKI, features, None)
+    assert "--runtime-config=scheduling.k8s.io/v1beta1=true" in flags.apiserver(ENDPOINTS, PKI, features, None)
 
 
 def test_no_gates_no_flag() -> None:
     assert not [f for f in flags.apiserver(ENDPOINTS, PKI, Features(), None) if "feature" in f or "runtime-config" in f]
+
+
+def test_only_an_address_that_pods_reach_is_an_endpoint_of_the_service() -> None:
+    found = {
+        address: flags.apiserver(Endpoints(address, 1, 2, 3), PKI, Features(), None)
+        for address in ("127.0.0.1", "10.244.0.1")
+    }
+    assert [address for address in found if "--endpoint-reconciler-type=none" in found[address]] == ["127.0.0.1"]
 
 
 def test_only_real_nodes_are_lost_after_seconds_without_a_heartbeat() -> None:

@@ -12,7 +12,7 @@ from grpo_operator.edge.children import Changer, Changes
 from grpo_operator.edge.cluster import Cluster
 from grpo_operator.edge.errors import ConflictError, ForeignError
 from grpo_operator.edge.ownership import noted_as_applied
-from support.control_plane.memory_api import MemoryApi
+from support.control_plane.memory_api import MemoryApi, failure
 from support.control_plane.memory_store import Store
 
 OURS = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "name": "job", "uid": "1", "controller": True}
@@ -98,3 +98,36 @@ def test_fields_are_noted_as_applied_once_and_only_ours() -> None:
         {"op": "test", "path": "/metadata/managedFields/1/manager", "value": "grpo-operator"},
         {"op": "replace", "path": "/metadata/managedFields/1/operation", "value": "Apply"},
     ]
+
+
+class Older(MemoryApi):
+    """Has the PodGroups of Kubernetes 1.36. Notes where what is sent; answers no other question for kinds."""
+
+    def __init__(self) -> None:
+        super().__init__(Store())
+        self.sent: list[tuple[str, Any]] = []
+
+    async def request(self, verb: str, kind: str, path: str, **params: Any) -> dict[str, Any]:
+        self.sent.append((path, params.get("body")))
+        if kind != "APIResourceList":
+            return await super().request(verb, kind, path, **params)
+        if path == "/apis/scheduling.k8s.io/v1alpha2":
+            return {"resources": [{"kind": "PodGroup"}]}
+        raise failure(404, "the server could not find the requested resource")
+
+
+async def test_a_pod_group_is_sent_as_kubernetes_1_36_has_it_where_that_is_what_is_served() -> None:
+    newer = {
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": "job-0", "namespace": "ns", "labels": {}, "ownerReferences": [OURS]},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}, "disruptionMode": {"all": {}}},
+    }
+    api = Older()
+    cluster = Cluster(api)  # type: ignore[arg-type]
+    assert await cluster.serves("PodGroup")
+    await cluster.create(copy.deepcopy(newer))
+    path, sent = api.sent[-1]
+    assert path == "/apis/scheduling.k8s.io/v1alpha2/namespaces/ns/podgroups"
+    older = {"schedulingPolicy": newer["spec"]["schedulingPolicy"], "disruptionMode": "PodGroup"}  # type: ignore[index]
+    assert (sent["apiVersion"], sent["spec"]) == ("scheduling.k8s.io/v1alpha2", older)
