@@ -84,10 +84,6 @@ async def broken(_: web.Request) -> web.StreamResponse:
     return web.Response(status=500, text="shape mismatch in layer 3")
 
 
-async def held(_: web.Request) -> web.StreamResponse:
-    return web.json_response({"success": False})
-
-
 @pytest.mark.parametrize("failure", [drop, busy])
 async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
     handler = Failing(2, failure, ANSWER)
@@ -159,6 +155,19 @@ async def test_abandoning_an_update_is_tried_again_after_failures(times: int, ca
     async with client_of("/{step}", handler.handle) as client:
         await client.abandon_update()
     assert handler.calls == calls
+
+
+@pytest.mark.parametrize(("keep", "asked"), [(False, ("wait", "true")), (True, ("keep", "false"))])
+async def test_a_pause_drops_what_is_cached_unless_requests_go_on(keep: bool, asked: tuple[str, str]) -> None:
+    found: list[tuple[str, str]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found.append((request.query["mode"], request.query["clear_cache"]))
+        return web.json_response({})
+
+    async with client_of("/pause", handle) as client:
+        await client.pause(keep=keep)
+    assert found == [asked]
 
 
 async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:

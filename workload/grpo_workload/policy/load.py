@@ -48,11 +48,11 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
     # Under ZeRO-3, transformers also keeps those that it did not use: saved weights would get names of other models.
     model._weight_conversions = [one for one in getattr(model, "_weight_conversions", None) or () if one.was_used()]
     keep_own_calls(model)
-    attention.keep_bounds(model)
     rope.keep_factors(model, config.generation.max_model_len)
     remove_noise(model)
     if vision.has_vision(model.config):
         vision.adapt(model)
+    attention.keep_bounds(model)  # after what changes bounds
     for part in vision.left_out(model).values():
         part.requires_grad_(False)
     if config.model.freeze_vision_tower:
@@ -186,8 +186,7 @@ def apply_fitting(apply: Callable[..., None], model: Any, *, rms_norm: bool) -> 
     """Call Liger's `apply` for the kernels that fit the model.
 
     Liger does not look at the activation. Its kernel for experts, which has no switch of its own, is slower than
-    transformers', and a rank compiles it in more than a hundred ways in its first step, for minutes
-    (benchmarks/results/expert_layer_h100.jsonl).
+    transformers' (benchmarks/results/expert_layer_h100.jsonl), and compiles more than a hundred variants first.
     """
     # Not Liger's loss, which would replace the model's forward: `logprobs` computes what the loss needs.
     common = {"cross_entropy": False, "fused_linear_cross_entropy": False, "rms_norm": rms_norm}

@@ -30,9 +30,10 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(package: str, version: str) -> None:
-        folder = tmp_path / f"{package}-{version}.dist-info"
+        folder = tmp_path / f"{package}-{version or '1'}.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        if version:  # else as an installation that was interrupted leaves it
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
 
     return install
 
@@ -49,7 +50,7 @@ def test_other_versions_are_named_at_the_start_and_with_each_failure(
     image("vllm", "0.99.0rc1")
     check_versions(contract())
     (warning,) = caplog.messages
-    assert "vLLM 0.99.0rc1 (tried: 0.32), torch 2.99.1 (tried: 2.13); see docs/versions.md" in warning
+    assert "vLLM 0.99.0rc1 (tried: 0.32), torch 2.99.1+cu140 (tried: 2.13); see docs/versions.md" in warning
     pod = place(tmp_path, "job-a-0")
     ended = {code: make_outcome(pod, code, Reason.RANK_FAILED, "it failed").message for code in ExitCode}
     assert {code for code, message in ended.items() if "torch 2.99.1" in message} == {
@@ -62,6 +63,16 @@ def test_the_other_devices_versions_work_but_were_not_tried(image, caplog: pytes
     image("torch", "2.14.1")
     check_versions(contract())
     assert "torch 2.14.1 (tried: 2.13)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "odd", ["2.13.0a0+nv25.11", "2.13.0rc1", "2.13.1.dev5+g0123", "0.1.dev1+g0123", "2.13-custom_build-x", ""]
+)
+def test_what_is_no_release_is_named_and_not_refused(odd: str, image, tmp_path: Path) -> None:
+    image("torch", odd)
+    check_versions(contract())
+    pod = place(tmp_path, "job-a-0")
+    assert "torch " in make_outcome(pod, ExitCode.RANK_FAILED, Reason.RANK_FAILED, "it failed").message
 
 
 def test_what_is_too_old_is_refused(image) -> None:

@@ -14,13 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    retry_if_result,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 from yarl import URL
 
 from grpo_workload.algorithm.samples import Completion, PromptImages
@@ -190,14 +184,13 @@ class EngineClient:
             routed_experts=vllm_api.decode_array(choice.get("routed_experts")),
         )
 
-    async def _repeat(self, method: str, path: str, *, again: Any = lambda _: False, **request: Any) -> Any:
-        """Call; retry after a lost connection, while the engine is busy, and while `again` is true of the answer."""
+    async def _repeat(self, method: str, path: str, **request: Any) -> Any:
+        """Call; retry after a lost connection, and while the engine is busy."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type((NoAnswerError, BusyError)) | retry_if_result(again),
+            retry=retry_if_exception_type((NoAnswerError, BusyError)),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_random_exponential(multiplier=self.retry_wait, max=5),
-            # Return or raise what the last attempt did, not tenacity's own error.
-            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+            reraise=True,
         )
         return await attempts(self._call, method, path, **request)
 
