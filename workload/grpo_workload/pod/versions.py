@@ -45,6 +45,8 @@ def installed(package: str) -> str | None:
             return str(version(distribution))
         except PackageNotFoundError:
             continue
+        except FileNotFoundError:  # without metadata: so says importlib_metadata, where a package has loaded it
+            return ""
     return None
 
 
