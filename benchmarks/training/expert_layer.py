@@ -1,4 +1,4 @@
-"""Which kernels train a layer of experts fastest? transformers' own, next to Liger's.
+"""Times a layer of experts with transformers' kernels and with Liger's.
 
     python -m benchmarks.training.expert_layer --output expert_layer.jsonl
 

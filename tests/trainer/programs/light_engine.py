@@ -29,7 +29,7 @@ def _wait(state: str) -> None:
 
 
 async def fine(_: web.Request) -> web.Response:
-    return web.json_response({"world_size": 1, "data": [{"id": name}], "success": True})
+    return web.json_response({"world_size": 1, "data": [{"id": name}]})
 
 
 async def named(request: web.Request) -> web.Response:

@@ -23,7 +23,7 @@ Gather = Callable[[list[Any]], list[list[Any]]]
 
 
 class AheadSampler:
-    """What one rank has begun on its engine, or on the engine that it shares. Methods are collective among sharers."""
+    """Prompts that one rank has begun on its engine. Methods are collective among the ranks that share the engine."""
 
     def __init__(self, llm: Any, sampling: Mapping[str, Any], gather: Gather, place: int) -> None:
         """Begin nothing yet.

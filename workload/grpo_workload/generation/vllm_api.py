@@ -1,4 +1,4 @@
-"""What the trainer asks of vLLM: how to sample, and how to transfer weights.
+"""The trainer's requests to vLLM, and its calls of vLLM's own functions: sampling, and the transfer of weights.
 
 Read in the sources of 0.32.0 and 0.33.0 (`vllm/distributed/weight_transfer/`, `vllm/entrypoints/rl/online/`). Weights
 are sent in our own format (`weights.wire`). Functions import vLLM when called: ranks that never load vLLM import this
@@ -48,7 +48,7 @@ def engine_class(config: TrainerConfig) -> str | None:
         from vllm.config import ModelConfig
     except ImportError:
         return None
-    model = config.model
+    model, name = config.model, f"vLLM {installed('vLLM')}"
     try:
         found = ModelConfig(
             model=model.source,
@@ -58,10 +58,10 @@ def engine_class(config: TrainerConfig) -> str | None:
         )
     except ValueError as error:
         cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise ConfigError(f"{model.field}: vLLM {installed('vLLM')} refuses this model: {cause}") from error
+        raise ConfigError(f"{model.field}: {name} refuses this model: {cause}") from error
     if found.using_transformers_backend():
-        return f"vLLM {installed('vLLM')} runs transformers' {found.architecture}"
-    return f"vLLM {installed('vLLM')} has its own {found.architecture}"
+        return f"{name} runs transformers' {found.architecture}"
+    return f"{name} has its own {found.architecture}"
 
 
 def nccl_join(*, host: str, port: int, world_size: int) -> Any:

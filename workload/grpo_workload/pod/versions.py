@@ -6,6 +6,7 @@ docs/versions.md has the same table, and what is known to break beyond it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import InvalidVersion, Version
@@ -56,18 +57,20 @@ def check_versions(contract: Contract) -> None:
     Raises:
         ConfigError: a package is missing, or older than anything that was tried.
     """
-    unusable, _ = _differences(contract)
+    unusable, untried = _differences(contract)
     if unusable:
         raise ConfigError(f"image: {'; '.join(unusable)} ({PAGE})")
-    if text := describe_untried(contract):
-        logger.warning("%s", text)
+    if untried:
+        logger.warning("%s", _sentence(untried))
 
 
 def describe_untried(contract: Contract) -> str:
     """Return a sentence about versions of this image that were not tried on the job's device; empty if all were."""
     _, untried = _differences(contract)
-    if not untried:
-        return ""
+    return _sentence(untried) if untried else ""
+
+
+def _sentence(untried: Sequence[str]) -> str:
     return f"this image has versions that were not tried on this device: {', '.join(untried)}; see {PAGE}"
 
 

@@ -44,8 +44,8 @@ def register() -> None:
 def keep_bounds(model: Any) -> None:
     """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them.
 
-    Models with layers that carry a state get none: they have one sequence at a time (`check_layers`), and transformers
-    5.20 refuses bounds, even of one, where the image lacks kernels that know them (flash-linear-attention).
+    No other layer gets them in models that cannot be packed: these have one sequence at a time (`check_layers`), and
+    transformers 5.20 refuses bounds, even of one, without kernels that know them (flash-linear-attention).
     """
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
     is_alone = bool(_unpackable(model.config))

