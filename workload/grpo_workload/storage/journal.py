@@ -22,7 +22,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -137,18 +137,20 @@ def read_lineage(run_dir: Path) -> Iterator[list[Group]]:
     """Yield, for each step that led to the newest weights, its groups in the order of their prompts.
 
     Steps that train on groups of earlier steps once more (training.numIterations) have none of their own.
-    Ends before the first incomplete step, which a run is writing or was writing when it was killed. For a run that
-    continues another one (storage.resumeFrom), only its own steps are included.
+    Ends before the first incomplete step, which a run is writing or was writing when it was killed, and before steps
+    that a run removes meanwhile, as it lost their weights. For a run that continues another one (storage.resumeFrom),
+    only its own steps are included.
     """
     folder = run_dir / "journal"
-    for branch, stop in _lineage(_branches(folder)):
-        for part in _parts(folder / branch.name):
-            for groups in _steps(part):
-                if groups[0].step >= (stop or groups[0].step + 1):
-                    break
-                if len(groups) != groups[0].num_prompts:
-                    return
-                yield groups
+    with suppress(FileNotFoundError):
+        for branch, stop in _lineage(_branches(folder)):
+            for part in _parts(folder / branch.name):
+                for groups in _steps(part):
+                    if groups[0].step >= (stop or groups[0].step + 1):
+                        break
+                    if len(groups) != groups[0].num_prompts:
+                        return
+                    yield groups
 
 
 def _known(folder: Path, branches: Sequence[Branch], step: int, count: int) -> list[Group]:
@@ -159,7 +161,8 @@ def _known(folder: Path, branches: Sequence[Branch], step: int, count: int) -> l
     for branch in reversed(branches):
         if branch.first > step:
             continue  # an attempt that resumed from a newer checkpoint, which was damaged later
-        steps = islice(_steps(folder / branch.name / f"steps-{step}"), count)
+        part = folder / branch.name / f"steps-{step}"
+        steps = islice(_steps(part), count) if part.is_dir() else ()
         groups = [group for of_step in steps for group in of_step]
         found = {group.place: group for group in groups if max(group.weight_versions) <= step} | found
         if branch.first < step:
@@ -190,15 +193,17 @@ def _remove_lost(folder: Path) -> None:
     for branch in branches:
         stop = stops.get(branch, 0)
         # A file that another client holds open cannot be deleted yet; it is deleted after the next checkpoint.
-        for part in _parts(folder / branch.name):
-            if stop is not None and _first_step(part) >= stop:
-                shutil.rmtree(part, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            for part in _parts(folder / branch.name):
+                if stop is not None and _first_step(part) >= stop:
+                    shutil.rmtree(part, ignore_errors=True)
         if branch not in stops:
             shutil.rmtree(folder / branch.name, ignore_errors=True)
 
 
 def _parts(branch: Path) -> list[Path]:
-    return sorted(branch.glob("steps-*"), key=_first_step)
+    """Return the branch's parts, oldest first. Raises FileNotFoundError if it was removed."""
+    return sorted((path for path in branch.iterdir() if path.name.startswith("steps-")), key=_first_step)
 
 
 def _first_step(part: Path) -> int:
@@ -206,9 +211,14 @@ def _first_step(part: Path) -> int:
 
 
 def _steps(part: Path) -> Iterator[list[Group]]:
-    """Yield the groups of each step, from the files of all ranks; the last step may be incomplete."""
+    """Yield the groups of each step, from the files of all ranks; the last step may be incomplete.
+
+    Raises FileNotFoundError if the part was removed.
+    """
     with ExitStack() as files:
-        ranks = [_members(files.enter_context(path.open("rb"))) for path in sorted(part.glob("rank-*"))]
+        # `iterdir`, unlike `glob`, raises if the folder is gone.
+        paths = sorted(path for path in part.iterdir() if path.name.startswith("rank-"))
+        ranks = [_members(files.enter_context(path.open("rb"))) for path in paths]
         for members in zip_longest(*ranks, fillvalue=b""):
             groups = [from_line(line) for member in members for line in member.splitlines()]
             if groups:

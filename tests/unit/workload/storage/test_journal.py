@@ -4,6 +4,7 @@ import gzip
 import math
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +123,21 @@ def test_a_step_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
         opened.truncate(file.stat().st_size - 5)
 
     assert list(read_lineage(tmp_path)) == whole
+
+
+@pytest.mark.parametrize("lost", ["branch-0.0-at-0/steps-2", "branch-0.0-at-0"])
+def test_a_reader_ends_before_steps_that_a_run_removes_meanwhile(tmp_path: Path, lost: str) -> None:
+    """It may not go on with later steps that are still there."""
+    first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    wrote = []
+    for first.step in range(6):
+        wrote.append(first.write())
+        if first.step % 2:
+            first.save()
+    lineage = read_lineage(tmp_path)
+    assert [next(lineage), next(lineage)] == wrote[:2]
+    shutil.rmtree(tmp_path / "journal" / lost)
+    assert list(lineage) == []
 
 
 def test_ranks_may_have_other_numbers_of_groups_in_each_step(tmp_path: Path) -> None:
