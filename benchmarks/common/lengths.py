@@ -57,9 +57,9 @@ def prompt(step: int, position: int) -> str:
 
 def write_prompts(file: Path, steps: int) -> None:
     """Write a dataset of which each step takes prompts of all positions, although the trainer shuffles it."""
+    from grpo_spec.training import TrainingConfig
     from grpo_workload.algorithm.samples import Prompt
     from grpo_workload.data.prompt_source import PromptSource
-    from grpo_workload.spec.training import TrainingConfig
 
     texts = [""] * steps * NUM_PROMPTS
     seed = TrainingConfig.model_fields["seed"].default

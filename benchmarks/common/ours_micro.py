@@ -30,16 +30,16 @@ def ours(
     import torch
 
     set_alone()
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
-    from grpo_workload.spec.contract import Device
 
     environment.prepare(Device(device), os.environ)
+    from grpo_spec.trainer import TrainerConfig
     from grpo_workload.algorithm.loss import LossScale
     from grpo_workload.algorithm.micro_batch import micro_batch
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
     from grpo_workload.algorithm.step_sums import StepSums
     from grpo_workload.policy.policy import Policy
-    from grpo_workload.spec.trainer import TrainerConfig
 
     config = TrainerConfig.model_validate(
         {

@@ -15,10 +15,10 @@ from benchmarks.control_plane.scenarios import FOUR
 from benchmarks.control_plane.turn import CANARY, QUIET, Raw, Turn
 from grpo_operator.api import names
 from grpo_operator.api.names import PATHS
-from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.transport import Transport, connect
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.transport import Transport, connect
 
 PODS = "pods"
 """Name of what is no request: the pods of a job, from the scale-up of its StatefulSets until all are ready."""

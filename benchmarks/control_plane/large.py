@@ -15,8 +15,8 @@ from benchmarks.control_plane.scenarios import FOUR, job_in
 from benchmarks.control_plane.turn import Raw, Turn, settle
 from grpo_operator.api.names import PATHS
 from grpo_operator.decide.second_look import News
-from grpo_operator.edge.pace import RATES
-from grpo_workload.spec.contract import STATUS_PORT
+from grpo_operator.runtime.rate_limits import RATES
+from grpo_spec.contract import STATUS_PORT
 
 SECONDS = 60
 SETTLE_SECONDS = 1.2 / RATES[News.PROGRESS].all_jobs

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import click
 from aiohttp import web
 
-from grpo_workload.spec.reports import Progress
-from grpo_workload.spec.schema import dump
+from grpo_spec.reports import Progress
+from grpo_spec.schema import dump
 
 POD_NETWORK = "10.0.0.0/16"
 """Where KWOK takes the addresses of pods from: its default, and what follows when that is used up."""

@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$1
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:spec:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 model=${BENCH_MODEL:-/tmp/bench-model}
 [ -d "$model" ] || python3 -m benchmarks.common.models "$model" --size "${SIZE:-1.5}" --device "${DEVICE:-cuda}" --kind qwen2 --max-length 4096
 rows() { # NAME CORES GPUS ROW...

@@ -33,8 +33,8 @@ RANK = "import sys; from benchmarks.training import checkpoints; checkpoints.run
 
 def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     """Save on one rank; rank 0 prints."""
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
-    from grpo_workload.spec.contract import Device
 
     device = Device(device_type)
     environment.prepare(device, os.environ)
@@ -43,8 +43,8 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
 
     from benchmarks.common.busy import gpu_names
     from benchmarks.common.runs import versions
+    from grpo_spec.trainer import TrainerConfig
     from grpo_workload.policy.policy import Policy
-    from grpo_workload.spec.trainer import TrainerConfig
     from grpo_workload.storage.background import Background
     from grpo_workload.storage.checkpoint_content import TrainerState
     from grpo_workload.storage.checkpoints import Checkpoints
@@ -108,9 +108,9 @@ def take_step(policy: Any) -> None:
     """Take a small optimizer step, before which AdamW has no states."""
     import torch.distributed as dist
 
+    from grpo_spec.training import TrainingConfig
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
     from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
-    from grpo_workload.spec.training import TrainingConfig
 
     answer = Completion(token_ids=(5, 6, 7), logprobs=(-5.0,) * 3, text="", finish_reason="stop", weight_version=0)
     sample = Sample(prompt=Prompt(index=0, text="", token_ids=(8, 9)), completion=answer, reward=1.0, advantage=0.5)

@@ -24,17 +24,17 @@ CASES = [(2, False), (2, True), (3, False), (3, True)]
 
 def run_rank(model: str, out: str) -> None:
     """Take a step of each case and count."""
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
-    from grpo_workload.spec.contract import Device
 
     environment.prepare(Device.CPU, os.environ)
     import deepspeed.comm as comm
     from accelerate.state import AcceleratorState
 
+    from grpo_spec.trainer import TrainerConfig
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
     from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
     from grpo_workload.policy.policy import Policy
-    from grpo_workload.spec.trainer import TrainerConfig
 
     counted = {"bytes": 0, "calls": 0}
     for name in (

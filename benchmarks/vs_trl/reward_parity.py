@@ -217,11 +217,11 @@ def _train_trl(folder: Path, topology: str, seed: int, steps: int, port: int) ->
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
+    from grpo_spec.inputs import DatasetConfig
+    from grpo_spec.rewards import RewardConfig
     from grpo_workload.data.dataset import load_prompts
     from grpo_workload.rewards.math_answers import Verifier
     from grpo_workload.rewards.references import read
-    from grpo_workload.spec.inputs import DatasetConfig
-    from grpo_workload.spec.rewards import RewardConfig
 
     build = vllm.LLM.__init__
     vllm.LLM.__init__ = lambda llm, *args, **options: build(

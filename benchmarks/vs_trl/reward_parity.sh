@@ -4,7 +4,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$1
 known=${2:-} # a file of runs that are not needed any more
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:spec:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING
 python3 -m grpo_demo.pretrained smollm2 --hub-cache "${HF_HUB_CACHE:?where the model goes}"
 for seed in 1 2 3; do
   for run in "trl Colocate 0" "ours Colocate 1" "trl Server 2,3" "ours Server 3,2"; do

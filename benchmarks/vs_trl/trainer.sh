@@ -10,7 +10,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
   shift
 done
 shift || true
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:spec:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 for gpu in "${!lists[@]}"; do
   # TRL's processes of two lists would listen on one port.
   CUDA_VISIBLE_DEVICES=$gpu MASTER_PORT=$((29500 + gpu)) python3 -m benchmarks.vs_trl.trainer --rows "${lists[gpu]}" --output "$out/gpu-$gpu.jsonl" "$@" >"$out/gpu-$gpu.log" 2>&1 &

@@ -213,8 +213,8 @@ def _ours_engine(folder: Path, model: Path, ranks: int, device: str, push: str) 
 
 
 def _ours_rank(folder: Path, device: str) -> int:
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
-    from grpo_workload.spec.contract import Device
 
     environment.prepare(Device(device), os.environ)
     from grpo_workload import rank

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=$1
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}.:spec:workload:operator:cli:demo:tests VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 failed=0
 sync() {
   timeout 240 python3 -m benchmarks.weights.weight_sync "$@" >>"$out/weight_sync.jsonl" 2>"$out/last.err" || {

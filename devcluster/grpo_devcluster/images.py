@@ -23,7 +23,7 @@ ARCHIVES_KEPT = 5  # of each image
 
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_DROPS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
-_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "workload", "cli")
+_OPERATOR_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "spec", "operator")
 
 
 def _archive(name: str, key: str) -> Path:

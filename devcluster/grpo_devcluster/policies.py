@@ -34,7 +34,7 @@ def interpreter_folders(venv: Path) -> list[Path]:
 def mount_paths(venv: Path, repo: Path, hf_cache: Path) -> list[Path]:
     """Return the folders to mount, only the outermost: below a read-only mount no mount point can be created."""
     interpreter = interpreter_folders(venv) if (venv / "bin" / "python").exists() else []
-    wanted = [*(Path(p) for p in _SYSTEM), venv, *interpreter, repo / "operator", repo / "workload", hf_cache]
+    wanted = [*(Path(p) for p in _SYSTEM), venv, *interpreter, repo / "spec", repo / "workload", hf_cache]
     existing = sorted({p for p in wanted if p.is_dir()}, key=lambda p: (len(p.parts), str(p)))
     outermost: list[Path] = []
     for path in existing:

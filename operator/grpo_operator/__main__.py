@@ -12,9 +12,9 @@ import uuid
 import click
 import kopf
 
-from grpo_operator.edge.check import check as check_installation
-from grpo_operator.edge.handlers import Options, registry, settings
+from grpo_operator.kopf_handlers import Options, registry, settings
 from grpo_operator.layout.admission import Allowed
+from grpo_operator.runtime.check import check as check_installation
 
 RECURSION_LIMIT = 100_000
 """Python's json module raises for objects that are nested more deeply than this limit, by default 1,000. API servers

@@ -15,7 +15,7 @@ from kubernetes.aio import client
 from kubernetes.aio.leaderelection import leaderelection
 
 from grpo_devcluster.controlplane import ControlPlane
-from grpo_operator.edge.leader import Leadership, NotLeadingError, Timing
+from grpo_operator.runtime.leader import Leadership, NotLeadingError, Timing
 from support.control_plane.link import Link
 
 pytestmark = pytest.mark.api

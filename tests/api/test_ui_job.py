@@ -17,11 +17,11 @@ from selenium.webdriver.common.by import By
 from grpo_cli.cluster.kube import connect
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
+from grpo_spec.contract import Contract
+from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.reporting.progress_files import write_progress
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.reports import Progress
 from support.browser import complaints, open_page, text, wait_for
 from support.control_plane.operators import Jobs, make_job, outcome
 from support.paths import RUN_FOLDER as RUN

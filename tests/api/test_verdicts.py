@@ -16,9 +16,9 @@ from grpo_operator.api import names
 from grpo_operator.api.crd import crd
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.plan import Obstacle, plan
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
-from grpo_workload.spec.schema import dump
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
+from grpo_spec.schema import dump
 from support.control_plane.jobs import NOW, observed, world
 from support.control_plane.passes import A, B, Case, failed
 from support.documents import blocks

@@ -1,11 +1,13 @@
 """README's installation on real kubelets.
 
-Asserted: `helm uninstall` keeps the jobs, `helm install` and `helm test` succeed, `helm upgrade` replaces the
-operator's pods, and the operator then starts a job that was suspended all the while.
+Asserted: the operator's image needs no packages of ours but the spec's and its own; `helm uninstall` keeps the jobs,
+`helm install` and `helm test` succeed, `helm upgrade` replaces the operator's pods, and the operator then starts a job
+that was suspended all the while.
 """
 
 import json
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +20,22 @@ from support.cluster.jobs_on_cluster import JobOnCluster
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 WHERE = ("--namespace", "grpo-system")
+
+
+IMPORT_ALL = """
+import importlib, pkgutil
+for package in ("grpo_spec", "grpo_operator"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+print(*sorted(module.name for module in pkgutil.iter_modules() if module.name.startswith("grpo_")))
+"""
+
+
+def test_the_operators_image_imports_all_that_it_holds(operator: None, kubectl: Callable[..., str]) -> None:
+    """It holds no package of the workload or of the command line."""
+    printed = kubectl("exec", *WHERE, "deployment/grpo-operator", "--", "python3", "-c", IMPORT_ALL)
+    assert printed.split() == ["grpo_operator", "grpo_spec"]
 
 
 def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job: JobOnCluster, devcluster: Cluster) -> None:

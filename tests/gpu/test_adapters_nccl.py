@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_spec.lora import LoraConfig
 from grpo_workload.policy.lora import Adapters
-from grpo_workload.spec.lora import LoraConfig
 from grpo_workload.weights.export import Export
 from support.trainer.nccl_engines import BF16_ERROR, difference, serving
 from support.trainer.random_llama import make_random_llama

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.contract import Device
+from grpo_spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama

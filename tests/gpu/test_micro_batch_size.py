@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from grpo_spec.contract import Device
+from grpo_spec.trainer import TrainerConfig
+from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.spec.training import MICRO_BATCH_TOKENS
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
 

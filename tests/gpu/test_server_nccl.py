@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.channels import NcclChannel
 from grpo_workload.generation.servers.errors import EngineError
-from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.wire import describe
 from support.trainer.engines import Engines, weights_of
 from support.trainer.launchers import eventually

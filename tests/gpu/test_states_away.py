@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
+from grpo_spec.contract import Device
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.generation.memory_check import num_parameters
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama

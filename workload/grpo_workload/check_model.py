@@ -9,8 +9,8 @@ import json
 import os
 import sys
 
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.schema import in_bytes
+from grpo_spec.contract import Contract
+from grpo_spec.schema import in_bytes
 from grpo_workload.training.model_findings import answers
 
 

@@ -10,9 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from grpo_workload.ranks import environment
-from grpo_workload.reporting.progress_files import write_phase
-from grpo_workload.spec.contract import (
+from grpo_spec.contract import (
     CONTRACT_PATH,
     DATA_DIR,
     ENV_CONTRACT,
@@ -21,8 +19,10 @@ from grpo_workload.spec.contract import (
     STATE_DIR,
     Contract,
 )
-from grpo_workload.spec.reports import ExitCode
-from grpo_workload.spec.schema import WITHOUT_RULES
+from grpo_spec.reports import ExitCode
+from grpo_spec.schema import WITHOUT_RULES
+from grpo_workload.ranks import environment
+from grpo_workload.reporting.progress_files import write_phase
 
 
 def main() -> ExitCode:

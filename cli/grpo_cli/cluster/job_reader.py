@@ -16,8 +16,8 @@ from grpo_cli.screen.training import LauncherReport, is_stuck
 from grpo_cli.screen.view import JobView, make_view, read_topology
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.conditions import is_terminal
-from grpo_workload.spec.contract import Member
-from grpo_workload.spec.reports import Progress
+from grpo_spec.contract import Member
+from grpo_spec.reports import Progress
 
 ROWS = 200
 """Number of steps in the curve."""

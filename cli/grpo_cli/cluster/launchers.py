@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_cli.cluster.kube import Kube
 from grpo_cli.cluster.pod_http import PodError, get_json
-from grpo_workload.spec.contract import Member
+from grpo_spec.contract import Member
 
 History = Mapping[str, Sequence[Mapping[str, Any]]]
 """Rows by file name, without .jsonl."""

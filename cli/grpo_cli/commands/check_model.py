@@ -15,7 +15,7 @@ import click
 from grpo_cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
-    from grpo_workload.spec.contract import Contract
+    from grpo_spec.contract import Contract
 
 NEEDED = ("torch", "transformers", "peft")
 PROGRAM = "grpo_workload.check_model"
@@ -95,8 +95,8 @@ def _of_job(manifest: Path, model: str | None, revision: str | None) -> dict[str
     from grpo_cli.local.manifest import load_job
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.topology import plan_topology
-    from grpo_workload.spec.schema import dump
-    from grpo_workload.spec.trainer import TrainerConfig
+    from grpo_spec.schema import dump
+    from grpo_spec.trainer import TrainerConfig
 
     job = load_job(manifest, "default")
     contract = make_contract(job, plan_topology(job), 0)
@@ -109,7 +109,7 @@ def _of_job(manifest: Path, model: str | None, revision: str | None) -> dict[str
 
 
 def _examples(model: str | None, revision: str | None, gpus: int) -> dict[str, Contract]:
-    from grpo_workload.spec.contract import Contract
+    from grpo_spec.contract import Contract
 
     if model is None:
         raise click.UsageError("give a MODEL, or --job with a manifest")
@@ -136,7 +136,7 @@ def _model(model: str, revision: str | None) -> dict[str, str]:
 
 
 def _ask(contracts: Mapping[str, Contract], *, are_examples: bool, gpu_memory: str | None) -> dict[str, Findings]:
-    from grpo_workload.spec.schema import dump
+    from grpo_spec.schema import dump
 
     asked = {
         "contracts": {name: dump(contract) for name, contract in contracts.items()},

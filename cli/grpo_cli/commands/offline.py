@@ -6,8 +6,12 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from grpo_spec.reports import Progress
 
 
 @click.command()
@@ -33,7 +37,7 @@ def render(manifest: Path, namespace: str, show: str) -> None:
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
     from grpo_operator.layout.topology import plan_topology
-    from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
+    from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 
     job = load_job(manifest, namespace)
     topology = plan_topology(job)
@@ -75,7 +79,6 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     from grpo_cli.local import processes
     from grpo_cli.local.manifest import load_job
     from grpo_operator.layout.topology import plan_topology
-    from grpo_workload.reporting.progress_files import read_progress
 
     job = load_job(manifest, namespace)
     topology = plan_topology(job)
@@ -83,9 +86,8 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
     shown: list[tuple[str, int]] = []
 
-    def show_progress(state: Path) -> None:
-        progress = read_progress(state)
-        if progress is None or shown[-1:] == [(progress.phase, progress.step)]:
+    def show_progress(progress: Progress) -> None:
+        if shown[-1:] == [(progress.phase, progress.step)]:
             return
         shown.append((progress.phase, progress.step))
         reward = "" if progress.reward is None else f"  reward {progress.reward:.3f}"

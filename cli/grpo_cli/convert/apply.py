@@ -15,7 +15,7 @@ from grpo_cli.convert.rows import UNSET, Finding, Kind, LeftError, Row, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
-from grpo_workload.spec.contract import RESERVED_ENV
+from grpo_spec.contract import RESERVED_ENV
 
 TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL)}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")

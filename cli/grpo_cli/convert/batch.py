@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from grpo_cli.convert.draft import Draft
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 NUM_GENERATIONS: int = TrainingConfig.model_fields["num_generations"].default
 MAX_RESAMPLE = 64  # the largest maxResampleTimes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
-from grpo_workload.spec.loss import LossConfig
+from grpo_spec.loss import LossConfig
 
 _EPSILON: float = LossConfig.model_fields["epsilon"].default
 _SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}

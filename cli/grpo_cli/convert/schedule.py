@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
 from grpo_cli.convert.values import is_none, number
-from grpo_workload.spec.optimizer import SCHEDULE_ARGUMENTS, OptimizerConfig
+from grpo_spec.optimizer import SCHEDULE_ARGUMENTS, OptimizerConfig
 
 _TYPE, _ARGUMENTS, _WARMUP = "training.lrSchedulerType", "training.lrSchedulerKwargs", "training.warmupSteps"
 

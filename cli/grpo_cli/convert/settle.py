@@ -13,7 +13,7 @@ from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
 from grpo_cli.convert.values import in_steps
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 MAX_STEPS = TrainingConfig.model_fields["max_steps"].default
 

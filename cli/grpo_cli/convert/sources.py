@@ -9,7 +9,7 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
 _ACCURACY = {"name": "accuracy", "accuracy": {}}

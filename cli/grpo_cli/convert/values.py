@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_cli.convert.rows import LeftError
-from grpo_workload.spec.optimizer import SCHEDULE_ARGUMENTS
+from grpo_spec.optimizer import SCHEDULE_ARGUMENTS
 
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _NONE = {"", "none", "null", "~"}

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec import contract as c
-from grpo_workload.spec.contract import Contract, Engine, Member
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
+from grpo_spec import contract as c
+from grpo_spec.contract import Contract, Engine, Member
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome, Progress
+from grpo_workload.reporting.progress_files import read_progress
 
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux assigns to connections (net.ipv4.ip_local_port_range)."""
@@ -82,12 +83,12 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     )
 
 
-def run(job: Job, topology: Topology, output: Path, show: Callable[[Path], None]) -> LocalResult:
+def run(job: Job, topology: Topology, output: Path, show: Callable[[Progress], None]) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
-    `show` is called every second with the state folder of rank 0. A trainer pod that fails ends the others: their
-    launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine pods are ended
-    when the trainer pods have ended.
+    `show` is called every second with the progress of rank 0, once it has any. A trainer pod that fails ends the
+    others: their launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine
+    pods are ended when the trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
@@ -99,13 +100,18 @@ def run(job: Job, topology: Topology, output: Path, show: Callable[[Path], None]
     engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
     engines = {pod: _launch("grpo_workload.engine_pod", pod, path, output) for pod in sorted(engine_pods)}
     processes = trainers | engines
+
+    def report() -> None:
+        if progress := read_progress(_state(output, contract.master.pod)):
+            show(progress)
+
     # Exits through `finally`: no pod outlives this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         while any(one.poll() is None for one in trainers.values()) and all(
             one.poll() is None for one in engines.values()
         ):
-            show(_state(output, contract.master.pod))
+            report()
             time.sleep(1)
         ended_by_itself = {pod for pod, one in processes.items() if one.poll() is not None}
     finally:
@@ -114,7 +120,7 @@ def run(job: Job, topology: Topology, output: Path, show: Callable[[Path], None]
                 process.terminate()
         for process in processes.values():
             process.wait()
-    show(_state(output, contract.master.pod))
+    report()
     counted = sorted(ended_by_itself | trainers.keys(), key=lambda pod: (pod in trainers, pod))
     outcomes = {pod: _outcome(output, pod, processes[pod].returncode) for pod in counted}
     return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)

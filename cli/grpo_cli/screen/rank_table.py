@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from grpo_workload.spec.contract import Contract
+from grpo_spec.contract import Contract
 
 
 class Row(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_operator.api.progress_status import EvaluationStatus
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_workload.spec.reports import Progress
+from grpo_spec.reports import Progress
 
 Object = Mapping[str, Any]
 

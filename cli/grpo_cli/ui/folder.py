@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_cli.ui.history import Row
 from grpo_cli.ui.source import Shown, SourceError
-from grpo_workload.reporting.history import FILES
+from grpo_spec.reports import RUN_FILES
 
 MAX_BYTES = 256 << 20
 """Bytes read of a file at most, from its end; a step takes about 3 kB."""
@@ -18,7 +18,7 @@ class FolderSource:
 
     def __init__(self, folder: Path) -> None:
         self.shown = Shown(title=_title(folder), where=str(folder))
-        self._tails = {name: _Tail(folder / f"{name}.jsonl") for name in FILES}
+        self._tails = {name: _Tail(folder / f"{name}.jsonl") for name in RUN_FILES}
         self._folder = folder
 
     def refresh(self) -> None:

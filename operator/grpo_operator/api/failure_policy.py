@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.pod_template import list_map
-from grpo_workload.spec.reasons import OF_FAILURES
-from grpo_workload.spec.schema import Name, Rule, Section
+from grpo_spec.reasons import OF_FAILURES
+from grpo_spec.schema import Name, Rule, Section
 
 Reasons = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)]
 _LOWER = [reason.lower() for reason in OF_FAILURES]

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo_operator.api.pod_template import PodGroup, list_map
-from grpo_workload.spec.generation import GenerationConfig, Topology
-from grpo_workload.spec.schema import Rule, Section
+from grpo_spec.generation import GenerationConfig, Topology
+from grpo_spec.schema import Rule, Section
 
 
 class GenerationGroup(PodGroup):

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.pod_template import PodGroup, list_map
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.schema import LabelKey, ObjectName, ResourceName, Rule, Section
+from grpo_spec.contract import Device
+from grpo_spec.schema import LabelKey, ObjectName, ResourceName, Rule, Section
 
 
 class DeviceConfig(Section):

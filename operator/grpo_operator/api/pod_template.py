@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, ValidationError
 
 from grpo_operator.api.faults import explain
-from grpo_workload.spec.contract import RESERVED_ENV
-from grpo_workload.spec.schema import ObjectName, Rule, Section
+from grpo_spec.contract import RESERVED_ENV
+from grpo_spec.schema import ObjectName, Rule, Section
 
 Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
 LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]

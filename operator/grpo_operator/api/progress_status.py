@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo_operator.api.status_section import StatusSection, Time
-from grpo_workload.spec.reports import EvaluationProgress, Progress
+from grpo_spec.reports import EvaluationProgress, Progress
 
 MAX_METRICS = 128
 """Most metrics that the status shows."""

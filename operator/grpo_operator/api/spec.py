@@ -1,6 +1,6 @@
 """The spec of a GRPOJob, version v1alpha1: source of the CRD, of validation and of `kubectl explain`.
 
-The sections that the ranks read are the workload's models (`grpo_workload.spec.trainer`); the sections here concern
+The sections that the ranks read are the workload's models (`grpo_spec.trainer`); the sections here concern
 Kubernetes.
 """
 
@@ -23,9 +23,9 @@ from grpo_operator.api.infrastructure import (
     TrainerSpec,
 )
 from grpo_operator.api.pod_template import LabelMap, PodGroup, PodTemplate, TextMap
-from grpo_workload.spec.generation import GenerationConfig, Topology
-from grpo_workload.spec.schema import Rule
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.generation import GenerationConfig, Topology
+from grpo_spec.schema import Rule
+from grpo_spec.trainer import TrainerConfig
 
 _PORTS = (
     "[self.rendezvous.port, self.rendezvous.statusPort]"

@@ -11,7 +11,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_template import LabelMap, Objects, TextMap, list_map
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
-from grpo_workload.spec import lenient
+from grpo_spec import lenient
 
 
 class ConditionStatus(StatusSection):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from grpo_workload.spec.schema import Section
+from grpo_spec.schema import Section
 
 
 def _moment(text: str) -> str:

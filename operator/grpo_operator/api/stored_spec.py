@@ -15,8 +15,8 @@ from grpo_operator.api.faults import UNKNOWN, explain, path_of
 from grpo_operator.api.names import Role
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_workload.spec import lenient
-from grpo_workload.spec.schema import WITHOUT_RULES
+from grpo_spec import lenient
+from grpo_spec.schema import WITHOUT_RULES
 
 _REQUIRED = {
     "model": {"name": "unknown"},

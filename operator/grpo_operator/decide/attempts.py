@@ -14,7 +14,7 @@ from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 
 def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:

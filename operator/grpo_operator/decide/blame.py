@@ -11,9 +11,9 @@ from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, Memb
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Topology
-from grpo_workload.spec.lenient import clip
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.lenient import clip
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Progress
 
 CULPRIT_SECONDS = 5
 """Wait this long for the root cause before blaming a secondary failure: the outcome of the pod that failed first may be

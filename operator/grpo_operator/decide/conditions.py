@@ -7,8 +7,8 @@ from typing import Literal
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.lenient import clip
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.lenient import clip
+from grpo_spec.reasons import Reason
 
 MESSAGE_BYTES = 4096
 """Longest message of a condition."""

@@ -12,9 +12,9 @@ from grpo_operator.decide.observe import Child, Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.downloads import wanted_downloads
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.lenient import clip, mapping, text
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.lenient import clip, mapping, text
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Literal
 from grpo_operator.api.failure_policy import FailurePolicy, FailureRule
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, Restarts
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 
 FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLACEMENT_TIMEOUT})
 """Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so."""

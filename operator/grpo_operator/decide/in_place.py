@@ -18,7 +18,7 @@ from grpo_operator.decide.conditions import Draft, holds, is_terminal
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 LATE_SECONDS = 300
 """Seconds after the back-off in which the pods have to hold; ranks may save, and peers notice what they lost."""

@@ -23,8 +23,8 @@ from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, holds
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
 from grpo_operator.layout.contracts import smaller_micro_batches
-from grpo_workload.spec.lenient import clip
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.lenient import clip
+from grpo_spec.reasons import Reason
 
 NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
 

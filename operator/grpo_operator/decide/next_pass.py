@@ -11,7 +11,7 @@ from grpo_operator.decide.blame import Reports, seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 POLL_SECONDS = 2.0
 """Seconds to the next pass while something is expected to happen."""

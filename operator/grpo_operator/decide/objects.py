@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_workload.spec.lenient import mapping, mappings, text
+from grpo_spec.lenient import mapping, mappings, text
 
 Object = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from grpo_operator.api import names
 from grpo_operator.api.status_section import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, labels_of, owner_of, was_applied
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from grpo_workload.spec.lenient import mapping
+from grpo_spec.lenient import mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

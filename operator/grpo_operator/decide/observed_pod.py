@@ -11,10 +11,10 @@ from grpo_operator.api import names
 from grpo_operator.api.status import Disruption, MemberOutcome
 from grpo_operator.api.status_section import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, labels_of
-from grpo_workload.spec import lenient
-from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome, Progress
+from grpo_spec import lenient
+from grpo_spec.lenient import clip, mapping, mappings, number, text
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome, Progress
 
 T = TypeVar("T")
 

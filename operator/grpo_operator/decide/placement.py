@@ -24,8 +24,8 @@ from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Group, Job, Topology
-from grpo_workload.spec.lenient import clip
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.lenient import clip
+from grpo_spec.reasons import Reason
 
 
 def pods_of_attempt(draft: Draft, topology: Topology, observed: Observed) -> list[ObservedPod]:

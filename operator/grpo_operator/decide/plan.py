@@ -34,7 +34,7 @@ from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
 from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 
 class Mode(StrEnum):

@@ -21,7 +21,7 @@ from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed
 from grpo_operator.layout.queueing import wanted_name
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec.lenient import clip, mapping, mappings, number, text
+from grpo_spec.lenient import clip, mapping, mappings, number, text
 
 REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
 """Reasons of an eviction after which the Workload waits for quota again at once; after others Kueue says when."""

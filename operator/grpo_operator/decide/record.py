@@ -17,9 +17,9 @@ from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
 from grpo_operator.decide.scaling import lacks_engines
 from grpo_operator.layout.topology import Topology
-from grpo_workload.spec.lenient import clip
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import Progress
+from grpo_spec.lenient import clip
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import Progress
 
 S = TypeVar("S", MemberOutcome, Disruption)
 

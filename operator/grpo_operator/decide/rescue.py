@@ -15,7 +15,7 @@ from grpo_operator.decide.conditions import Draft, find, holds, is_terminal
 from grpo_operator.decide.events import events_between
 from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 
 def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obstacle, now: str) -> Plan:

@@ -11,7 +11,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import FOR_KSTATUS, find, holds, is_terminal, keeps_pods
 from grpo_operator.decide.plan import Plan
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 
 def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:

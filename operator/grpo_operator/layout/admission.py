@@ -13,7 +13,7 @@ from grpo_operator.api.pod_template import PodTemplate
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.layout.queueing import MAX_POD_SETS
 from grpo_operator.layout.topology import Job
-from grpo_workload.spec.lenient import mapping, mappings
+from grpo_spec.lenient import mapping, mappings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

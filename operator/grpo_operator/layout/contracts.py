@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.schema import WITHOUT_RULES
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.contract import Contract
+from grpo_spec.schema import WITHOUT_RULES
+from grpo_spec.training import TrainingConfig
 
 
 def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:

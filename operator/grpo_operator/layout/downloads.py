@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpo_operator.api import names
 from grpo_operator.layout.pods import Manifest, child_labels, pod_template
 from grpo_operator.layout.topology import Job, Topology
-from grpo_workload.spec.contract import DatasetName, Downloads
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.contract import DatasetName, Downloads
+from grpo_spec.reports import ExitCode
 
 RETRIES = 20
 """Number of times that a download is tried again; the wait doubles from 10 s to 6 minutes, so for about 1.5 hours."""

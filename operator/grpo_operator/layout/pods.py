@@ -10,8 +10,8 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate, merge
 from grpo_operator.layout.fabric import fabric_environment, rdma_resources
 from grpo_operator.layout.topology import Group, Job
-from grpo_workload.spec import contract as c
-from grpo_workload.spec.schema import dump
+from grpo_spec import contract as c
+from grpo_spec.schema import dump
 
 T = TypeVar("T", dict[str, Any], list[Any])
 Manifest = dict[str, Any]

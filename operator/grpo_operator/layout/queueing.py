@@ -16,7 +16,7 @@ from grpo_operator.api import names
 from grpo_operator.api.status import Admission, GroupAdmission
 from grpo_operator.layout.pods import Manifest, child_labels, pod_template
 from grpo_operator.layout.topology import Group, Job, Topology
-from grpo_workload.spec.lenient import mapping, mappings
+from grpo_spec.lenient import mapping, mappings
 
 _KUEUE = "kueue.x-k8s.io"
 MAX_POD_SETS = 18

@@ -17,7 +17,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import Admission
-from grpo_workload.spec.contract import Engine, JobRef, Member, TransferGroup
+from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
 
 
 @dataclass(frozen=True, slots=True)

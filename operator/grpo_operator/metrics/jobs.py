@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_operator.api.status import read_status
-from grpo_workload.spec.reasons import Reason
+from grpo_spec.reasons import Reason
 
 K = TypeVar("K", bound=Hashable)
 

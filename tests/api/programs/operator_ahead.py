@@ -2,8 +2,8 @@
 
 from datetime import datetime, timedelta, tzinfo
 
+from grpo_operator import kopf_handlers
 from grpo_operator.__main__ import main
-from grpo_operator.edge import handlers
 
 
 class Ahead(datetime):
@@ -14,5 +14,5 @@ class Ahead(datetime):
         return datetime.now(tz) + timedelta(hours=1)
 
 
-handlers.datetime = Ahead  # type: ignore[misc]
+kopf_handlers.datetime = Ahead  # type: ignore[misc]
 main()

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.mirror import Key, Mirror
-from grpo_operator.edge.scopes import Scope
-from grpo_operator.edge.watches import Watches
 from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.scopes import Scope
+from grpo_operator.runtime.watches import Watches
 from support.control_plane.children import truth
 from support.control_plane.memory_api import MemoryApi, Request
 from support.control_plane.memory_store import Store

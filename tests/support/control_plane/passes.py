@@ -8,7 +8,7 @@ from grpo_operator.decide.conditions import find
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Plan, plan
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, observed, pod, world
 
 A, B = (member.pod for member in world()[1].members)

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.decide.objects import controller_of
-from grpo_workload.spec.reports import ExitCode, Outcome
+from grpo_spec.reports import ExitCode, Outcome
 from support.control_plane.memory_store import Object, Selection, Store
 
 NODES = ("node-1", "node-2", "node-3")

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.edge.cluster import Cluster
-from grpo_operator.edge.deleted_pods import DeletedPods
-from grpo_operator.edge.launchers import Launchers
-from grpo_operator.edge.mirror import Key, Mirror
-from grpo_operator.edge.reconcile import Reconciler
-from grpo_operator.edge.scopes import scopes
-from grpo_operator.edge.watches import Watches
-from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import WatchedJob
+from grpo_operator.passes.launchers import Launchers
+from grpo_operator.passes.reconcile import Reconciler
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.deleted_pods import DeletedPods
+from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.scopes import scopes
+from grpo_operator.runtime.watches import Watches
+from grpo_operator.runtime.workqueue import WorkQueue
 from support.control_plane.memory_api import MemoryApi, Request
 from support.control_plane.memory_store import Object, Selection
 from support.control_plane.simulated_cluster import SimulatedCluster

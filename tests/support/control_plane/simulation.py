@@ -13,7 +13,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.layout.topology import plan_topology
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import job as parsed
 from support.control_plane.jobs import spec
 from support.control_plane.memory_api import END, Stream

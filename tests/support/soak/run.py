@@ -15,7 +15,7 @@ from grpo_cli.local.processes import free_ports
 from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_operator.decide.second_look import News
-from grpo_operator.edge.pace import RATES
+from grpo_operator.runtime.rate_limits import RATES
 from support.control_plane.operators import Operator, Release, install_chart
 from support.soak.choice import choose
 from support.soak.differences import leftovers, versions

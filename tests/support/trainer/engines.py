@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_spec.contract import Contract, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.spec.contract import Contract, Engine
 from grpo_workload.weights.export import Export, full
 from support.trainer.launchers import eventually, free_ports
 

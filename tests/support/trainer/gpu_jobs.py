@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from grpo_spec.contract import Device
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
 from support.trainer.only_rank import only_rank
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from grpo_cli.local.processes import free_ports
-from grpo_workload.spec.reports import Outcome
+from grpo_spec.reports import Outcome
 
 T = TypeVar("T")
 QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2}

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from grpo_spec.contract import Contract, Device
+from grpo_spec.lora import LoraConfig
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.spec.contract import Contract, Device
-from grpo_workload.spec.lora import LoraConfig
 from support.trainer.engines import Engines, make_contract, prompts, weights_of
 from support.trainer.random_llama import mean_difference
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from grpo_spec.contract import Contract
 from grpo_workload.launcher.place import Place
 from grpo_workload.reporting.rank_metrics import DeviceUse, RankStep
-from grpo_workload.spec.contract import Contract
 
 CONFIG = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 MEMBERS = [

@@ -1,8 +1,8 @@
 """Prompts, completions, a dataset and a reward's settings, for tests of rewards."""
 
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.spec.rewards import RewardConfig
 
 
 def make_source(columns=None, *, scorer=None):

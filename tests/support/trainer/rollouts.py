@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener
 from grpo_workload.ranks.seeds import prompt_seed
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.run import Run
 

@@ -9,10 +9,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 from tokenizers.processors import TemplateProcessing
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import DatasetConfig, ModelConfig
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.tokenizer import load_tokenizer
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
 from support.trainer.object_storage import BUCKET
 from support.trainer.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS
 

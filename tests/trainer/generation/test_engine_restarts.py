@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
+from grpo_spec.contract import Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.servers import weight_sender
@@ -24,7 +25,6 @@ from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.vllm_api import sampling_parameters
-from grpo_workload.spec.contract import Engine
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
 from support.trainer.launchers import eventually
 

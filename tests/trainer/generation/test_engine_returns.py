@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_workload.spec.contract import Contract, Engine
+from grpo_spec.contract import Contract, Engine
 from support.paths import PROGRAMS
 from support.trainer.engines import make_contract, with_ranks
 from support.trainer.launchers import eventually

@@ -13,7 +13,7 @@ from support.trainer.launchers import free_ports
 
 RANK = """
 import sys, threading
-from grpo_workload.spec.contract import Engine
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 port, is_stuck = int(sys.argv[1]), sys.argv[2] == "stuck"

@@ -18,13 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from grpo_spec.contract import Contract, Engine
 from grpo_workload.generation.servers import joining
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError, RefusedError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.pusher import may_be_left_out
-from grpo_workload.spec.contract import Contract, Engine
 from grpo_workload.weights.export import Export, Weight
 from support.paths import PROGRAMS
 from support.trainer.engines import make_contract

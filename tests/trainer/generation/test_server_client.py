@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError, RefusedError
 from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient
 from grpo_workload.generation.servers.waiting import settle
-from grpo_workload.spec.contract import Engine
 from support.trainer.launchers import free_ports
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

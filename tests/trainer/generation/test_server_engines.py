@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
+from grpo_spec.reports import ExitCode, Outcome
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
@@ -30,8 +32,6 @@ from grpo_workload.generation.servers.errors import EngineDiffersError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.spec.reports import ExitCode, Outcome
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks

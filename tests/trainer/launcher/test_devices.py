@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.contract import Device
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod.device_check import count_devices
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.engines import Engines, make_contract
 from support.trainer.launchers import DEADLINE, World
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from grpo_workload.storage.journal import read_lineage
 from support.paths import PROGRAMS
 from support.trainer.launchers import World, eventually

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.trainer.launchers import World, eventually
 
 ALL_REDUCE = """

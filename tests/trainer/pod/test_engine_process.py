@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.contract import Contract
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod.contract_file import ContractError
 from grpo_workload.pod.engine_main import EnginePod
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.engines import Engines, make_contract
 from support.trainer.launchers import DEADLINE, eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from grpo_workload.spec.contract import Device
+from grpo_spec.contract import Device
 
 LAYERS = 12
 

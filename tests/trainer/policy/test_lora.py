@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.trainer.trainings import make_config
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.trainer.trainings import make_config
 
 

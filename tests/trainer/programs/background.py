@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -24,10 +24,10 @@ from fixed_samples import PAD, take_step
 from results import error_of, report
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather, join
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage import staging
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState

@@ -11,8 +11,8 @@ sampling, and what is said of weights that differ. With a `training.maxStaleness
 import os
 import sys
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -21,6 +21,7 @@ from fixed_samples import train_on
 from sampled_ahead import ENGINE_ARGS, sample_ahead
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Prompt, Sample
@@ -31,7 +32,6 @@ from grpo_workload.policy.load import load_model
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsDifferError

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 kind, engine, models = sys.argv[1:]
 device = Device(kind)
@@ -40,13 +40,13 @@ from plain_steps import plain_steps
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import BOUNDS, WeightCheck
 
 LR, NUM_STEPS, PAD = 1e-2, 2, 0

@@ -16,21 +16,21 @@ import threading
 import time
 from pathlib import Path
 
+from grpo_spec.contract import Contract, Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Contract, Device
 
 environment.prepare(Device.CPU, os.environ)
 
 import torch
 from results import error_of, report
 
+from grpo_spec.inputs import DatasetConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.ranks.clock import Clock
-from grpo_workload.spec.inputs import DatasetConfig
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 from grpo_workload.training.assemble import load
 from grpo_workload.training.rollout import roll_out

@@ -10,8 +10,8 @@ differ from what DeepSpeed gathers, and which values are still those of the step
 import os
 import sys
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 device = Device(sys.argv[1])
 environment.prepare(device, os.environ)

@@ -15,8 +15,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -26,9 +26,9 @@ from deepspeed.accelerator import get_accelerator
 from results import report
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 

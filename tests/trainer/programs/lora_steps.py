@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -23,9 +23,9 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import join
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 

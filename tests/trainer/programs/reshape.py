@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -25,11 +25,11 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
+from grpo_spec.storage import ExportConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import join
-from grpo_workload.spec.storage import ExportConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports

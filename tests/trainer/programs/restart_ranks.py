@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from grpo_spec.contract import Contract, Device
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.ranks.collectives import join
-from grpo_workload.spec.contract import Contract, Device
 from grpo_workload.weights.wire import TensorSpec
 
 

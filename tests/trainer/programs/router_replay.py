@@ -11,8 +11,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 model, device, dtype = sys.argv[1], Device(sys.argv[2]), sys.argv[3]
 environment.prepare(device, os.environ)
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from results import report
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
@@ -28,7 +29,6 @@ from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.router_replay import check_routed
 from grpo_workload.policy.trial import try_policy
-from grpo_workload.spec.trainer import TrainerConfig
 
 PROMPTS, PROMPT_TOKENS = 8, 24
 config = TrainerConfig.model_validate(

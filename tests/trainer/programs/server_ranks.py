@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoModelForCausalLM
 
+from grpo_spec.contract import Contract
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.spec.contract import Contract
 from grpo_workload.weights.export import Export, full
 from support.trainer.stops import are_stopped, word_in
 

@@ -18,8 +18,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -29,13 +29,13 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_step, train_on
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import token_budget
 from grpo_workload.generation.memory_check import num_parameters, training_footprint
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.memory_trial import choose_tokens
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 

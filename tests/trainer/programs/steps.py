@@ -14,8 +14,8 @@ four on one generation.
 import os
 import sys
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -23,11 +23,11 @@ import torch
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_generation, take_step
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.optimizer_offload import adam
 from grpo_workload.policy.policy import Policy
 from grpo_workload.policy.trial import try_policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.kl_penalty import divergences
 
 

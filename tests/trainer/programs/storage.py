@@ -11,8 +11,8 @@ import resource
 import sys
 from pathlib import Path
 
+from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Device
 
 environment.prepare(Device.CPU, os.environ)
 
@@ -20,9 +20,9 @@ import torch.distributed as dist
 from results import error_of, report
 from transformers import AutoTokenizer
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints

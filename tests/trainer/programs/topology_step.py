@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from grpo_spec.contract import Contract, Device
 from grpo_workload.ranks import environment
-from grpo_workload.spec.contract import Contract, Device
 
 contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
 environment.prepare(Device.CPU, os.environ)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.math_answers import Verifier
@@ -25,7 +26,6 @@ from grpo_workload.rewards.scoring import (
     score,
     take_timeouts,
 )
-from grpo_workload.spec.rewards import RewardConfig
 
 SLOW = f"${'+'.join(['x'] * 50_000)}$"  # math-verify would parse it for longer than it may
 CONFIG = RewardConfig.model_validate({"name": "right", "accuracy": {}})

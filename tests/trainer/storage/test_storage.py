@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from grpo_workload.storage.checkpoint_folder import checkpoints, step_of
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import faults, read_manifest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.errors import ConfigError
 from grpo_workload.storage import upload_queue
 from grpo_workload.storage.files import StorageError
 from grpo_workload.storage.manifest import FILE_NAME, describe, write_manifest

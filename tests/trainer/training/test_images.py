@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.contract import Contract
+from grpo_spec.reports import ExitCode
 from support.trainer.colours import LEARNT, make_rows
 from support.trainer.engines import Engines, make_contract, with_ranks
 from support.trainer.tiny_vision import make_tiny_vision

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.generation import Topology
+from grpo_spec.contract import Contract
+from grpo_spec.generation import Topology
 from support.trainer.engines import Engines, make_contract, with_ranks
 
 pytestmark = pytest.mark.vllm

@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_spec.reports import ExitCode, Progress
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.spec.reports import ExitCode, Progress
 from grpo_workload.storage.journal import read_lineage
 from support.trainer.object_storage import BUCKET
 from support.trainer.trainings import HUB_NAME, make_config

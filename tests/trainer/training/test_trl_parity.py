@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import import_utils
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.advantage import group_advantages, step_advantages
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
@@ -23,7 +24,6 @@ from grpo_workload.policy.entropy_cut import find_cut
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.rewards.scoring import Reward, score
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise
 from grpo_workload.training.work import prepare

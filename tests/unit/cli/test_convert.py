@@ -24,7 +24,7 @@ from grpo_cli.convert.rows import FIELD_OF_FACT, UNSET, Kind
 from grpo_cli.convert.settle import Given
 from grpo_cli.main import main
 from grpo_operator.api.spec import GRPOJobSpec, parse_spec
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 from support.paths import CONVERT_INPUTS as INPUTS
 from support.paths import DOCS
 

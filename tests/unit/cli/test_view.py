@@ -14,7 +14,7 @@ from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.terminal import line, screen, show
 from grpo_cli.screen.training import LauncherReport
 from grpo_cli.screen.view import JobView, make_view
-from grpo_workload.spec.reports import EvaluationProgress, Progress
+from grpo_spec.reports import EvaluationProgress, Progress
 from support.control_plane.jobs import spec
 from support.paths import DOCS
 

@@ -10,12 +10,12 @@ import pytest
 
 from support.paths import ROOT
 
-PACKAGES = ("operator", "workload", "cli")
+PACKAGES = ("spec", "operator", "workload", "cli")
 
 EDITS = {
     "what decides calls the cluster": (
         "operator/grpo_operator/decide/plan.py",
-        "from grpo_operator.edge.cluster import Cluster",
+        "from grpo_operator.runtime.cluster import Cluster",
         ["rooms of the operator BROKEN", "what decides, lays out and describes calls nobody BROKEN"],
     ),
     "what lays out calls Kubernetes by itself": (
@@ -23,13 +23,18 @@ EDITS = {
         "import kubernetes",
         ["what decides, lays out and describes calls nobody BROKEN"],
     ),
-    "the operator loads torch, through a module of the workload": (
+    "the operator imports the workload": (
         "operator/grpo_operator/layout/topology.py",
         "from grpo_workload.algorithm.loss import grpo_loss",
-        ["the operator takes the spec from the workload, and nothing else BROKEN"],
+        ["the programs: the command line above the operator, and all above the spec BROKEN"],
+    ),
+    "a command for a cluster imports the workload": (
+        "cli/grpo_cli/commands/logs.py",
+        "from grpo_workload.storage.journal import read_lineage",
+        ["of the command line, what runs a job on this machine alone knows the workload BROKEN"],
     ),
     "the spec loads torch": (
-        "workload/grpo_workload/spec/trainer.py",
+        "spec/grpo_spec/trainer.py",
         "import torch",
         ["the spec loads no torch and talks to nobody BROKEN"],
     ),
@@ -41,7 +46,7 @@ EDITS = {
     "the workload knows the operator": (
         "workload/grpo_workload/reporting/history.py",
         "from grpo_operator.api import names",
-        ["the programs: the command line above the operator, the operator above the workload BROKEN"],
+        ["the programs: the command line above the operator, and all above the spec BROKEN"],
     ),
     "a module stands outside all rooms": (
         "workload/grpo_workload/helpers.py",

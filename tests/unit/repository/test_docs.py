@@ -21,10 +21,10 @@ from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.fabric import fabric_environment
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
+from grpo_spec.reasons import OF_FAILURES, Reason
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.run_report import RunReport
 from grpo_workload.rewards import sandbox
-from grpo_workload.spec.reasons import OF_FAILURES, Reason
 from support.documents import PAGES, blocks
 from support.paths import ROOT
 from support.trainer.places import place, rank_step

@@ -20,15 +20,15 @@ from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
+from grpo_spec.lora import LoraConfig as AdapterConfig
+from grpo_spec.rewards import RewardConfig
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.policy.four_bit import quantize
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.policy.own_loss import OwnLoss
 from grpo_workload.rewards.process import RewardProcess
-from grpo_workload.spec.lora import LoraConfig as AdapterConfig
-from grpo_workload.spec.rewards import RewardConfig
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.weights.export import Export

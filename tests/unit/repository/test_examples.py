@@ -17,9 +17,9 @@ from grpo_operator.api.status import GroupStatus, GRPOJobStatus
 from grpo_operator.decide.conditions import conclude, set_condition
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import plan_topology
+from grpo_spec.schema import dump
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
-from grpo_workload.spec.schema import dump
 from support.documents import blocks
 from support.paths import EXAMPLES, ROOT
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Literal
 
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 ScaleRewards = Literal["group", "batch", "none"]
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 
 class EntropyCut(NamedTuple):

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from grpo_workload.spec.loss import Correction
+from grpo_spec.loss import Correction
 
 BINS = 1024  # number of bins in the histogram of log ratios
 WIDEST = 5.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.spec.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)

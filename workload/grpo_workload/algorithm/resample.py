@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.advantage import step_advantages
-from grpo_workload.spec.training import TrainingConfig
 
 
 def teaches(

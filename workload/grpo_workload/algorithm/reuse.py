@@ -6,7 +6,7 @@ g * k + k - 1 at once, and its k * u steps go through them u times. With k = u =
 
 from __future__ import annotations
 
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 
 def steps_of(step: int, training: TrainingConfig) -> range:

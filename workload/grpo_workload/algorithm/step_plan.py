@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, MicroBatch, filler, micro_batch, pack
 from grpo_workload.algorithm.samples import Sample
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.training import TrainingConfig
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""

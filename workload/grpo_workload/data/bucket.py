@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
 
-from grpo_workload.spec.object_storage import CREDENTIALS, REFUSED
+from grpo_spec.object_storage import CREDENTIALS, REFUSED
 
 
 def fetch(url: str, cache: Path) -> Path:

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import DatasetConfig, ReasoningGymDataset
 from grpo_workload.algorithm.samples import Prompt, Text
 from grpo_workload.data.bucket import fetch
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import Preprocess, PromptMaker, fill
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig, ReasoningGymDataset
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 # Files that mark a folder as written by save_to_disk; any other folder is read as a folder of data files.

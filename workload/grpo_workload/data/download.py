@@ -19,9 +19,9 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.file_download import DryRunFileInfo
 
-from grpo_workload.spec.contract import ENV_TERMINATION_LOG, TERMINATION_LOG, DatasetName, Downloads
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.contract import ENV_TERMINATION_LOG, TERMINATION_LOG, DatasetName, Downloads
+from grpo_spec.errors import ConfigError
+from grpo_spec.reports import ExitCode, Progress
 
 OTHER_WEIGHTS = (
     *("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.tflite"),

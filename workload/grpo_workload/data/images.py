@@ -15,10 +15,10 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import VISION_FAMILIES, ModelConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Message, PromptImages
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import VISION_FAMILIES, ModelConfig
-from grpo_workload.spec.trainer import TrainerConfig
 
 
 class ImageError(ConfigError):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
 
 _SAY_SO = (OSError, ValueError, ImportError, SafetensorError)  # what libraries raise about models by themselves
 # The system's errors that stay until somebody changes a path, a right or a file. All others are the storage's.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import DatasetConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prompt_maker import PromptError
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig
-from grpo_workload.spec.trainer import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import DatasetConfig
 from grpo_workload.algorithm.samples import Message, Prompt
 from grpo_workload.data.images import ImageError, ImagePrompts, row_images, with_placeholders
 from grpo_workload.data.user_code import import_function
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig
 
 
 class PromptError(ConfigError):

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.data.model_errors import explained
-from grpo_workload.spec.inputs import ModelConfig
 
 
 def load_tokenizer(model: ModelConfig) -> Any:

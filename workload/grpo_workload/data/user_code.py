@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.errors import ConfigError
 
 
 def import_function(field: str, path: str) -> Callable[..., Any]:

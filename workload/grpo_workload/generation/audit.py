@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_spec.inputs import VISION_FAMILIES
 from grpo_workload.generation.derived import Push
 from grpo_workload.generation.reload import name_loaders, spare, written_past
-from grpo_workload.spec.inputs import VISION_FAMILIES
 from grpo_workload.weights.differ import MARK, WeightsDifferError
 
 NAMED = 8  # number of layers that an error names

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from grpo_spec.contract import Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.wire import TensorSpec
 
 

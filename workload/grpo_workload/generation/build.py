@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_spec.contract import Contract
+from grpo_spec.errors import ConfigError
+from grpo_spec.generation import Topology
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.generation import Topology
 
 
 def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any) -> Generator:

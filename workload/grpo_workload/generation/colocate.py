@@ -19,6 +19,8 @@ import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 
+from grpo_spec.contract import Device
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.base import SILENCE, Listener, Weights
@@ -28,8 +30,6 @@ from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.model_split import takes_text_alone
 from grpo_workload.pod.vllm_command import check_engine_args
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import TrainerConfig
 
 # Arguments of vLLM that the trainer relies on: users cannot set them.
 _OURS = frozenset(

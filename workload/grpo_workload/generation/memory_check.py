@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

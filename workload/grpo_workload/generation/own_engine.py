@@ -9,12 +9,12 @@ from typing import Any
 import vllm
 from transformers.integrations import deepspeed
 
+from grpo_spec.contract import Device
+from grpo_spec.errors import ConfigError
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.vllm_api import repack_for_cpu
 from grpo_workload.ranks.environment import show_bitsandbytes
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
 
 
 def build_engine(field: str, arguments: dict[str, Any]) -> Any:

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.policy.attention import VARLEN, cached
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
-from grpo_workload.spec.training import TrainingConfig
 
 
 class TransformersGenerator:

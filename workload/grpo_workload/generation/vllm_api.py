@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import PromptImages
 from grpo_workload.pod.versions import installed
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.spec.training import TrainingConfig
 
 Backend = Literal["nccl", "gloo"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grpo_workload.spec.reports import ExitCode
-from grpo_workload.spec.schema import Section
+from grpo_spec.reports import ExitCode
+from grpo_spec.schema import Section
 
 
 class Ended(Section):

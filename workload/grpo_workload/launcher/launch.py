@@ -16,6 +16,10 @@ from typing import Literal, NoReturn
 
 import yaml
 
+from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
+from grpo_spec.errors import ConfigError
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.rank_processes import SETTLE_SECONDS, RankExit, Ranks, result_of
@@ -25,10 +29,6 @@ from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import AttemptRecord, make_outcome, read_or_refuse, run_once
 from grpo_workload.pod.versions import check_versions
 from grpo_workload.reporting.progress_files import forget_progress, read_progress, write_phase
-from grpo_workload.spec.deepspeed_config import accelerate_config, deepspeed_config
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ import aiohttp
 from pydantic import ValidationError
 from yarl import URL
 
+from grpo_spec.contract import Member
+from grpo_spec.reasons import Reason
 from grpo_workload.launcher.identity import Ended, Identity
 from grpo_workload.launcher.place import Place
-from grpo_workload.spec.contract import Member
-from grpo_workload.spec.reasons import Reason
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_spec.contract import ENV_POD_NAME, Engine, Member
 from grpo_workload.pod.contract_file import ContractError, ThisPod
-from grpo_workload.spec.contract import ENV_POD_NAME, Engine, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.reporting.progress_files import read_phase, read_progress, read_rank_step
-from grpo_workload.spec.reports import Progress
 
 MAX_METRICS = 256
 """Most names of `grpo_metric`. Ours are under a hundred; the limit keeps user code from flooding Prometheus."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 from grpo_workload.launcher.place import Place
 from grpo_workload.reporting.progress_files import read_phase
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext

@@ -18,13 +18,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import RUN_FILES, ExitCode, Outcome, Progress
 from grpo_workload.launcher.identity import Ended, Identity
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import TrainingCollector
-from grpo_workload.reporting.history import FILES, MAX_ROWS, read_history
+from grpo_workload.reporting.history import MAX_ROWS, read_history
 from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome, Progress
 
 STORAGE_SECONDS = 5
 """How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
@@ -145,7 +145,7 @@ def local_application(place: Place) -> web.Application:
             return web.Response(status=404, text=f"the history is on the pod of rank 0, {place.contract.master.pod}\n")
         try:
             after, limit = int(query.get("after", -1)), int(query.get("limit", MAX_ROWS))
-            files = query["of"].split(",") if "of" in query else FILES
+            files = query["of"].split(",") if "of" in query else RUN_FILES
             reading = partial(read_history, place.run_dir, after=after, limit=limit, files=files)
             rows = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(reader, reading), STORAGE_SECONDS)
         except ValueError as error:

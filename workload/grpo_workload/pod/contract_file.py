@@ -11,7 +11,7 @@ from typing import Self, get_args
 
 from pydantic import ValidationError
 
-from grpo_workload.spec.contract import (
+from grpo_spec.contract import (
     CONTRACT_PATH,
     DATA_DIR,
     ENV_CONTRACT,
@@ -24,7 +24,7 @@ from grpo_workload.spec.contract import (
     TERMINATION_LOG,
     Contract,
 )
-from grpo_workload.spec.schema import WITHOUT_RULES
+from grpo_spec.schema import WITHOUT_RULES
 
 POLL_SECONDS = 1.0
 """Seconds between two looks whether the contract's file is another one."""

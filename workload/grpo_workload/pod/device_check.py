@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from grpo_workload.spec.contract import Contract, Device
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.contract import Contract, Device
+from grpo_spec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from grpo_workload.spec.contract import ENV_STATE_DIR, STATE_DIR
+from grpo_spec.contract import ENV_STATE_DIR, STATE_DIR
 
 
 def empty_adapter_folder(environ: Mapping[str, str] = os.environ) -> Path:

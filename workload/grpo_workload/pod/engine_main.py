@@ -12,15 +12,15 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
+from grpo_spec.contract import ENV_POD_NAME, Engine
+from grpo_spec.errors import ConfigError
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod.contract_file import ContractError, ThisPod
 from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
 from grpo_workload.pod.run_once import make_outcome, read_or_refuse, run_once
 from grpo_workload.pod.versions import check_versions
-from grpo_workload.spec.contract import ENV_POD_NAME, Engine
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

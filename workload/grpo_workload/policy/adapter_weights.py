@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.errors import ConfigError
 from grpo_workload.weights.export import Weight, full, plain, values_of
 
 ADAPTER = "default"  # peft's name for an unnamed adapter

@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.policy.attention_blocks import attend_in_blocks
-from grpo_workload.spec.errors import ConfigError
 
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from grpo_spec.loss import Correction
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.logprob_head import PerToken
 from grpo_workload.policy.own_loss import OwnLoss
-from grpo_workload.spec.loss import Correction
-from grpo_workload.spec.training import TrainingConfig
 
 
 def batch_loss(

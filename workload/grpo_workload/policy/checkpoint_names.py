@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.core_model_loading import revert_weight_conversion
 
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.errors import ConfigError
 from grpo_workload.weights.export import Group, Weight
 from grpo_workload.weights.wire import TensorSpec
 

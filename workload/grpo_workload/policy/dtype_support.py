@@ -9,8 +9,8 @@ from itertools import groupby
 
 import torch
 
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.contract import Device
+from grpo_spec.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
 """The values of model.dtype, in the order in which they are suggested."""

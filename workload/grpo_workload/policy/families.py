@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_workload.spec.inputs import VISION_FAMILIES
+from grpo_spec.inputs import VISION_FAMILIES
 
 ALL, ZERO3, ADAPTERS = "all weights", "ZeRO-3", "LoRA"
 

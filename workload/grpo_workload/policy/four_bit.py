@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.lora import LoraConfig
 from grpo_workload.policy import vision
 from grpo_workload.policy.lora import without_adapters
 from grpo_workload.ranks.environment import show_bitsandbytes
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.lora import LoraConfig
 
 show_bitsandbytes()
 from bitsandbytes.nn.modules import Linear4bit, Params4bit  # noqa: E402

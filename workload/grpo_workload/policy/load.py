@@ -21,12 +21,12 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from grpo_spec.contract import Device
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import VISION_FAMILIES
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.model_errors import explained
 from grpo_workload.policy import attention, rope, vision
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import VISION_FAMILIES
-from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.lora import ALL_LINEAR, LoraConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy import vision
 from grpo_workload.policy.adapter_weights import ADAPTER, factors, merged
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.lora import ALL_LINEAR, LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Weight, plain
 
 _KINDS = (nn.Linear, Conv1D)

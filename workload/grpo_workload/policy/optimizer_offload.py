@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_spec.contract import Device
+from grpo_spec.trainer import ParallelismConfig
 from grpo_workload.policy.host_memory import HostMemory, aligned, bytes_of, wait
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.trainer import ParallelismConfig
 
 
 def adam(deepspeed_engine: Any) -> Any:

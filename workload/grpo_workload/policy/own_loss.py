@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import TokenLosses, Tokens
 from grpo_workload.data.prompt_maker import what_was_raised
 from grpo_workload.data.user_code import import_function
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.training import TrainingConfig
 
 ARGUMENTS = ("log_probs", "old_log_probs", "advantages", "mask", "training", "ref_log_probs", "entropies")
 _ONLY_BY_NAME = ("ref_log_probs", "entropies")  # not by **arguments: whoever names them changes what else is computed

@@ -18,6 +18,9 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 from transformers import get_scheduler
 
+from grpo_spec.contract import Device
+from grpo_spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.penalties import Penalties
@@ -40,9 +43,6 @@ from grpo_workload.policy.rehearsal import undisturbed
 from grpo_workload.policy.router_replay import RouterReplay
 from grpo_workload.policy.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.deepspeed_config import deepspeed_config, mixed_precision, trainer_clips
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export, full
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 
 LONG = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 """Families whose long factors were compared with vLLM, which has a class of its own for each.

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.spec.errors import ConfigError
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")  # vLLM numbers the rows of layers by the same index
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.policy import Policy
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import VISION_FAMILIES
 from grpo_workload.policy.attention import BOUNDS
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import VISION_FAMILIES
 
 
 def has_vision(model_config: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from grpo_workload.spec.contract import Device
+from grpo_spec.contract import Device
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import MutableMapping
 
-from grpo_workload.spec.contract import Device
+from grpo_spec.contract import Device
 
 
 def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_split: bool = False) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.reports import RUN_FILES
+
 Row = dict[str, Any]
 
-FILES = ("metrics", "ranks", "completions")
-"""Files that `run_report` writes into the run's folder, each as <name>.jsonl."""
 MAX_ROWS = 2000
 """Most rows of one file in one answer."""
 MAX_BYTES = 4 << 20
@@ -19,7 +19,7 @@ FIRST_BYTES = 1 << 16
 
 
 def read_history(
-    run_dir: Path, *, after: int = -1, limit: int = MAX_ROWS, files: Sequence[str] = FILES
+    run_dir: Path, *, after: int = -1, limit: int = MAX_ROWS, files: Sequence[str] = RUN_FILES
 ) -> dict[str, list[Row]]:
     """Return for each file its newest rows of steps later than `after` (counted from 0), oldest first.
 
@@ -31,8 +31,8 @@ def read_history(
     """
     if not 1 <= limit <= MAX_ROWS:
         raise ValueError(f"limit is {limit}, but must be 1 to {MAX_ROWS}")
-    if unknown := sorted(set(files) - set(FILES)):
-        raise ValueError(f"of: there is no file {', '.join(unknown)}; use {', '.join(FILES)}")
+    if unknown := sorted(set(files) - set(RUN_FILES)):
+        raise ValueError(f"of: there is no file {', '.join(unknown)}; use {', '.join(RUN_FILES)}")
     return {name: _newest(run_dir / f"{name}.jsonl", after, limit) for name in files}
 
 

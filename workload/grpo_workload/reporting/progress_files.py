@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_workload.spec.reports import Progress
+from grpo_spec.reports import Progress
 
 FILE_NAME = "progress.json"
 PHASES = "phases"

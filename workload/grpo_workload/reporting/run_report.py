@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
+from grpo_spec.reports import EvaluationProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
-from grpo_workload.spec.reports import EvaluationProgress, Progress, RunWarning
 
 if TYPE_CHECKING:
     from grpo_workload.reporting.trackers import Trackers

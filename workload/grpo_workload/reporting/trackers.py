@@ -18,10 +18,10 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker, filter_trackers
 
-from grpo_workload.spec.contract import JobRef
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.schema import dump
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.contract import JobRef
+from grpo_spec.errors import ConfigError
+from grpo_spec.schema import dump
+from grpo_spec.trainer import TrainerConfig
 
 START_SECONDS = 90.0
 """Time limit for a tracker to start its run: a server that does not answer is a mistake in the settings."""

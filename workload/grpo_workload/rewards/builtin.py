@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.rewards import ExactMatchConfig, FormatConfig, RewardConfig, SoftOverlongConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled, last_answer
@@ -14,8 +16,6 @@ from grpo_workload.rewards.json_schema import JsonSchemaReward
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.references import COLUMNS
 from grpo_workload.rewards.trl_signature import Values
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.rewards import ExactMatchConfig, FormatConfig, RewardConfig, SoftOverlongConfig
 
 RewardFunction = Callable[[list[Prompt], list[Completion]], Values]
 

@@ -12,12 +12,12 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.rewards import JsonSchemaConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled, last_answer
 from grpo_workload.rewards.trl_signature import Values
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.rewards import JsonSchemaConfig
 
 
 class JsonSchemaReward:

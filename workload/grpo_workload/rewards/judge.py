@@ -16,14 +16,14 @@ from typing import Any
 import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.rewards import JudgeConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
 from grpo_workload.rewards.process import RewardError
 from grpo_workload.rewards.trl_signature import Logged, Values
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.rewards import JudgeConfig
 
 logger = logging.getLogger(__name__)
 

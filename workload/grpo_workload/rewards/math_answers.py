@@ -15,13 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue, Queue
 from threading import Thread
 
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.rewards import math_verdict
 from grpo_workload.rewards.math_verdict import NOT_COMPARED
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.references import COLUMNS, References, read_row
 from grpo_workload.rewards.trl_signature import Values
-from grpo_workload.spec.rewards import RewardConfig
 
 logger = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.rewards import RewardConfig
+from grpo_spec.schema import in_bytes
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
 from grpo_workload.rewards.trl_signature import JsonScalar, Logged, ReturnedError, Values
 from grpo_workload.rewards.worker import LENGTH, Call, Check, Orders
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.rewards import RewardConfig
-from grpo_workload.spec.schema import in_bytes
 
 logger = logging.getLogger(__name__)
 

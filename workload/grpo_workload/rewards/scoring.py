@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.rewards import REWARD_SECONDS, RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.seeds import reward_seed
@@ -30,8 +32,6 @@ from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.process import RewardError, RewardProcess
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values, trl_arguments
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.rewards import REWARD_SECONDS, RewardConfig
 
 STDERR = 2
 LOCK_GRACE = 10.0

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from io import BufferedRWPair
 from typing import Any, cast
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.data.user_code import import_function
 from grpo_workload.rewards import sandbox
 from grpo_workload.rewards.trl_signature import Logged, ReturnedError, as_values, misfit
-from grpo_workload.spec.errors import ConfigError
 
 LENGTH = struct.Struct(">Q")
 MAX_TEXT = 2000

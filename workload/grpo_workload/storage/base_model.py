@@ -15,9 +15,9 @@ from pathlib import Path
 
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
+from grpo_spec.trainer import TrainerConfig
 
 SAMPLES, SAMPLE_BYTES = 32, 2**16  # samples per file, and the size of one
 

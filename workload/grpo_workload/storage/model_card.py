@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.lora import LoraConfig
+from grpo_spec.trainer import TrainerConfig
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "completions/mean_length", "completions/clipped_ratio")
 _ENTROPY = "trained/entropy"

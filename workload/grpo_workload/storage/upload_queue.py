@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.object_storage import CREDENTIALS, REFUSED
+from grpo_spec.errors import ConfigError
+from grpo_spec.object_storage import CREDENTIALS, REFUSED
 from grpo_workload.storage.checkpoint_folder import checkpoints
 from grpo_workload.storage.files import StorageError
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from grpo_spec.contract import ENV_POD_UID, Contract, Device
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.algorithm import micro_batch
 from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
 from grpo_workload.data.dataset import load_prompts
@@ -36,8 +38,6 @@ from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import Reward, begin_check, build_rewards, end_check
-from grpo_workload.spec.contract import ENV_POD_UID, Contract, Device
-from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from grpo_workload.spec.generation import Topology
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.generation import Topology
+from grpo_spec.trainer import TrainerConfig
 
 FEWEST_ROUNDS = 5
 MOST_ROUNDS = 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
 from grpo_workload.storage.base_model import Origin, fingerprint
 from grpo_workload.storage.resuming import Source
 

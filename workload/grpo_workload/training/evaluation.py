@@ -14,6 +14,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.advantage import mean
 from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion, Prompt
@@ -26,8 +28,6 @@ from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.rewards.scoring import Reward, begin_scoring, build_rewards, score, take_logged, take_timeouts
 from grpo_workload.rewards.table import RewardTable
 from grpo_workload.rewards.trl_signature import TrainerState
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.step_metrics import summarise_evaluation

@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import RunWarning
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.advantage import ZERO, mean
 from grpo_workload.policy.finite import NotFiniteError
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import RunWarning
-from grpo_workload.spec.rewards import RewardConfig
 
 WINDOW = 20
 """Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""

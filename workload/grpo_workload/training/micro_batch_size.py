@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from grpo_spec.contract import Contract
+from grpo_spec.generation import Topology
+from grpo_spec.trainer import TrainerConfig
+from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.token_budget import MOST
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.memory_trial import GIB, CudaMemory, choose_tokens
 from grpo_workload.policy.policy import Policy
 from grpo_workload.reporting.progress_files import write_phase
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.generation import Topology
-from grpo_workload.spec.trainer import TrainerConfig
-from grpo_workload.spec.training import MICRO_BATCH_TOKENS
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from grpo_spec.contract import Contract
+from grpo_spec.errors import ConfigError
+from grpo_spec.generation import Topology
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
 from grpo_workload.pod.model_split import check_split, split_sizes
 from grpo_workload.policy import attention, rope, vision
@@ -23,9 +26,6 @@ from grpo_workload.policy.families import ALL, TESTED
 from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
 from grpo_workload.policy.lora import Adapters, add_adapters
 from grpo_workload.policy.router_replay import find_routers
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.generation import Topology
 from grpo_workload.weights.export import full
 
 logger = logging.getLogger(__name__)

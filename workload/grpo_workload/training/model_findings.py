@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from grpo_spec.contract import Contract
+from grpo_spec.errors import ConfigError
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.vllm_api import engine_class
 from grpo_workload.policy import rope, vision
 from grpo_workload.policy.load import read_config
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.errors import ConfigError
 from grpo_workload.training.model_check import AT_START, Aspects, Subject, Unknown
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_spec.evaluation import EvaluationConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.generation.base import Generator
@@ -15,8 +17,6 @@ from grpo_workload.ranks.pulse import Pulse
 from grpo_workload.reporting.gpu_monitor import Monitor
 from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.spec.evaluation import EvaluationConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.evaluation import EvaluationConfig
-from grpo_workload.spec.reports import EvaluationProgress
+from grpo_spec.errors import ConfigError
+from grpo_spec.evaluation import EvaluationConfig
+from grpo_spec.reports import EvaluationProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

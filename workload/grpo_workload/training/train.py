@@ -23,6 +23,9 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, get_error_handler
 from transformers import set_seed
 
+from grpo_spec.contract import Contract
+from grpo_spec.errors import ConfigError
+from grpo_spec.reports import ExitCode
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.policy.finite import NotFiniteError
 from grpo_workload.policy.memory_error import MicroBatchMemoryError
@@ -32,9 +35,6 @@ from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.rank_metrics import summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.reports import ExitCode
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
 from grpo_workload.training.evaluation import evaluate, is_due, is_due_at_start

@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.policy import Policy
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.differ import WeightsDifferError
 
 logger = logging.getLogger(__name__)

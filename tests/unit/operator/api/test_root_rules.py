@@ -4,7 +4,7 @@ from grpo_operator.api.crd import crd
 from grpo_operator.api.job_rules import CHANGE_RULES, NAME_RULES
 from grpo_operator.api.root_rules import RULES, WIDE, skipped_by_the_status
 from grpo_operator.api.spec import GRPOJobSpec
-from grpo_workload.spec.training import TrainingConfig
+from grpo_spec.training import TrainingConfig
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 

@@ -6,7 +6,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import A, B, Case, failed
 

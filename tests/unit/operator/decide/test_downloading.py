@@ -13,8 +13,8 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import Progress
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, ended, job, observed, pod
 from support.control_plane.passes import Case
 

@@ -14,7 +14,7 @@ from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.layout.contracts import make_contract
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, pod, world
 from support.control_plane.passes import Case, failed
 

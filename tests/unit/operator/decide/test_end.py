@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, holds, is_terminal, set_condition
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import A, B, Case, failed
 

@@ -10,7 +10,7 @@ from grpo_operator.decide.conditions import find, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Deletion, Mode
 from grpo_operator.layout.contracts import make_contract
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
 

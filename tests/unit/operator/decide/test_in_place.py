@@ -14,8 +14,8 @@ from grpo_operator.decide.observe import Child, pack
 from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.decide.plan import Mode, Obstacle, plan
 from grpo_operator.layout.manifests import manifests
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 from support.control_plane.jobs import NOW, ended, observed, pod
 from support.control_plane.passes import SERVER, A, B, Case
 

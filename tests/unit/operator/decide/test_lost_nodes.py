@@ -9,7 +9,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.deletions import HELD_SECONDS, Deletion
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import A, B, Case, failed
 

@@ -10,8 +10,8 @@ from grpo_operator.decide.next_pass import CALM_SECONDS, POLL_SECONDS
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import ends
 from grpo_operator.decide.plan import Obstacle, plan
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import Progress
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import A, Case, failed
 

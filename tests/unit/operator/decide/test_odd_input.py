@@ -28,9 +28,9 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, plan_topology
 from grpo_operator.metrics.jobs import WatchedJob
+from grpo_spec.reports import ExitCode, Outcome, Progress, RunWarning
+from grpo_spec.schema import dump
 from grpo_workload.pod.contract_file import parse_contract
-from grpo_workload.spec.reports import ExitCode, Outcome, Progress, RunWarning
-from grpo_workload.spec.schema import dump
 from support.control_plane.jobs import NOW, spec
 from support.control_plane.passes import SERVER, A, B, Case
 

@@ -15,7 +15,7 @@ from grpo_operator.decide.failure_policy import placement_seconds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
 

@@ -16,8 +16,8 @@ from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.queueing import find_admitted
 from grpo_operator.layout.queueing import read_admission, workload
 from grpo_operator.layout.topology import Queue
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, ended, observed, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
 

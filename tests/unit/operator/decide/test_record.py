@@ -4,7 +4,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.second_look import News, news
-from grpo_workload.spec.reports import EvaluationProgress, Progress, RunWarning
+from grpo_spec.reports import EvaluationProgress, Progress, RunWarning
 from support.control_plane.jobs import ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
 

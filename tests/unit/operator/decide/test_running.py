@@ -8,7 +8,7 @@ from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.plan import Obstacle, plan
 from grpo_operator.decide.second_look import News, news
-from grpo_workload.spec.reports import Progress
+from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
 

@@ -29,7 +29,7 @@ from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Plan, plan
 from grpo_operator.layout.topology import Job, Topology, plan_topology
-from grpo_workload.spec.reports import ExitCode, Progress
+from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, job
 from support.control_plane.jobs import pod as make_pod
 

@@ -14,7 +14,7 @@ from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Queue, plan_topology
-from grpo_workload.spec.contract import Contract
+from grpo_spec.contract import Contract
 from support.control_plane.jobs import job, spec, world
 
 GROUPS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=5)

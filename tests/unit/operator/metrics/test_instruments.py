@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from grpo_operator.edge.errors import ConflictError
-from grpo_operator.edge.workqueue import WorkQueue
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
+from grpo_operator.runtime.errors import ConflictError
+from grpo_operator.runtime.workqueue import WorkQueue
 
 OF_JOB = {"namespace": "ns", "grpojob": "job"}
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.advantage import (
     as_groups,
     group_advantages,
@@ -16,7 +17,6 @@ from grpo_workload.algorithm.advantage import (
     std,
     step_advantages,
 )
-from grpo_workload.spec.training import TrainingConfig
 
 NAN = math.nan
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
-from grpo_workload.spec.training import TrainingConfig
 
 VARIANTS = [
     {"loss_type": "grpo"},

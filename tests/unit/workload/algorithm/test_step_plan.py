@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, micro_batches, plan, spread
-from grpo_workload.spec.training import TrainingConfig
 
 
 def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.spec.training import TrainingConfig
 
 TRUNCATIONS = st.builds(
     Truncation,

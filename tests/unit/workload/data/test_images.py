@@ -11,13 +11,13 @@ import transformers
 from PIL import Image
 from trl.data_utils import prepare_multimodal_messages
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import DatasetConfig, ModelConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.images import ImageError, ImagePrompts, open_image, row_images, shrunk, with_placeholders
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import PreprocessError, PromptError, PromptMaker
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import DatasetConfig, ModelConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.evaluation import load_evaluation
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_tiny_vision

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.data.model_errors import explained
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
 
 CLIENT_ERROR = HfHubHTTPError.__bases__[0]  # of the package by which the hub's client talks HTTP
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.lora import LoraConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
-from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
 
 
 def config(

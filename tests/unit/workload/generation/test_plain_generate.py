@@ -3,9 +3,9 @@
 import pytest
 from transformers import GenerationConfig
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.generation.plain_generate import eos_ids
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import ModelConfig
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 MODEL = ModelConfig(path="/models/base")

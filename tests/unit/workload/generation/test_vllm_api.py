@@ -6,9 +6,9 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import PromptImages
 from grpo_workload.generation.vllm_api import check_read, encode_images
-from grpo_workload.spec.errors import ConfigError
 
 
 @pytest.mark.parametrize(("read", "place"), [((1, 5, 5, 2), 3), ((1, 5, 5, 5, 5, 2), 4), ((1, 5, 5, 5), 4)])

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.contract import Contract
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.pod.run_once import make_outcome
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
 from support.trainer.launchers import free_ports
 from support.trainer.places import CONTRACT
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.contract import RANK_ENV, Contract
 from grpo_workload.launcher.place import Place
 from grpo_workload.pod.contract_file import ContractError
-from grpo_workload.spec.contract import RANK_ENV, Contract
 from support.trainer.places import CONFIG
 
 

@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import MAX_METRICS, TrainingCollector
 from grpo_workload.reporting.progress_files import forget_progress, write_phase, write_progress
 from grpo_workload.reporting.rank_metrics import RankStep
 from grpo_workload.reporting.run_report import RankReport, RunReport
-from grpo_workload.spec.reports import Progress
 from support.trainer.places import place, rank_step
 
 

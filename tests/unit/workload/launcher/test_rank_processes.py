@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.reports import ExitCode
 from grpo_workload.launcher.rank_processes import RankExit, describe_error, result_of
-from grpo_workload.spec.reports import ExitCode
 
 
 def ended(rank: int, code: int, at: float = 0.0, asked: bool = False) -> RankExit:

@@ -7,12 +7,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, open_application, serving
 from grpo_workload.reporting.run_report import RankReport, RunReport
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.launchers import free_ports
 from support.trainer.places import place, rank_step
 

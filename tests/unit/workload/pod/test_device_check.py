@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.layout.contracts import make_contract
+from grpo_spec.contract import Contract
 from grpo_workload.pod.device_check import check_devices, count_devices, describe_missing, device_users
-from grpo_workload.spec.contract import Contract
 from support.control_plane.jobs import world
 
 

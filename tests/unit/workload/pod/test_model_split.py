@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.inputs import ModelConfig
 from grpo_workload.pod.model_split import check_split, read_model_config, split_sizes, takes_text_alone
-from grpo_workload.spec.inputs import ModelConfig
 
 
 @pytest.mark.parametrize(

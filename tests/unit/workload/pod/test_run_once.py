@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.contract import Contract
+from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod import contract_file
 from grpo_workload.pod.run_once import make_outcome, run_once
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.reports import ExitCode, Outcome
 from support.trainer.places import place
 
 

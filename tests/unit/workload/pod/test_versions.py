@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from grpo_operator.layout.contracts import make_contract
+from grpo_spec.contract import Contract, Device
+from grpo_spec.errors import ConfigError
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 from grpo_workload.pod.run_once import make_outcome
 from grpo_workload.pod.versions import PAGE, TRIED, check_versions
-from grpo_workload.spec.contract import Contract, Device
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.reasons import Reason
-from grpo_workload.spec.reports import ExitCode
 from support.control_plane.jobs import world
 from support.paths import ROOT
 from support.trainer.places import place

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from grpo_spec.contract import Contract
+from grpo_spec.inputs import ModelConfig
+from grpo_spec.training import TrainingConfig
 from grpo_workload.generation import vllm_api
 from grpo_workload.pod.vllm_command import as_flags, engine_command
-from grpo_workload.spec.contract import Contract
-from grpo_workload.spec.inputs import ModelConfig
-from grpo_workload.spec.training import TrainingConfig
 
 
 def contract(device: str = "cuda", **generation: Any) -> Contract:

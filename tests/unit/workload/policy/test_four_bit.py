@@ -15,12 +15,12 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.lora import LoraConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.policy.four_bit import quantize
 from grpo_workload.policy.lora import Adapters
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export
 from support.families import make_model
 from support.trainer.tiny_vision import make_tiny_vision

@@ -12,11 +12,11 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from grpo_spec.contract import Device
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.load import apply_fitting, fuse_norms, load_model, remove_noise
 from grpo_workload.policy.lora import add_adapters
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
 from support.families import make_config, make_model
 
 FIELDS: dict[str, Any] = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.lora import LoraConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy import adapter_weights
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters, output_layers
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.weights.export import Export
 from support.families import STATEFUL, make_model
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.weights.models_page import BEFORE, NOW, PUSHES, fill, pushes, trainings
 from benchmarks.weights.train_families import MODES
 
+from grpo_spec.inputs import VISION_FAMILIES
 from grpo_workload.policy.families import ADAPTERS, ALL, TESTED, ZERO3
-from grpo_workload.spec.inputs import VISION_FAMILIES
 from support.families import FAMILIES, MASKED, STATEFUL
 from support.paths import ROOT
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.batch_loss import batch_loss
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.own_loss import OwnLoss
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.training import TrainingConfig
 
 FUNCTIONS = """
 import torch

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
@@ -15,7 +16,6 @@ from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logit_change import LogitChange
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.logprobs import logprobs_and_entropies
-from grpo_workload.spec.training import TrainingConfig
 from support.families import make_model
 
 pytestmark = pytest.mark.usefixtures("small_slices")

@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_spec.contract import Device
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
@@ -21,9 +24,6 @@ from grpo_workload.policy.load import load_model
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.rope import LONG, check_rope
 from grpo_workload.policy.trial import try_policy
-from grpo_workload.spec.contract import Device
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
 from support.families import LONG_ROPE, SHORT, SIZES, make_config, make_model
 
 attention.register()

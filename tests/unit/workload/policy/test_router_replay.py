@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention
@@ -18,8 +20,6 @@ from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.reference import Reference
 from grpo_workload.policy.router_replay import RouterReplay, check_routed, find_routers
 from grpo_workload.policy.trial import try_policy
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.trainer import TrainerConfig
 from support.families import FAMILIES, SIZES, make_model
 
 attention.register()

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_spec.errors import ConfigError
+from grpo_spec.inputs import VISION_FAMILIES
+from grpo_spec.lora import LoraConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy import attention, vision
 from grpo_workload.policy.logprob_head import LogprobHead
 from grpo_workload.policy.lora import Adapters
 from grpo_workload.policy.trial import try_policy
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.inputs import VISION_FAMILIES
-from grpo_workload.spec.lora import LoraConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from support.families import make_model
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
 

@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+from grpo_spec.reports import Progress
 from grpo_workload.reporting.progress_files import (
     FILE_NAME,
     forget_progress,
@@ -15,7 +16,6 @@ from grpo_workload.reporting.progress_files import (
     write_phase,
     write_progress,
 )
-from grpo_workload.spec.reports import Progress
 
 
 def test_nothing_is_read_before_the_first_write(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo_spec.reports import EvaluationProgress
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
-from grpo_workload.spec.reports import EvaluationProgress
 
 
 def _sample(prompt: int, answer: str) -> Sample:

@@ -14,11 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from grpo_devcluster.progress import wait_until
+from grpo_spec.contract import JobRef
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
 from grpo_workload.reporting.trackers import GLOBAL_STEP, QUIET, Trackers
-from grpo_workload.spec.contract import JobRef
-from grpo_workload.spec.trainer import TrainerConfig
 
 JOB = JobRef(namespace="ns", name="arithmetic", uid="6f0c")
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.rewards.judge import Judge
 from grpo_workload.rewards.scoring import (
     Reward,
@@ -17,7 +18,6 @@ from grpo_workload.rewards.scoring import (
     score,
     take_logged,
 )
-from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 TEMPLATE = "Question: {prompt}\nRight: {answer}\nGiven: {completion}\nAnswer with {{score}}."

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from grpo_devcluster.progress import wait_until
+from grpo_spec.errors import ConfigError
 from grpo_workload.rewards.scoring import RewardError, build_rewards, close_rewards, score, take_logged
 from grpo_workload.rewards.trl_signature import Logged, TrainerState
-from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 USER = "support.trainer.user_rewards"
@@ -22,7 +22,7 @@ USER = "support.trainer.user_rewards"
 # Without capabilities, as in a container: root may read everything.
 UNPRIVILEGED = """
 import ctypes, subprocess, sys
-from grpo_workload.spec.rewards import RewardConfig
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.rewards.process import RewardProcess
 
 libc = ctypes.CDLL(None)
@@ -40,7 +40,7 @@ for name in ("spies", "moves"):
 
 RANK = """
 import sys
-from grpo_workload.spec.rewards import RewardConfig
+from grpo_spec.rewards import RewardConfig
 from grpo_workload.rewards.process import RewardProcess
 
 process = RewardProcess(RewardConfig(name="stuck", function="support.trainer.user_rewards:stuck"), {})

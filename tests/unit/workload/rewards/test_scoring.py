@@ -9,10 +9,10 @@ import threading
 import pytest
 from trl.rewards import get_soft_overlong_punishment
 
+from grpo_spec.errors import ConfigError
 from grpo_workload.launcher.rank_processes import describe_error
 from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score
 from grpo_workload.rewards.table import RewardTable
-from grpo_workload.spec.errors import ConfigError
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 SCHEMA = {

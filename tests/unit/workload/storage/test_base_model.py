@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.storage import base_model as module
 from grpo_workload.storage.base_model import Origin, fingerprint, settle_origin
 

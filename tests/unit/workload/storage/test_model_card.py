@@ -4,7 +4,7 @@ import math
 
 from huggingface_hub import ModelCard
 
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.storage.model_card import model_card
 
 CONFIG = {

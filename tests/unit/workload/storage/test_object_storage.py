@@ -4,7 +4,7 @@ import pytest
 from pyarrow.fs import FileSystem
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_workload.spec.object_storage import BucketFolder
+from grpo_spec.object_storage import BucketFolder
 
 FOLDER: TypeAdapter[str] = TypeAdapter(BucketFolder)
 

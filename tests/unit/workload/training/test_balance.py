@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.spec.generation import Topology
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.generation import Topology
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.balance import FEWEST_ROUNDS, MOST_ROUNDS, STEADY, Advisor, Balance, Shares, advise, nearest
 from support.paths import ROOT
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from grpo_spec.evaluation import EvaluationConfig
+from grpo_spec.inputs import DatasetConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.rewards.table import tabulate
-from grpo_workload.spec.evaluation import EvaluationConfig
-from grpo_workload.spec.inputs import DatasetConfig
-from grpo_workload.spec.trainer import TrainerConfig
 from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
 from grpo_workload.training.step_metrics import summarise_evaluation
 from support.trainer.tiny_model import make_tiny_tokenizer

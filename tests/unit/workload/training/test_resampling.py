@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.resample import num_further, places, teaches
 from grpo_workload.algorithm.samples import Completion, Prompt
@@ -19,7 +20,6 @@ from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, roll_out

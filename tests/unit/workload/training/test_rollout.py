@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of, batches_from
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.spec.training import TrainingConfig
 from grpo_workload.storage.journal import begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, Rollout, roll_out
 from grpo_workload.training.run import Run

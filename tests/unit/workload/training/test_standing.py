@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_workload.spec.errors import ConfigError
-from grpo_workload.spec.evaluation import EvaluationConfig
+from grpo_spec.errors import ConfigError
+from grpo_spec.evaluation import EvaluationConfig
 from grpo_workload.training.standing import Standing, standing
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from grpo_workload.spec.trainer import TrainerConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights.differ import WeightsDifferError
 

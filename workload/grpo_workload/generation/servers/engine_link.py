@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.engine_watch import EngineWatch, Timing
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.waiting import first_unhealthy
 from grpo_workload.ranks.loop_thread import LoopThread
-from grpo_workload.spec.contract import Engine
 
 T = TypeVar("T")
 

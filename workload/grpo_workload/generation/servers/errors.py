@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grpo_workload.spec.contract import Engine
-from grpo_workload.spec.errors import ConfigError
+from grpo_spec.contract import Engine
+from grpo_spec.errors import ConfigError
 from grpo_workload.weights.differ import WeightsDifferError
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from grpo_spec.contract import Contract, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener, Weights
 from grpo_workload.generation.servers.engine_link import EngineLink
@@ -21,7 +22,6 @@ from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.pusher import Pusher, first
 from grpo_workload.generation.servers.sampling import Sampler
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.contract import Contract, Engine
 
 logger = logging.getLogger(__name__)
 

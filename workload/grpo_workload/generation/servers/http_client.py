@@ -17,6 +17,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 from yarl import URL
 
+from grpo_spec.contract import Engine
 from grpo_workload.algorithm.samples import Completion, PromptImages
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.servers.errors import (
@@ -28,7 +29,6 @@ from grpo_workload.generation.servers.errors import (
     RefusedError,
     SilentError,
 )
-from grpo_workload.spec.contract import Engine
 from grpo_workload.weights.differ import MARK
 
 ATTEMPTS = 4  # number of times that a call is tried

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, count, pairwise
 from typing import Any, TypeVar
 
+from grpo_spec.contract import TransferGroup
 from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.roll_call import Invitation, RollCall, open_store
 from grpo_workload.generation.servers.channels import Channel, NcclChannel, free_port
@@ -25,7 +26,6 @@ from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
-from grpo_workload.spec.contract import TransferGroup
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.roll_call import RollCall
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.http_client import EngineClient
-from grpo_workload.spec.contract import Engine
 
 T = TypeVar("T")
 

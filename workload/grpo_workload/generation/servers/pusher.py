@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
 
+from grpo_spec.contract import Contract, Device
+from grpo_spec.errors import ConfigError
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.errors import EngineError
@@ -23,8 +25,6 @@ from grpo_workload.generation.servers.set_aside import SetAside
 from grpo_workload.generation.servers.weight_sender import WeightSender
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.spec.contract import Contract, Device
-from grpo_workload.spec.errors import ConfigError
 from grpo_workload.weights.differ import WeightsDifferError
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError
-from grpo_workload.spec.contract import Engine
 
 Processes = Mapping[str, str]
 """Name of each engine's process, by engine."""

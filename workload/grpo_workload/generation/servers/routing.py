@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_workload.spec.contract import Engine
+from grpo_spec.contract import Engine
 
 # Limit for one rank on one data-parallel copy, for each step whose completions are sampled at a time: vLLM's default
 # number of sequences in a batch. Further prompts wait here for the engine that is free first.

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from grpo_spec.contract import Contract
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.base import Listener
@@ -19,7 +20,6 @@ from grpo_workload.generation.servers.errors import EngineError, RefusedError
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Processes
 from grpo_workload.generation.servers.routing import Router
-from grpo_workload.spec.contract import Contract
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_spec.contract import Engine, TransferGroup
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.joining import Formed, Joining
 from grpo_workload.generation.servers.push_progress import PushProgress
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
-from grpo_workload.spec.contract import Engine, TransferGroup
 from grpo_workload.weights.buckets import one_ahead
 from grpo_workload.weights.wire import TensorSpec, describe, pack, pieces
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
+from grpo_spec.contract import Device
 from grpo_workload.generation.audit import Rows, check_derived, check_fed, check_same, rows_of
 from grpo_workload.generation.derived import Push, follow_loads
 from grpo_workload.generation.gloo_group import GlooGroup
@@ -26,7 +27,6 @@ from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
 from grpo_workload.generation.vllm_worker.store_watch import abort_when_left
 from grpo_workload.pod.vllm_command import TRANSFER_BACKENDS
-from grpo_workload.spec.contract import Device
 from grpo_workload.weights.wire import TensorSpec, empty, parse_description, pieces, unpack
 
 NOT_JOINED = "the worker is in no transfer group; init_weight_transfer_engine comes first"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.roll_call import RollCall, Seat
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.push_progress import PushProgress
-from grpo_workload.spec.contract import Engine
 
 LIMITS = {True: 30.0, False: 600.0}  # for elastic engines and for others
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.roster import Observation, Roster, agreed, is_lost
-from grpo_workload.spec.contract import Engine
 
 NAMES = ("a", "b", "c")
 ENGINE = Engine(name="a", pod="a-0", group="g", host="h", port=1, devices=(0,))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Idle, Lane, Router, choose
-from grpo_workload.spec.contract import Engine
 
 
 def engine(index: int, data_parallel: int = 1) -> Engine:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.roster import Observation
 from grpo_workload.generation.servers.set_aside import LONGEST, SetAside
-from grpo_workload.spec.contract import Engine
 
 ENGINE = Engine(name="b", pod="job-b", group="g", host="h", port=80, devices=(0,), elastic=True)
 WHY = EngineError(ENGINE, "hangs")

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.waiting import settle, those_that_come, unless_lost, until_all_healthy
-from grpo_workload.spec.contract import Engine
 from support.trainer.launchers import free_ports
 
 NEVER = 10**9

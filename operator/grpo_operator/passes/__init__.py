@@ -1,0 +1,1 @@
+"""Passes over jobs: look, plan, write the status, change children."""

@@ -1,0 +1,188 @@
+"""Bring a job's children to what a plan wants: delete pods, apply objects, stop groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Role
+from grpo_operator.decide.objects import controller_of
+from grpo_operator.decide.observe import Child, Observed, read_child
+from grpo_operator.decide.plan import Mode, Plan
+from grpo_operator.layout.manifests import manifests
+from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.runtime.applied import Applied
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.transport import Object
+
+
+@contextmanager
+def error_note(what: str) -> Iterator[None]:
+    """Note on an exception what the pass was doing."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What separates a job's children from a plan."""
+
+    plan: Plan
+    stops: Sequence[Child] = ()
+    applies: Sequence[Object] = ()
+    removals: Sequence[Child] = ()
+
+    def __bool__(self) -> bool:
+        plan = self.plan
+        return bool(self.stops or self.applies or self.removals or plan.deletions or plan.delete_job or plan.renewals)
+
+
+class ChildDiff:
+    """Finds what to change. Knows of each job whether that was nothing: then the next pass builds no objects.
+
+    `policies`: whether jobs get a NetworkPolicy.
+    """
+
+    def __init__(self, applied: Applied, *, policies: bool) -> None:
+        self._applied, self._policies = applied, policies
+        self._in_force: dict[Key, tuple[object, ...]] = {}
+
+    def find(self, key: Key, job: Job, topology: Topology, observed: Observed, decided: Plan) -> Changes:
+        """Return what separates the job's children from a plan."""
+        status = decided.status
+        of_plan = decided.mode, status.attempt, status.created_for, status.avoid_nodes, decided.limits
+        of_job = job.generation, job.fault, job.micro_batch_halvings, job.queue, job.admission
+        basis = *of_job, *of_plan, *observed.children  # nearly always the same objects, and so quickly compared
+        if self._in_force.pop(key, None) == basis:
+            changes = Changes(decided)
+        else:
+            changes = _find_changes(job, topology, observed, decided, self._applied, policies=self._policies)
+        if not (changes.stops or changes.applies or changes.removals):
+            self._in_force[key] = basis
+        return changes
+
+    def forget(self, key: Key) -> None:
+        """Drop a job that no longer exists."""
+        self._in_force.pop(key, None)
+
+
+def _find_changes(
+    job: Job, topology: Topology, observed: Observed, decided: Plan, applied: Applied, *, policies: bool
+) -> Changes:
+    """Return what to change. While an attempt runs, its children are applied, and those that it does not want deleted.
+
+    Otherwise groups are stopped, which does not depend on the spec.
+    """
+    stops = groups_to_stop(observed.children, decided.mode)
+    status = decided.status
+    if decided.mode != Mode.RUN or status.attempt is None or job.fault is not None:
+        return Changes(decided, stops)
+    avoid = [node.name for node in status.avoid_nodes]
+    with error_note("building the job's objects"):
+        now = topology.limited(decided.limits)
+        wanted = manifests(job, now, status.attempt, avoid, created_for=status.created_for, policies=policies)
+    seen = {(child.kind, child.name): child for child in observed.children}
+    places = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted]
+    applies = [
+        manifest
+        for place, manifest in zip(places, wanted, strict=True)
+        if ((child := seen.get(place)) is None or not applied.is_in_force(manifest, child.raw))
+        and not (place[0] == "StatefulSet" and decided.limits.get(place[1]) == 0)
+    ]
+    # Not wanted: contracts of earlier attempts, groups removed from the spec during a suspension, a NetworkPolicy
+    # switched off.
+    # decide/queueing.py and decide/downloading.py say what becomes of these.
+    others = [child for child in observed.children if child.kind not in (names.QUEUE_KIND, "Job")]
+    removals = [child for child in others if (child.kind, child.name) not in places]
+    return Changes(decided, stops, applies, removals)
+
+
+def groups_to_stop(children: Sequence[Child], mode: Mode) -> list[Child]:
+    """Return the StatefulSets among these children that should have no pods in this mode and are not at 0 yet."""
+    if mode not in (Mode.STOPPED, Mode.ENGINES_ONLY):
+        return []
+    return [
+        child
+        for child in children
+        if child.kind == "StatefulSet"
+        and child.raw["spec"].get("replicas") != 0
+        and not (mode == Mode.ENGINES_ONLY and child.raw["metadata"]["labels"].get(names.LABEL_ROLE) == Role.GENERATION)
+    ]
+
+
+def owned(children: Sequence[Child], uid: str) -> dict[tuple[str, str], Child]:
+    """Return those children whose controller is the job with this UID, by kind and name."""
+    return {(child.kind, child.name): child for child in children if controller_of(child.raw).get("uid") == uid}
+
+
+class ChildApplier:
+    """Makes changes, and hands each answer to `seen`."""
+
+    def __init__(self, cluster: Cluster, applied: Applied, seen: Callable[[Object], None]) -> None:
+        self._cluster, self._applied, self._seen = cluster, applied, seen
+
+    async def make(self, job: Job, observed: Observed, changes: Changes) -> None:
+        """Make the changes."""
+        for one in changes.plan.deletions:
+            await self._cluster.delete(one.kind, job.namespace, one.name, one.uid, force=one.force)
+        if changes.plan.delete_job:
+            await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
+        await self.stop(job, changes.stops)
+        ours = owned(observed.children, job.uid)
+        # Pods need what their groups share, so that comes first.
+        for stage in (_shared, _groups):
+            await gather_all(
+                self._apply(one, ours.get((one["kind"], one["metadata"]["name"])))
+                for one in changes.applies
+                if stage(one)
+            )
+        for child in changes.removals:
+            await self._cluster.delete(child.kind, job.namespace, child.name, child.uid)
+        attempt = changes.plan.status.attempt
+        await gather_all(  # only now: the contract is the one of this attempt
+            self._cluster.announce(job.namespace, name, uid, attempt) for name, uid in changes.plan.renewals
+        )
+
+    async def stop(self, job: Job, groups: Sequence[Child]) -> None:
+        """Scale these StatefulSets of the job to 0."""
+        await gather_all(self._stop(job.namespace, child) for child in groups)
+
+    async def _stop(self, namespace: str, child: Child) -> None:
+        with error_note(f"stopping StatefulSet {child.name}"):
+            answer = await self._cluster.stop_statefulset(namespace, child.name, child.uid)
+        if answer is not None:
+            self._seen(answer)
+
+    async def _apply(self, manifest: Object, there: Child | None) -> None:
+        with error_note(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
+            if there is None:
+                answer, is_new = await self._cluster.find_or_create(manifest)
+                # The mirror may not have shown it. What is new is what the API server makes of the manifest.
+                if not (is_new or self._applied.is_in_force(manifest, answer)):
+                    there = read_child(manifest["kind"], answer)
+            if there is not None:
+                answer = await self._cluster.apply(manifest, there.uid, was_applied=there.was_applied)
+        self._applied.remember(manifest, answer)
+        self._seen(answer)
+
+
+def _shared(manifest: Object) -> bool:
+    return bool(manifest["kind"] != "StatefulSet")
+
+
+def _groups(manifest: Object) -> bool:
+    return not _shared(manifest)
+
+
+async def gather_all(requests: Iterator[Awaitable[None]]) -> None:
+    """Await all requests, then raise the first one's error if any failed."""
+    for result in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

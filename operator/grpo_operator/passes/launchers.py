@@ -1,0 +1,111 @@
+"""Asks the launchers of running jobs for their progress, apart from passes: a silent launcher holds up no job.
+
+An answer wakes the job, and its next passes read it here. A launcher that does not answer means unknown progress, which
+alone causes no action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.passes.progress_client import ProgressSource
+from grpo_operator.runtime.mirror import Key
+from grpo_spec.reports import Progress
+
+AT_ONCE = 256
+"""Number of launchers that are asked at the same time, of all jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Whom to ask: the port, rank 0's pod first, and whether its answer calls for those of all others."""
+
+    port: int
+    pods: Sequence[ObservedPod]
+    asks_all: Callable[[Progress], bool]
+
+
+class Launchers:
+    """The newest answers, for each job."""
+
+    def __init__(self, source: ProgressSource | None, wake: Callable[[Key], None], instruments: Instruments) -> None:
+        """`source` None: no launcher is ever asked."""
+        self._source, self._wake, self._instruments = source, wake, instruments
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._answers: dict[Key, dict[str, Progress]] = {}
+        self._asked: dict[Key, str] = {}
+        self._rounds: dict[Key, tuple[float, asyncio.Task[None]]] = {}  # when each is due
+        self._is_asking: set[Key] = set()
+
+    def reports(self, key: Key, pods: Sequence[ObservedPod]) -> Reports:
+        """Return what these pods answered last, by name. A pod that ended has nothing to say: its outcome has."""
+        answers = self._answers.get(key, {})
+        return {pod.name: answers[pod.uid] for pod in pods if pod.uid in answers and pod.outcome is None}
+
+    def follow(self, key: Key, plan: Round, seconds: float) -> None:
+        """Ask once, `seconds` from now, or at once if rank 0's pod was never asked.
+
+        Replaces an earlier call, but puts off no round: passes may come more often than rounds.
+        """
+        asked = [pod for pod in plan.pods if pod.ip is not None and pod.outcome is None]
+        if self._source is None or key in self._is_asking:
+            return
+        now = asyncio.get_running_loop().time()
+        due = min(now + seconds, self._stop(key))
+        if not asked or asked[0] is not plan.pods[0]:
+            self._answers.pop(key, None)
+            return
+        wait = due - now if self._asked.get(key) == asked[0].uid else 0.0
+        self._rounds[key] = due, asyncio.create_task(self._ask(key, plan, asked, wait), name=f"ask {key.name}")
+
+    def forget(self, key: Key) -> None:
+        """Ask a job no more, and drop its answers."""
+        self._stop(key)
+        self._answers.pop(key, None)
+        self._asked.pop(key, None)
+
+    def _stop(self, key: Key) -> float:
+        """Cancel the round to come; return when it was due."""
+        due, old = self._rounds.pop(key, (math.inf, None))
+        if old is not None:
+            old.cancel()
+        return due
+
+    async def close(self) -> None:
+        """Stop asking."""
+        tasks = [task for _, task in self._rounds.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, key: Key, plan: Round, pods: Sequence[ObservedPod], wait: float) -> None:
+        await asyncio.sleep(wait)
+        self._is_asking.add(key)
+        try:
+            self._asked[key] = pods[0].uid
+            answers = await self._fetch(pods[:1], plan.port)
+            if (first := answers.get(pods[0].uid)) is not None and plan.asks_all(first):
+                answers |= await self._fetch(pods[1:], plan.port)
+            self._answers[key] = answers
+            self._rounds.pop(key, None)
+        finally:
+            self._is_asking.discard(key)
+        if answers:
+            self._wake(key)
+
+    async def _fetch(self, pods: Sequence[ObservedPod], port: int) -> dict[str, Progress]:
+        answers = await asyncio.gather(*(self._one(pod.ip or "", port) for pod in pods))
+        return {pod.uid: said for pod, said in zip(pods, answers, strict=True) if said is not None}
+
+    async def _one(self, ip: str, port: int) -> Progress | None:
+        assert self._source is not None
+        async with self._slots:
+            said = await self._source.fetch(ip, port)
+        self._instruments.asked(answered=said is not None)
+        return said

@@ -1,0 +1,293 @@
+"""One pass over one job: look, plan, look again if it matters, write the status once, change children, emit events.
+
+A pass keeps no state except the final state of pods just deleted. The status is written before any child is touched, as
+a compare-and-swap on the job's resourceVersion: if two operators plan at the same time, one gets a conflict and plans
+again from what the other wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from kubernetes.aio.client.exceptions import ApiException
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
+from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
+from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
+from grpo_operator.decide.downloading import needs_job
+from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.observe import read_child
+from grpo_operator.decide.plan import Obstacle, Plan, plan
+from grpo_operator.decide.queueing import is_new
+from grpo_operator.decide.rescue import recovered, rescue
+from grpo_operator.decide.scaling import Scale
+from grpo_operator.decide.second_look import changes_course, news
+from grpo_operator.layout.admission import Allowed
+from grpo_operator.layout.downloads import download_job
+from grpo_operator.layout.manifests import manifests
+from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.passes import kueue
+from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, gather_all, groups_to_stop
+from grpo_operator.passes.launchers import Launchers, Round
+from grpo_operator.passes.preflight import find_obstacle
+from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
+from grpo_operator.runtime.applied import Applied
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.deleted_pods import DeletedPods
+from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of
+from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.rate_limits import PassIntervals, WriteRates
+from grpo_operator.runtime.transport import Object
+from grpo_spec.reasons import Reason
+from grpo_spec.schema import dump
+
+log = logging.getLogger(__name__)
+
+DELETION_EVENT_SECONDS = 0.5
+"""Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
+
+
+class Reconciler:
+    """Brings one job at a time closer to its spec.
+
+    `network_policies`: whether jobs get a NetworkPolicy; if not, existing ones are deleted. `allowed`: what podTemplate
+    may hold.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        mirror: Mirror,
+        launchers: Launchers,
+        deleted_pods: DeletedPods[Key],
+        clock: Callable[[], datetime],
+        instruments: Instruments,
+        *,
+        read_nodes: bool = True,
+        network_policies: bool = True,
+        allowed: Allowed,
+    ) -> None:
+        self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
+        self._deleted_pods, self._clock, self._instruments = deleted_pods, clock, instruments
+        self._eyes = SnapshotReader(cluster, mirror, deleted_pods, read_nodes=read_nodes)
+        self._network_policies, self._allowed = network_policies, allowed
+        applied = Applied()
+        self._finder = ChildDiff(applied, policies=network_policies)
+        self._changer = ChildApplier(cluster, applied, mirror.keep)
+        self._pace: WriteRates[Key] = WriteRates()
+        self._looks: PassIntervals[Key] = PassIntervals()
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
+
+        Raises ConflictError if the mirror was behind, and whatever else made the pass fail; the queue tries again.
+        Unless the API server is at fault for the moment, the job's condition Blocked then names what failed.
+        """
+        raw = self._mirror.job(key)
+        if raw is None:
+            self.forget(key)
+            return None
+        if not is_ours(raw):
+            return None
+        try:
+            return await self._pass(key, raw)
+        except ConflictError:
+            await self.refresh(key)
+            raise
+        except Exception as error:
+            if not is_temporary(error):
+                await self._rescue(key, error)
+            raise
+
+    async def refresh(self, key: Key) -> None:
+        """Read a job into the mirror, or drop it everywhere if it no longer exists."""
+        if await self._eyes.read(key) is None:
+            self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """Drop everything about a job that no longer exists."""
+        self._instruments.gone(key)
+        self._deleted_pods.forget(key)
+        self._launchers.forget(key)
+        self._pace.forget(key)
+        self._looks.forget(key)
+        self._finder.forget(key)
+
+    async def _pass(self, key: Key, raw: Object) -> float | None:
+        seen = await self._eyes.mirrored(key, raw, self._now())
+        begins = _begins(seen)
+        obstacle = await self._find_obstacle(seen) if begins else None
+        decided = self._plan(key, seen, obstacle)
+        if is_live := changes_course(seen.status, decided):
+            seen = await self._eyes.live(key, seen)
+            if self._misses_a_deletion(key, seen):
+                return DELETION_EVENT_SECONDS
+            if _begins(seen) and not begins:
+                begins, obstacle = True, await self._find_obstacle(seen)
+            decided = self._plan(key, seen, obstacle)
+            self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
+        delay, written = await self._publish(key, seen.raw, seen.status, decided)
+        try:
+            changes = self._finder.find(key, seen.job, seen.topology, seen.observed, decided)
+            if changes or decided.queue or decided.download:
+                if not (written or is_live):
+                    await self._eyes.check_current(key, seen.raw)
+                await self._changer.make(seen.job, seen.observed, changes)
+            for answer in await kueue.make(self._cluster, seen.job, seen.topology, decided.queue):
+                self._mirror.keep(answer)
+            await self._download(seen, decided)
+            if decided.scale is not None:
+                await self._scale(key, decided.scale, seen.now)
+        finally:
+            await self._tell(seen.raw, decided if written else None, seen.now)
+        self._deleted_pods.recorded(key, seen.observed.gone)
+        if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
+            self._instruments.children_applied(key)
+        if holds(decided.status, Condition.BLOCKED):
+            await self._recover(key, seen)
+        if delay is None or is_terminal(decided.status):
+            self._looks.forget(key)
+        else:
+            self._looks.expect(key, runs=holds(decided.status, Condition.RUNNING))
+        self._follow(key, seen, decided)
+        return delay
+
+    def _misses_a_deletion(self, key: Key, seen: Snapshot) -> bool:
+        """Whether a pod is gone of which the watch may still show the end."""
+        unexplained = is_running_undisturbed(seen.job, seen.status) and has_unexplained_pods(seen.status, seen.observed)
+        return unexplained and self._deleted_pods.may_still_arrive(key)
+
+    async def _find_obstacle(self, seen: Snapshot) -> Obstacle | None:
+        """Return why the attempt that is about to begin cannot, or None; checked live before each attempt."""
+        if seen.job.fault is not None:
+            return None
+        with error_note("checking whether an attempt can begin"):
+            attempt, policies = next_attempt(seen.status), self._network_policies
+            created_for = seen.status.created_for if keeps_pods(seen.status) else attempt
+            try:
+                wanted = manifests(seen.job, seen.topology, attempt, created_for=created_for, policies=policies)
+            except ValueError as error:
+                return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
+            children = seen.observed.children
+            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, children, self._allowed)
+        return None if found is None else Obstacle(*found)
+
+    def _plan(self, key: Key, seen: Snapshot, obstacle: Obstacle | None) -> Plan:
+        pods = [*seen.observed.pods.values(), *seen.observed.downloaders]
+        reports = {} if is_terminal(seen.status) else self._launchers.reports(key, pods)
+        with error_note("planning"):
+            least = self._looks.seconds(runs=holds(seen.status, Condition.RUNNING))
+            return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
+
+    async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
+        """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
+        new, time = decided.status, asyncio.get_running_loop().time()
+        if new == old:
+            self._pace.settled(key)
+            return decided.requeue_after, False
+        if (wait := self._pace.wait(key, news(old, new), time)) > 0:
+            return min(wait, decided.requeue_after or wait), False
+        self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
+        self._pace.written(key, time)
+        self._measure(key, raw, old, new)
+        return decided.requeue_after, True
+
+    async def _download(self, seen: Snapshot, decided: Plan) -> None:
+        """Create the Job that downloads, or delete it."""
+        if decided.download.create:
+            with error_note("creating the Job that downloads"):
+                wanted = download_job(seen.job, seen.topology)
+                self._mirror.keep(await self._cluster.create(wanted))
+        for child in decided.download.removals:
+            await self._cluster.delete(child.kind, seen.job.namespace, child.name, child.uid)
+
+    async def _scale(self, key: Key, scale: Scale, now: str) -> None:
+        """Change the number of elastic engines in the spec; the next pass acts on it."""
+        if (latest := self._mirror.job(key)) is not None:
+            await self._cluster.scale(latest, scale.replicas)
+            await self._cluster.emit(latest, kind="Normal", reason=Reason.SCALED, message=scale.message, now=now)
+
+    async def _tell(self, raw: Object, decided: Plan | None, now: str) -> None:
+        """Create the events of a plan whose status was written."""
+        events, metadata = decided.events if decided else (), raw["metadata"]
+        for event in events:
+            log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
+        await gather_all(
+            self._cluster.emit(raw, kind=one.type, reason=one.reason, message=one.message, now=now) for one in events
+        )
+
+    def _measure(self, key: Key, raw: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
+        self._instruments.status_written(key)
+        if new.restarts.total > old.restarts.total and new.last_failure is not None:
+            self._instruments.restarted(key.namespace, new.last_failure.reason)
+        if new.attempt != old.attempt:
+            created = datetime.fromisoformat(raw["metadata"]["creationTimestamp"])
+            # A job whose spec was changed before its first attempt (fixed, or resumed) waited for its user, not for the
+            # operator.
+            fresh = new.attempt == 0 and new.observed_generation == 1
+            self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
+
+    def _follow(self, key: Key, seen: Snapshot, decided: Plan) -> None:
+        """Ask launchers again shortly before the next pass is due, while pods may answer."""
+        there, delay = seen.observed.pods, decided.requeue_after
+        pods = [there[member.pod] for member in seen.topology.members if member.pod in there]
+        if decided.status.attempt is None and (asked := list(seen.observed.downloaders)) and delay is not None:
+            port = seen.job.spec.rendezvous.status_port
+            self._launchers.follow(key, Round(port, asked[-1:], lambda _: False), delay * 0.9)
+            return
+        if is_terminal(decided.status) or delay is None or not pods or pods[0].name != seen.topology.members[0].pod:
+            self._launchers.forget(key)
+            return
+        policy, port = seen.job.spec.failure_policy, seen.job.spec.rendezvous.status_port
+        self._launchers.follow(key, Round(port, pods, lambda said: seems_hung(said, policy)), delay * 0.9)
+
+    async def _rescue(self, key: Key, error: Exception) -> None:
+        """Say on the job what failed, and do what can be done nevertheless; all of it from live reads."""
+        raw = await self._eyes.read(key)
+        if raw is None:
+            return
+        status, now = read_status(raw.get("status")), self._now()
+        job = read_job(key, raw, status)
+        pods = {
+            pod["metadata"]["name"]: pod["metadata"]["labels"].get(names.LABEL_ROLE, "")
+            for pod in await children(self._cluster, key, "Pod")
+        }
+        decided = rescue(job, status, pods, _say(error), now)
+        _, written = await self._publish(key, raw, status, decided)
+        await self._tell(raw, decided if written else None, now)
+        groups = [read_child("StatefulSet", one) for one in await children(self._cluster, key, "StatefulSet")]
+        ours = [child for child in groups if owner_of(child.raw) == key.uid]
+        await self._changer.stop(job, groups_to_stop(ours, decided.mode))
+
+    async def _recover(self, key: Key, seen: Snapshot) -> None:
+        """Clear `Blocked` after a pass that succeeded."""
+        if (latest := self._mirror.job(key)) is not None:
+            status = recovered(seen.job, read_status(latest.get("status")), seen.now)
+            self._mirror.renew_job(await self._cluster.write_status(latest, dump(status)))
+
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _begins(seen: Snapshot) -> bool:
+    """Whether it must be checked that an attempt can begin: one does in this pass, or will once Kueue admits it."""
+    job, status, observed = seen.job, seen.status, seen.observed
+    if is_about_to_begin(job, status, observed, seen.now):
+        return True
+    asks = is_new(job, seen.topology, observed) or needs_job(job, status, observed)
+    return asks and is_due(job, status, observed, seen.now)
+
+
+def _say(error: Exception) -> Obstacle:
+    """Return the reason and the message of `Blocked`."""
+    what = "; ".join(getattr(error, "__notes__", ())) or "a pass over the job"
+    if isinstance(error, ObstacleError):
+        return Obstacle(error.reason, f"{what} failed, and is tried again: {error}")
+    said = reason_of(error) if isinstance(error, ApiException) else error
+    return Obstacle(Reason.PASS_FAILED, f"{what} failed with {type(error).__name__}, and is tried again: {said}")

@@ -1,0 +1,183 @@
+"""What a pass knows of a job: read from the mirror, or live."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.stored_spec import StoredSpec, read_spec
+from grpo_operator.decide.attempts import is_between_attempts
+from grpo_operator.decide.conditions import is_terminal
+from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe, read_pods
+from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
+from grpo_operator.passes.children import error_note
+from grpo_operator.passes.kueue import read_granted
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.deleted_pods import DeletedPods
+from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
+from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.transport import Object
+from grpo_spec.lenient import mapping, text
+
+NODE_SECONDS = 2.0
+"""Seconds for which passes that plan from the mirror share what was read of a node."""
+
+
+REMEMBERED = 1024
+"""Number of jobs whose spec is not read again while it is the same, at some 30 KiB each: to read one takes a
+millisecond, as long as the rest of a pass that finds nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A job and its children at one moment, for planning."""
+
+    raw: Object
+    status: GRPOJobStatus
+    job: Job
+    topology: Topology
+    observed: Observed
+    now: str
+
+
+class SnapshotReader:
+    """PassIntervals at a job. `read_nodes`: whether the nodes of silent pods are read."""
+
+    def __init__(self, cluster: Cluster, mirror: Mirror, deleted_pods: DeletedPods[Key], *, read_nodes: bool) -> None:
+        self._cluster, self._mirror, self._deleted_pods, self._read_nodes = cluster, mirror, deleted_pods, read_nodes
+        self._nodes: dict[str, tuple[float, Object | None]] = {}
+        self._understood: dict[Key, tuple[Any, StoredSpec | None, Job | None, Topology | None]] = {}
+
+    async def mirrored(self, key: Key, raw: Object, now: str) -> Snapshot:
+        """Return what the mirror shows; `raw` is the job there."""
+        return await self._snapshot(key, raw, self._mirror.pods(key), now, NODE_SECONDS)
+
+    async def live(self, key: Key, seen: Snapshot) -> Snapshot:
+        """Return the job, its pods and their nodes as the API server shows them now.
+
+        Raises ConflictError if the job has changed.
+        """
+        with error_note("reading the job's pods"):
+            pods = read_pods(await children(self._cluster, key, "Pod"))
+        # The job comes second: a pod of an attempt that began after it was read would look like one to delete. A field
+        # that the CRD got meanwhile may show although the job's version is the same.
+        raw = await self.check_current(key, seen.raw)
+        return await self._snapshot(key, raw, pods, seen.now, 0.0)
+
+    async def check_current(self, key: Key, raw: Object) -> Object:
+        """Return the job as the API server shows it. Raises ConflictError if it is no longer what the mirror showed."""
+        live = await self.read(key)
+        if live is None or live["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
+            raise ConflictError("the mirror was behind")
+        return live
+
+    async def read(self, key: Key) -> Object | None:
+        """Read a job from the API server, and keep it in the mirror."""
+        raw = await self._cluster.get(names.KIND, key.namespace, key.name)
+        if raw is None or raw["metadata"]["uid"] != key.uid:
+            self._mirror.drop_job(key)
+            return None
+        self._mirror.renew_job(raw)
+        return raw
+
+    async def _snapshot(
+        self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: str, age: float
+    ) -> Snapshot:
+        status = read_status(raw.get("status"))
+        with error_note("reading the spec"):
+            job, topology = self._understand(key, raw, status)
+        if not is_terminal(status):
+            self._check_lists(job, status)
+        observed = await self._observe(key, status, pods, now, age)
+        if is_between_attempts(status):
+            job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
+        return Snapshot(raw, status, job, topology, observed, now)
+
+    def _check_lists(self, job: Job, status: GRPOJobStatus) -> None:
+        """Raise ObstacleError if the API server does not list a kind that this job needs."""
+        queued = job.queue is not None or status.admission is not None
+        for kind, is_needed in ((names.GANG_KIND, job.spec.scheduling.gang is not None), (names.QUEUE_KIND, queued)):
+            scope = self._mirror.scope(kind, job.namespace)
+            if is_needed and scope is not None and scope.obstacle is not None:
+                with error_note(f"reading the job's {kind}"):
+                    raise ObstacleError(scope.obstacle.reason, str(scope.obstacle))
+
+    def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
+        spec, stored, last, topology = self._understood.pop(key, (None, None, None, None))
+        if stored is None or stored.fault is not None or spec != raw["spec"]:  # at fault: the status stands in
+            stored = read_spec(raw["spec"], status)
+        job = read_job(key, raw, status, stored)
+        if job != last or topology is None:
+            topology = plan_topology(job)
+        self._understood[key] = raw["spec"], stored, job, topology
+        if len(self._understood) > REMEMBERED:
+            del self._understood[next(iter(self._understood))]  # used least recently
+        return job, topology
+
+    async def _observe(
+        self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
+    ) -> Observed:
+        others, gone = self._mirror.others(key), self._deleted_pods.of(key)
+        queues = self._mirror.scope(names.QUEUE_KIND, key.namespace)
+        has_queues = queues is not None and queues.is_listed
+        observed = observe(key.uid, pods=pods, others=others, gone=gone, over=status.over)
+        observed = replace(observed, has_queues=has_queues)
+        lost, absent, ready = {}, set(), set()
+        was_running = status.running_time is not None or status.pods_attempt is not None
+        suspects = nodes_to_check(observed, was_running=was_running) if self._read_nodes else ()
+        for name in sorted(suspects):
+            try:
+                node = await self._node(name, age)
+            except ForbiddenError:
+                break  # without the right to read nodes, a lost node shows later: Kubernetes evicts its pods
+            if node is None:
+                absent.add(name)
+            if (since := lost_since(node, now)) is not None:
+                lost[name] = since
+            else:
+                ready.add(name)
+        return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
+
+    async def _node(self, name: str, age: float) -> Object | None:
+        """Return a node as read at most `age` seconds ago."""
+        at, node = self._nodes.get(name, (-age, None))
+        if (time := asyncio.get_running_loop().time()) - at >= age:
+            with error_note(f"reading the node {name}"):
+                node = await self._cluster.node(name)
+            self._nodes = {one: kept for one, kept in self._nodes.items() if time - kept[0] < NODE_SECONDS}
+            self._nodes[name] = time, node
+        return node
+
+
+async def children(cluster: Cluster, key: Key, kind: str) -> list[Object]:
+    """Return the objects of a kind that carry the job's label, those of an earlier job of this name too."""
+    return await cluster.list(kind, key.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={key.name}")
+
+
+def is_ours(raw: Object) -> bool:
+    """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
+    manager = raw["spec"].get("managedBy") or names.CONTROLLER
+    return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
+
+
+def read_job(key: Key, raw: Object, status: GRPOJobStatus, stored: StoredSpec | None = None) -> Job:
+    """Return a job as the operator understands it; `stored` is its spec if that was read before."""
+    stored = stored or read_spec(raw["spec"], status)
+    labels = mapping(raw["metadata"].get("labels"))
+    queue = text(labels.get(names.LABEL_QUEUE))
+    return Job(
+        namespace=key.namespace,
+        name=key.name,
+        uid=key.uid,
+        generation=raw["metadata"]["generation"],
+        spec=stored.spec,
+        fault=stored.fault,
+        ignored=stored.ignored,
+        micro_batch_halvings=status.micro_batch_halvings,
+        queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
+        admission=status.admission,
+    )

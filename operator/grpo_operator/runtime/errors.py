@@ -1,0 +1,91 @@
+"""Errors of the API server that callers distinguish."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import aiohttp
+from kubernetes.aio.client.exceptions import ApiException
+
+from grpo_spec.reasons import Reason
+
+
+class ConflictError(Exception):
+    """The object changed since it was read: plan again from a live read."""
+
+
+class ObstacleError(Exception):
+    """Something in the cluster stands in the way of a child; the text names the child and says what to do."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RefusedError(ObstacleError):
+    """The API server refuses a child as it is."""
+
+
+class ForeignError(ObstacleError):
+    """An object of the child's name exists and is not the job's: it is not adopted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NAME_TAKEN, message)
+
+
+class ForbiddenError(ObstacleError):
+    """The operator's roles do not allow the request."""
+
+    def __init__(self, verb: str, kind: str, path: str, said: str) -> None:
+        what = f"the operator's ServiceAccount may not {verb} {kind} ({path})"
+        super().__init__(Reason.OPERATOR_FORBIDDEN, f"{what}; grant it the chart's roles: {said}")
+
+
+def reason_of(error: ApiException) -> str:
+    """Return the API server's message from an error's body, else the status line."""
+    try:
+        message = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+    return str(message)
+
+
+def is_forbidden(error: ApiException) -> bool:
+    """Whether the operator lacks a right. Other 403s come from quotas, admission plugins and webhooks."""
+    lacks = re.search(r'User "[^"]*" cannot |cannot set blockOwnerDeletion', reason_of(error))
+    return error.status == 403 and lacks is not None and not _is_early(error)
+
+
+def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
+    """Return what an error says about the child kind/name if repeating the request cannot help, else None."""
+    said, child = reason_of(error), f"{kind} {name}"
+    # Server-side apply answers 500 for unknown fields, values of another type and items without a name.
+    is_malformed = error.status == 500 and "failed to create typed patch object" in said
+    if not (is_malformed or error.status in (400, 403, 422)) or _is_early(error):
+        return None
+    if error.status == 403 and re.search("(exceeded|failed|status unknown for) quota", said):
+        return RefusedError(
+            Reason.QUOTA_EXCEEDED,
+            f"{child} does not fit the namespace's quota; raise it, or delete what uses it: {said}",
+        )
+    if error.status == 403 or kind != "StatefulSet" or "admission webhook" in said:
+        return RefusedError(Reason.CHILD_REFUSED, f"the cluster does not admit {child}: {said}")
+    return RefusedError(
+        Reason.INVALID_POD_TEMPLATE, f"the API server refuses {child}, which spec.podTemplate shapes: {said}"
+    )
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the cause passes by itself: another writer was faster, or the API server is away or busy."""
+    if isinstance(error, ApiException):
+        return error.status is None or error.status == 429 or error.status >= 500 or _is_early(error)
+    return isinstance(error, ConflictError | OSError | TimeoutError | aiohttp.ClientError)
+
+
+def _is_early(error: ApiException) -> bool:
+    """Whether the API server has not noticed the CRD of a child's owner yet, which takes up to half a minute.
+
+    With OwnerReferencesPermissionEnforcement it refuses children until then.
+    """
+    return "cannot find RESTMapping" in reason_of(error)

@@ -1,0 +1,39 @@
+"""Whose a child is, and whose its fields are. Pure.
+
+Children are created, which costs the API server half of what an apply costs, and are applied when they change. An apply
+removes only what an earlier apply set. So the fields that the creation set are first noted as applied.
+"""
+
+from __future__ import annotations
+
+from grpo_operator.api import names
+from grpo_operator.decide.objects import Object, controller_of, fields_of_ours, was_applied
+from grpo_operator.runtime.errors import ForeignError
+
+
+def check_owner(manifest: Object, live: Object) -> None:
+    """Raise ForeignError unless the object of the manifest's name has the manifest's owner."""
+    owner = controller_of(live)
+    if owner.get("uid") == manifest["metadata"]["ownerReferences"][0]["uid"]:
+        return
+    holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
+    cure = "it is not adopted; delete it, or give the job another name"
+    raise ForeignError(f"{manifest['kind']} {live['metadata']['name']} already exists and {holder}: {cure}")
+
+
+def noted_as_applied(live: Object) -> list[Object]:
+    """Return the JSON patch that notes the fields which our creation and updates set as applied by us; empty if we have
+    applied the object before.
+
+    What kubectl does before it applies server-side what it applied otherwise (client-go's csaupgrade).
+    """
+    if was_applied(live):
+        return []
+    steps: list[Object] = [{"op": "test", "path": "/metadata/uid", "value": live["metadata"]["uid"]}]
+    for place, _ in fields_of_ours(live):
+        path = f"/metadata/managedFields/{place}"
+        steps += (
+            {"op": "test", "path": f"{path}/manager", "value": names.MANAGER},
+            {"op": "replace", "path": f"{path}/operation", "value": "Apply"},
+        )
+    return steps

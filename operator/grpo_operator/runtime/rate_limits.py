@@ -1,0 +1,122 @@
+"""How often jobs are looked at to which nothing happens, and when a status is written that brings no urgent news: how
+many pods are ready, or how far the training is.
+
+Such a write costs the API server ten milliseconds, which pods that start at the same moment need more. So a job
+writes them every few seconds, and all jobs together so many a second. Where hundreds start at once, most jobs say
+nothing between that they begin and that they run; where hundreds train, the step that a status shows is older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from grpo_operator.decide.record import PROGRESS_SECONDS
+from grpo_operator.decide.second_look import News
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Seconds between two writes of one job at least, and writes a second of all jobs together."""
+
+    seconds: float
+    all_jobs: float
+
+
+RATES = {News.DETAILS: Rate(5.0, 2.0), News.PROGRESS: Rate(PROGRESS_SECONDS, 10.0)}
+"""Details take about a fortieth of one processor, progress an eighth: with 1,000 jobs it is written every 100 s."""
+
+LOOKS_PER_SECOND = 50.0
+"""Passes a second that only time calls for, of all jobs that run together, for those that train with a question to
+their launcher: they take about a tenth of one processor. As many of all jobs that wait for their pods."""
+
+AHEAD_SECONDS = 1.0
+"""How long before its turn a status is written: else every second write costs another pass."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class _Queue(Generic[K]):
+    """The jobs that have news of one kind, and the turns of those that are due, in the order of the turns."""
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self.jobs: set[K] = set()
+        self._turns: dict[K, float] = {}
+        self._last = -1 / rate.all_jobs
+
+    def wait(self, key: K, since: float | None, now: float) -> float:
+        """Return the seconds until a job may write, 0 if it may now; its last write was at `since`."""
+        self.jobs.add(key)
+        if (turn := self._turns.get(key)) is None:
+            pause = max(self.rate.seconds, len(self.jobs) / self.rate.all_jobs)
+            if since is not None and now < since + pause:
+                return since + pause - now
+            # Many are due at one time, as after a start of the operator.
+            latest = max(self._last, next(reversed(self._turns.values()), self._last))
+            turn = self._turns[key] = max(now, latest + 1 / self.rate.all_jobs)
+        if turn > now + AHEAD_SECONDS:
+            return turn - now
+        self._last = max(self._last, turn)
+        del self._turns[key]
+        return 0.0
+
+    def leave(self, key: K) -> None:
+        """Drop a job and its turn."""
+        self.jobs.discard(key)
+        self._turns.pop(key, None)
+
+
+class WriteRates(Generic[K]):
+    """Knows which jobs have something to write, and when each status was written last."""
+
+    def __init__(self) -> None:
+        self._written: dict[K, float] = {}
+        self._queues: dict[News, _Queue[K]] = {news: _Queue(rate) for news, rate in RATES.items()}
+
+    def wait(self, key: K, news: News, now: float) -> float:
+        """Return the seconds until the status of a job may be written, 0 if it may be now.
+
+        Until `written` or `settled`, the job is one of those that wait, and delays the others.
+        """
+        for other, queue in self._queues.items():
+            if other != news:
+                queue.leave(key)
+        return self._queues[news].wait(key, self._written.get(key), now) if news in self._queues else 0.0
+
+    def written(self, key: K, now: float) -> None:
+        """Note that the status of a job was written, with all that it has to say."""
+        self.settled(key)
+        self._written[key] = now
+
+    def settled(self, key: K) -> None:
+        """Note that the status of a job has nothing new to say."""
+        for queue in self._queues.values():
+            queue.leave(key)
+
+    def forget(self, key: K) -> None:
+        """Drop a job that no longer exists."""
+        self.settled(key)
+        self._written.pop(key, None)
+
+
+class PassIntervals(Generic[K]):
+    """Knows how many jobs are looked at by time alone. Many that wait for GPUs slow down nobody who trains."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[bool, set[K]] = {True: set(), False: set()}
+
+    def seconds(self, *, runs: bool) -> float:
+        """Return the seconds between two looks at a job at least."""
+        return len(self._jobs[runs]) / LOOKS_PER_SECOND
+
+    def expect(self, key: K, *, runs: bool) -> None:
+        """Note that a job will be looked at again."""
+        self._jobs[runs].add(key)
+        self._jobs[not runs].discard(key)
+
+    def forget(self, key: K) -> None:
+        """Note that only a change calls for the next pass over a job, or that it no longer exists."""
+        for jobs in self._jobs.values():
+            jobs.discard(key)

@@ -1,0 +1,89 @@
+"""The section `generation`: what samples completions, and how. Torch-free: the operator imports it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from grpo_spec.schema import Section, Size, in_bytes
+
+
+class Topology(StrEnum):
+    """Where vLLM runs relative to the trainer."""
+
+    COLOCATE = "Colocate"
+    SERVER = "Server"
+    NODE_LOCAL = "NodeLocal"
+
+
+class ColocateConfig(Section):
+    """vLLM inside the trainer's ranks."""
+
+    sleep_level: Literal[0, 1, 2] = Field(
+        2,
+        description="What vLLM releases while the trainer trains. 0: nothing. 1: the KV cache, and its weights move to "
+        "host memory. 2: the KV cache and its weights.",
+    )
+
+
+class GenerationConfig(Section):
+    """What samples completions, and how."""
+
+    topology: Topology = Field(
+        Topology.COLOCATE,
+        description="Where vLLM runs. Colocate: inside the trainer's ranks. Server: on its own pods. NodeLocal: in "
+        "each trainer pod, on GPUs set aside for it.",
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Number of GPUs over which generation splits one copy of the model."
+    )
+    engine: Literal["vLLM", "Transformers"] = Field(
+        "vLLM",
+        description="vLLM, or Transformers: plain generate(), for debugging and for machines that cannot run vLLM.",
+    )
+    max_model_len: int | None = Field(
+        None, ge=8, le=10_485_760, description="Maximum number of tokens in a prompt and its completion together."
+    )
+    kv_cache_memory: Size | None = Field(
+        None,
+        description="Size of the KV cache of each vLLM worker (one worker per GPU), for example 4Gi. Takes precedence "
+        "over gpuMemoryUtilization.",
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=0.9,
+        description="Share of a GPU's memory that vLLM uses when kvCacheMemory is not set, and that must be free when "
+        "it starts. Default: 0.3 with Colocate, 0.9 with Server and NodeLocal.",
+    )
+    engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
+    )
+    colocate: ColocateConfig | None = Field(None, description="Settings of the topology Colocate.")
+
+    @property
+    def is_split_over_ranks(self) -> bool:
+        """Whether several ranks of the trainer together hold one copy of the model for generation."""
+        return self.topology is Topology.COLOCATE and self.tensor_parallel > 1
+
+    @property
+    def sleep_level(self) -> int:
+        """What a colocated engine releases while the trainer trains (vLLM's sleep level)."""
+        return (self.colocate or ColocateConfig()).sleep_level
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether vLLM quantizes the weights that it gets."""
+        return self.engine_args.get("quantization") is not None
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU's memory that vLLM uses when its KV cache has no size in bytes."""
+        return self.gpu_memory_utilization or (0.3 if self.topology is Topology.COLOCATE else 0.9)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """`kvCacheMemory` in bytes."""
+        return None if self.kv_cache_memory is None else in_bytes(self.kv_cache_memory)

@@ -1,0 +1,137 @@
+"""Reports of pods: exit codes, texts in JSON, and the names of a run's files.
+
+Each pod ends with an `Outcome` (the container's termination message); launchers of trainer pods serve `Progress` over
+HTTP.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import islice
+
+from pydantic import Field
+
+from grpo_spec import lenient
+from grpo_spec.schema import Section
+
+RUN_FILES = ("metrics", "ranks", "completions")
+"""Files of a run's folder, each as <name>.jsonl."""
+
+
+class ExitCode(IntEnum):
+    """How a launcher or rank ended. Values are those of sysexits.h; 1 and 2 are left to crashes of Python itself."""
+
+    DONE = 0
+    CONFIG_ERROR = 64
+    PEER_LOST = 69
+    RANK_FAILED = 70
+    NOT_FINITE = 71  # of a rank alone: its pod ends with RANK_FAILED
+    WEIGHTS_DIFFER = 72  # of a rank alone: its pod ends with RANK_FAILED
+    OUT_OF_MEMORY = 73  # of a rank alone: its pod ends with RANK_FAILED
+    STOPPED = 75
+
+
+class RunWarning(Section):
+    """Something that a person should look at while the training goes on."""
+
+    reason: str = Field(description="One of `Reason`, for example NoRewardDifference.")
+    message: str = Field(description="What was seen, in which steps, and what to look at.")
+
+
+class EvaluationProgress(Section):
+    """The last evaluation, and the best one."""
+
+    step: int = Field(description="Number of steps taken before it.")
+    metric: str = Field(description="Name of the metric that says which one is the best.")
+    value: float | None = None
+    best_step: int | None = None
+    best: float | None = None
+    stops: bool = Field(False, description="Whether the run ends with it: evaluation.earlyStoppingPatience.")
+
+
+_MOST_TEXT, _MOST_ITEMS = 128, 128
+"""Bounds of what is read of a report: bytes of a text, items of a list."""
+
+
+class Progress(Section):
+    """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
+    GET /progress.
+    """
+
+    step: int = 0
+    total_steps: int = 0
+    phase: str = Field(
+        "Starting",
+        description="Starting, WaitingForPeers, then the phase of rank 0: see `grpo_workload.reporting.run_report`.",
+    )
+    age_seconds: float = Field(0.0, description="Seconds since the last step finished; the server fills it in.")
+    idle_seconds: float | None = Field(
+        None,
+        description="Seconds since a rank of this pod last entered a phase, sampled a token or scored an answer; the "
+        "server fills it in.",
+    )
+    step_seconds: float | None = Field(
+        None, description="Median duration of the last steps, including saving; None before the first step ends."
+    )
+    rank_phases: dict[str, str] = Field(
+        default_factory=dict,
+        description="Phase of each rank of this pod, by global rank, for example `Generating for 1830 s`; the server "
+        "fills it in.",
+    )
+    waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
+    reward: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
+    warnings: tuple[RunWarning, ...] = Field((), description="What is odd about the last steps, the worst first.")
+    advice: str | None = Field(
+        None, description="Who waits for whom, ranks or engines, and what to change; None if nothing is known or wrong."
+    )
+    tokens_per_second: float | None = None
+    weight_version: int | None = None
+    evaluation: EvaluationProgress | None = None
+    checkpoint_step: int | None = None
+    checkpoint: str | None = Field(None, description="Path of the newest checkpoint, relative to the data folder.")
+
+    @classmethod
+    def read(cls, raw: object) -> Progress:
+        """Read what a pod reports. Its image is the user's, so it may be any JSON: see `lenient`."""
+        said = lenient.read(cls, lenient.plain(raw))
+        phases = {rank: phase for rank, phase in said.rank_phases.items() if rank.isdecimal() and len(rank) < 8}
+        metrics = {name: value for name, value in said.metrics.items() if len(name) <= _MOST_TEXT}
+        return said.model_copy(
+            update={
+                "phase": lenient.clip(said.phase, _MOST_TEXT),
+                "rank_phases": {r: lenient.clip(phases[r], _MOST_TEXT) for r in islice(phases, _MOST_ITEMS)},
+                "waiting_for": tuple(lenient.clip(pod, 4 * _MOST_TEXT) for pod in said.waiting_for[:_MOST_ITEMS]),
+                "metrics": dict(islice(metrics.items(), 8 * _MOST_ITEMS)),
+                "warnings": tuple(
+                    RunWarning(reason=lenient.clip(one.reason, _MOST_TEXT), message=lenient.clip(one.message, 1024))
+                    for one in said.warnings[:8]
+                ),
+                "advice": said.advice and lenient.clip(said.advice, 512),
+                "evaluation": said.evaluation
+                and said.evaluation.model_copy(update={"metric": lenient.clip(said.evaluation.metric, _MOST_TEXT)}),
+                "checkpoint": said.checkpoint and lenient.clip(said.checkpoint, 1024),
+            }
+        )
+
+
+class Outcome(Section):
+    """How a pod's part of an attempt ended. The container's termination message holds it, cut by `to_message`."""
+
+    attempt: int
+    pod_uid: str = ""
+    exit_code: ExitCode
+    reason: str = Field(description="One of `Reason`, for example RankFailed.")
+    message: str = Field(description="What failed, why, and what to do about it.")
+    rank: int | None = None
+    progress: Progress | None = None
+
+    def to_message(self) -> str:
+        """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle."""
+        outcome = self
+        keep = len(self.message)
+        while len((text := outcome.model_dump_json(by_alias=True, exclude_none=True)).encode()) > 4096:
+            keep = keep * 3 // 4
+            message = f"{self.message[: keep // 2]} [...] {self.message[len(self.message) - keep // 2 :]}"
+            outcome = self.model_copy(update={"message": message, "progress": None})
+        return text

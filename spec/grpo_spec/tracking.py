@@ -1,0 +1,25 @@
+"""Settings of the experiment trackers. Torch-free: the operator imports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from grpo_spec.schema import Section, Text
+
+
+class TrackingConfig(Section):
+    """The part of `spec.training` that is about trackers. Field names are those of transformers."""
+
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        (),
+        max_length=3,
+        description="Experiment trackers that get each step's metrics; rank 0's pod needs their credentials.",
+    )
+    run_name: Text | None = Field(None, description="Name of the run in trackers; the job's name when not set.")
+    project: Text = Field(
+        "grpo",
+        description="Project of wandb, experiment of mlflow; the variables WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME "
+        "override it.",
+    )

@@ -1,0 +1,179 @@
+"""Two operators at the same job, one of them suspended at the worst moment, or with a mirror that is far behind."""
+
+from grpo_operator.api import names
+from grpo_spec.reports import ExitCode
+from support.control_plane.simulated_operator import PassApi
+from support.control_plane.simulation import Simulation
+
+POLICY = {"maxRestarts": 3, "backoffSeconds": 2, "maxBackoffSeconds": 4}
+IN_PLACE = POLICY | {"restartStrategy": "InPlace"}
+SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}}
+
+
+def running(**spec: object) -> Simulation:
+    world = Simulation(**{"failurePolicy": POLICY} | spec)
+    world.create("a")
+    world.go_on(5)
+    assert world.status("a").phase == "Running"
+    return world
+
+
+def suspend_before(world: Simulation, which: int, verb: str, kind: str, seconds: int = 30) -> None:
+    """Let an operator go on until it is about to send a request, while time passes."""
+    api: PassApi = world.operators[which].api
+    api.held = True
+    for _ in range(seconds * 20):
+        sent = {id(one) for one_pass in api.passes for one in one_pass.requests}
+        wanted = [r for r, _ in api.waiting if (r.verb, r.kind) == (verb, kind) and id(r) not in sent]
+        if wanted:
+            return
+        api.proceed(0)
+        world.wait(0.05)
+    raise AssertionError(f"{verb} {kind} is not sent")
+
+
+def fail_a_pod(world: Simulation) -> None:
+    pod = world.cluster.pods(job="a")[0]
+    world.truth.harm(pod)
+    world.cluster.end_container(pod, ExitCode.RANK_FAILED, "RankFailed")
+
+
+def test_an_answer_that_comes_after_the_job_was_deleted_does_not_bring_it_back() -> None:
+    world = running()
+    world.suspend_or_resume("a")
+    world.wait(3.0)
+    first, second = world.operators
+    first.api.held = second.api.held = True
+    world.go_on(2)  # no pod is left, which is about to be written
+    suspend_before(world, 0, "update", names.KIND)
+    first.api.proceed(0)  # it is written, and not answered yet
+    world.wait()
+    world.delete("a")
+    world.wait()
+    first.api.release()
+    second.api.release()
+    world.go_on(60, garbage=True)
+    assert [operator.mirror.count()[names.KIND] for operator in world.operators] == [0, 0]
+
+
+def test_an_operator_that_was_suspended_between_two_reads_deletes_no_pod_of_the_next_attempt() -> None:
+    world = running()
+    fail_a_pod(world)
+    while world.cluster.pods(job="a"):
+        world.go_on(1)
+    first, second = world.operators
+    second.api.held = True
+    suspend_before(world, 0, "list", "Pod")
+    second.api.release()
+    world.go_on(20)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    first.api.release()
+    world.go_on(20)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    assert world.truth.outdated == set()
+
+
+def test_an_operator_that_does_not_see_the_first_attempt_begin_deletes_none_of_its_pods() -> None:
+    """Both wait for an earlier job's objects, and the one that is behind has just said so."""
+    world = running()
+    world.delete("a")
+    world.create("a")
+    world.wait(3.0)
+    first, second = world.operators
+    first.api.held_kinds |= {names.KIND, "Service"}
+    second.api.held = True
+    world.cluster.collect_garbage()
+    world.cluster.collect_garbage()  # the pods of the StatefulSets that are gone
+    world.cluster.step()
+    world.wait(0.3)
+    second.api.release()
+    world.wait(0.1)
+    assert world.status("a").attempt == 0
+    for _ in range(10):
+        world.cluster.step()
+        world.wait(0.1)
+    assert world.truth.outdated == set()
+
+
+def test_an_operator_that_does_not_see_that_a_job_was_replaced_deletes_nothing_of_the_new_one() -> None:
+    """To it, what belongs to the new job was left behind by another."""
+    world = Simulation(failurePolicy=POLICY, suspend=True)
+    world.create("a")
+    world.go_on(3)
+    world.operators[0].api.held_kinds.add(names.KIND)
+    world.delete("a")
+    world.spec["suspend"] = False
+    world.create("a")
+    world.go_on(30)
+    assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
+
+
+def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> None:
+    world = Simulation()
+    world.operators[1].api.held = True
+    world.create("a")
+    world.wait(1.0)
+    begun = world.status("a")
+    world.cluster.run_statefulsets()
+    world.wait(3.0)
+    assert world.status("a") == begun
+    world.wait(3.0)
+    assert (world.status("a").phase, len(world.status("a").members)) == ("Pending", len(world.cluster.pods(job="a")))
+    world.go_on(3)
+    assert world.status("a").phase == "Running"
+
+
+def test_pods_are_listed_before_a_further_attempt_and_not_before_the_first() -> None:
+    """For each list the API server looks at all pods of the namespace; before its first attempt a job has none."""
+
+    def lists() -> int:
+        sent = [one for operator in world.operators for one_pass in operator.api.passes for one in one_pass.requests]
+        return [(one.verb, one.kind) for one in sent].count(("list", "Pod"))
+
+    world = running()
+    assert lists() == 0
+    world.fail("a")
+    world.go_on(8)
+    assert (world.status("a").attempt, world.status("a").phase, lists() > 0) == (1, "Running", True)
+
+
+def test_attempts_begin_in_the_same_pods_one_after_another_and_once_in_new_ones() -> None:
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+    for attempt in (1, 2):
+        world.fail("a")
+        world.go_on(8)
+        status = world.status("a")
+        assert (status.attempt, status.pods_attempt, status.phase) == (attempt, 0, "Running")
+        assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+
+    world.fail("a")
+    world.truth.harm(world.cluster.pods()[0])
+    world.cluster.delete_pod(world.cluster.pods()[0])
+    world.go_on(12)
+
+    status = world.status("a")
+    assert (status.attempt, status.pods_attempt, status.phase) == (3, None, "Running")
+    assert not {pod["metadata"]["uid"] for pod in world.cluster.pods()} & {*first}
+    world.end()
+
+
+def test_a_restart_in_place_is_finished_by_an_operator_that_begins_in_the_middle_of_it() -> None:
+    """The status is written, the contract is not; then the contract is, and no pod is told."""
+    for requests in range(1, 12):
+        world = running(failurePolicy=IN_PLACE)
+        first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+        world.replace_operator(1)
+        world.operators[1].api.held = True
+        world.operators[0].api.held = True
+        world.fail("a")
+        for _ in range(requests):
+            world.operators[0].api.proceed(0, None)
+            world.go_on(1)
+        for which in (0, 1):
+            world.replace_operator(which)
+        world.go_on(20)
+        status = world.status("a")
+        assert (status.attempt, status.pods_attempt, status.phase) == (1, 0, "Running"), requests
+        assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+        world.end()

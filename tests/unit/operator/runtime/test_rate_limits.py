@@ -1,0 +1,108 @@
+"""When statuses without urgent news are written: each job every few seconds, and all together so many a second."""
+
+import heapq
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_operator.decide.second_look import News
+from grpo_operator.runtime.rate_limits import AHEAD_SECONDS, RATES, WriteRates
+
+DETAILS, PROGRESS = News.DETAILS, News.PROGRESS
+SECONDS, ALL_JOBS = RATES[DETAILS].seconds, RATES[DETAILS].all_jobs
+
+
+def test_a_job_by_itself_says_details_every_five_seconds() -> None:
+    pace: WriteRates[str] = WriteRates()
+    assert pace.wait("a", DETAILS, 100.0) == 0.0  # nothing is known of it, as after a start of the operator
+    pace.written("a", 100.0)
+    assert pace.wait("a", DETAILS, 101.0) == SECONDS - 1.0
+    assert pace.wait("a", DETAILS, 100.0 + SECONDS) == 0.0
+
+
+def test_many_jobs_that_start_at_once_say_less_and_one_that_is_left_says_more_again() -> None:
+    pace: WriteRates[int] = WriteRates()
+    for job in range(250):
+        pace.written(job, 0.0)
+    for job in range(250):
+        pace.wait(job, DETAILS, 5.0)
+    assert pace.wait(0, DETAILS, 5.0) == 250 / ALL_JOBS - 5.0
+    for job in range(1, 250):
+        pace.written(job, 10.0)
+    assert pace.wait(0, DETAILS, 10.0) <= 0.0
+
+
+def test_jobs_that_are_gone_or_have_nothing_to_say_delay_nobody() -> None:
+    pace: WriteRates[int] = WriteRates()
+    for job in range(100):
+        pace.written(job, 0.0)
+        pace.wait(job, DETAILS, 1.0)
+    for job in range(1, 50):
+        pace.forget(job)
+    for job in range(50, 100):
+        pace.settled(job)
+    assert pace.wait(0, DETAILS, SECONDS) == 0.0
+
+
+def test_news_that_cannot_wait_are_written_at_once_and_delay_nobody() -> None:
+    pace: WriteRates[int] = WriteRates()
+    for job in range(100):
+        pace.written(job, 0.0)
+        pace.wait(job, DETAILS, 0.0)
+        assert pace.wait(job, News.URGENT, 0.0) == 0.0
+    assert pace.wait(0, DETAILS, SECONDS) == 0.0
+
+
+def test_jobs_that_train_do_not_delay_those_that_start() -> None:
+    pace: WriteRates[int] = WriteRates()
+    for job in range(1000):
+        pace.written(job, 0.0)
+        pace.wait(job, PROGRESS, 50.0)
+    assert pace.wait(999, PROGRESS, 50.0) == 1000 / RATES[PROGRESS].all_jobs - 50.0
+    assert pace.wait(999, DETAILS, 50.0) <= 0.0
+    assert pace.wait(998, PROGRESS, 50.0) < 1000 / RATES[PROGRESS].all_jobs - 50.0, "one has only details to say now"
+
+
+@pytest.mark.parametrize("spread", [0.0, 15.0])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_many_jobs_that_train_write_one_after_the_other(spread: float, is_new: bool) -> None:
+    """Jobs that look at once or over some seconds; either their first progress comes, or nothing is known of them."""
+    pace, chance, times, said = WriteRates[int](), Random(0), list[float](), dict[int, int]()
+    passes = [(chance.uniform(0, spread), job) for job in range(600)]
+    heapq.heapify(passes)
+    while passes[0][0] < 300:
+        now, job = heapq.heappop(passes)
+        step, until_next = int((now + job % 30) / 30), 12.0
+        if job not in said and is_new:
+            pace.written(job, now)
+            said[job] = step
+        elif said.get(job) == step:
+            pace.settled(job)
+        elif left := pace.wait(job, PROGRESS, now):
+            until_next = min(until_next, left)
+        else:
+            pace.written(job, now)
+            said[job] = step
+            times.append(now)
+        heapq.heappush(passes, (now + until_next, job))
+    rate, some = RATES[PROGRESS].all_jobs, 30
+    for earlier, later in zip(times, times[some:], strict=False):
+        assert later - earlier > some / rate - AHEAD_SECONDS - 0.01
+    assert len(times) > 0.9 * rate * (300 - 75), "while all have something to say, no turn is lost"
+
+
+@given(st.sampled_from(sorted(RATES, key=str)), st.integers(1, 200), st.integers(5, 60))
+def test_writes_stay_below_the_rate_and_each_job_has_its_turn(news: News, jobs: int, seconds: int) -> None:
+    pace: WriteRates[int] = WriteRates()
+    for job in range(jobs):
+        pace.written(job, 0.0)
+    writes = [0] * jobs
+    for now in range(1, seconds * 2):
+        for job in range(jobs):
+            if pace.wait(job, news, now / 2) <= 0:
+                pace.written(job, now / 2)
+                writes[job] += 1
+    assert sum(writes) <= RATES[news].all_jobs * (seconds + AHEAD_SECONDS) + 1
+    assert max(writes) - min(writes) <= 1
