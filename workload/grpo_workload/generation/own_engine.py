@@ -14,7 +14,7 @@ from grpo_spec.errors import ConfigError
 from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.vllm_api import repack_for_cpu
-from grpo_workload.ranks.environment import show_bitsandbytes
+from grpo_workload.ranks.environment import show
 
 
 def build_engine(field: str, arguments: dict[str, Any]) -> Any:
@@ -24,7 +24,7 @@ def build_engine(field: str, arguments: dict[str, Any]) -> Any:
     # vLLM builds families that it has no model for by transformers, which under ZeRO-3 would divide their weights too.
     policys = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
-    show_bitsandbytes()  # engineArgs.quantization may ask for it
+    show("bitsandbytes")  # engineArgs.quantization may ask for it
     try:
         return vllm.LLM(**arguments)
     except (TypeError, ValueError) as error:  # unknown arguments; values that vLLM's own configuration refuses

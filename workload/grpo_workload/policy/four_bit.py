@@ -14,9 +14,9 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
 from grpo_workload.policy import vision
 from grpo_workload.policy.lora import without_adapters
-from grpo_workload.ranks.environment import show_bitsandbytes
+from grpo_workload.ranks.environment import show
 
-show_bitsandbytes()
+show("bitsandbytes")
 from bitsandbytes.nn.modules import Linear4bit, Params4bit  # noqa: E402
 
 _FORMAT: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}

@@ -85,7 +85,7 @@ class Policy:
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
         if config.lora is not None and config.lora.load_in_4bit:
-            from grpo_workload.policy.four_bit import quantize  # late: see `environment.show_bitsandbytes`
+            from grpo_workload.policy.four_bit import quantize  # late: see `environment.show`
 
             quantize(model, config.lora, self.device)
         replay = RouterReplay(model) if config.training.router_replay else None

@@ -9,6 +9,11 @@ from collections.abc import MutableMapping
 
 from grpo_spec.contract import Device
 
+HIDDEN = ("bitsandbytes", "mlflow")
+"""Modules that every rank would import, in a second or two each, and few need: peft imports the first, DeepSpeed's
+autotuner the second.
+"""
+
 
 def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_split: bool = False) -> None:
     """Set a rank's variables. Keeps what the user has set, unless training needs another value.
@@ -18,7 +23,8 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ: the rank's variables; changed in place.
         is_engine_split: whether several ranks together hold one copy of the model for generation.
     """
-    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # hides it
+    for module in HIDDEN:
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs inside the rank
     environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -35,9 +41,9 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
 
 
-def show_bitsandbytes() -> None:
-    """Let bitsandbytes be imported. `prepare` hides it: peft would import it in every rank, which takes a second."""
-    if sys.modules.get("bitsandbytes") is None:
-        sys.modules.pop("bitsandbytes", None)
+def show(module: str) -> None:
+    """Let a module that `prepare` hides be imported."""
+    if sys.modules.get(module) is None:
+        sys.modules.pop(module, None)
     # When it is imported, it reports that it does without an optional package for CPUs.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -22,6 +22,7 @@ from grpo_spec.contract import JobRef
 from grpo_spec.errors import ConfigError
 from grpo_spec.schema import dump
 from grpo_spec.trainer import TrainerConfig
+from grpo_workload.ranks.environment import show
 
 START_SECONDS = 90.0
 """Time limit for a tracker to start its run: a server that does not answer is a mistake in the settings."""
@@ -129,6 +130,7 @@ class Trackers:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             os.environ["MLFLOW_TRACKING_URI"] = (self._run_dir / "mlruns").as_uri()
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        show("mlflow")
         import mlflow  # reads the variables above
 
         training = self._config.training

@@ -12,7 +12,6 @@ from grpo_spec.rewards import ExactMatchConfig, FormatConfig, RewardConfig, Soft
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled, last_answer
-from grpo_workload.rewards.json_schema import JsonSchemaReward
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.references import COLUMNS
 from grpo_workload.rewards.trl_signature import Values
@@ -27,6 +26,8 @@ def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:
     if config.format is not None:
         return _format(config.format)
     if config.json_schema is not None:
+        from grpo_workload.rewards.json_schema import JsonSchemaReward  # imports jsonschema, which takes seconds
+
         return JsonSchemaReward(config.name, config.json_schema, source)
     if config.soft_overlong is not None:
         return _soft_overlong(config.soft_overlong)

@@ -81,7 +81,7 @@ class Subject:
         """Number of parameters that are in 4 bits (`lora.loadIn4Bit`). ConfigError if none can be."""
         if self.config.lora is None or not self.config.lora.load_in_4bit:
             return 0
-        from grpo_workload.policy.four_bit import layers  # late: see `environment.show_bitsandbytes`
+        from grpo_workload.policy.four_bit import layers  # late: see `environment.show`
 
         return num_parameters(layer.weight for layer in layers(empty_model(self.config), self.config.lora).values())
 
