@@ -136,7 +136,7 @@ def test_the_readme_shows_a_job_of_examples_and_what_kubectl_prints_for_it() -> 
     ]
     status = GRPOJobStatus(
         groups=tuple(pods),
-        progress=ProgressStatus(step=19, total_steps=spec.training.max_steps, reward=0.9, time=NOW),
+        progress=ProgressStatus(step=12, total_steps=spec.training.max_steps, reward=0.641, time=NOW),
     )
     for kind in (Condition.ACCEPTED, Condition.SCHEDULED, Condition.RUNNING):
         status = set_condition(status, kind, True, "Fine", "", generation=1, now=NOW)

@@ -15,6 +15,11 @@ from grpo_spec.errors import ConfigError
 DTYPES = ("bfloat16", "float16", "float32")
 """The values of model.dtype, in the order in which they are suggested."""
 
+_SLOW = (
+    "model.dtype: the CPUs of {ranks} have no instructions for {dtype}: matrix products take some 70 times as long as "
+    "in float32, which would work"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
@@ -23,6 +28,7 @@ class Support:
     rank: int
     device: str  # name of the device, for people
     dtypes: tuple[str, ...]  # subset of DTYPES
+    slow: tuple[str, ...] = ()  # those of `dtypes` that it has no instructions for
 
 
 def cuda_dtypes(capability: tuple[int, int], *, bfloat16: bool) -> tuple[str, ...]:
@@ -43,7 +49,9 @@ def cpu_dtypes() -> tuple[str, ...]:
 def own_support(rank: int, device: Device) -> Support:
     """Dtypes that the device of this rank, its current one, computes in."""
     if device is Device.CPU:
-        return Support(rank=rank, device="CPU", dtypes=cpu_dtypes())
+        # torch's own question before it hands a product to oneDNN; without that it multiplies with plain loops.
+        slow = () if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ("bfloat16",)
+        return Support(rank=rank, device="CPU", dtypes=cpu_dtypes(), slow=slow)
     major, minor = torch.cuda.get_device_capability()
     dtypes = cuda_dtypes((major, minor), bfloat16=torch.cuda.is_bf16_supported(including_emulation=False))
     return Support(
@@ -51,14 +59,18 @@ def own_support(rank: int, device: Device) -> Support:
     )
 
 
-def check_precision(dtype: str, ranks: Sequence[Support]) -> None:
-    """Refuse a `model.dtype` that some devices lack. ConfigError names their ranks, and a dtype that all support."""
+def check_precision(dtype: str, ranks: Sequence[Support]) -> str | None:
+    """Refuse a `model.dtype` that some devices lack. ConfigError names their ranks, and a dtype that all support.
+
+    Returns a warning if some devices are slow in it, else None.
+    """
     lacking: dict[str, list[int]] = defaultdict(list)
     for one in ranks:
         if dtype not in one.dtypes:
             lacking[one.device].append(one.rank)
     if not lacking:
-        return
+        slow = [one.rank for one in ranks if dtype in one.slow]
+        return _SLOW.format(dtype=dtype, ranks=_numbers(slow)) if slow else None
     devices = "; ".join(f"{_numbers(numbers)} ({device})" for device, numbers in lacking.items())
     works = next(other for other in DTYPES if all(other in one.dtypes for one in ranks))
     raise ConfigError(f"model.dtype: the devices of some ranks do not support {dtype}: {devices}; {works} would work")

@@ -129,7 +129,9 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
 def join_run(contract: Contract, rank: int, data_dir: Path) -> Checkpoints:
     """Join the process group, check the GPUs' precision, and take the run's fence for this attempt; collective."""
     join(contract.device, contract.timeout_seconds)
-    check_precision(contract.config.model.dtype, gather(own_support(rank, contract.device)))
+    slow = check_precision(contract.config.model.dtype, gather(own_support(rank, contract.device)))
+    if slow and rank == 0:
+        logger.warning(slow)
     return Checkpoints(
         data_dir,
         contract.job.run,

@@ -1,5 +1,7 @@
 """Dtypes that devices support, and the error that names the ranks whose device lacks one."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo_spec.contract import Device
@@ -49,5 +51,8 @@ def test_kinds_of_devices_are_listed_apart_and_the_suggestion_works_on_every_ran
 def test_cpus_train_in_bfloat16_and_not_in_float16() -> None:
     assert cpu_dtypes() == own_support(3, Device.CPU).dtypes
     check_precision("bfloat16", [own_support(0, Device.CPU)])
+    slow = replace(own_support(1, Device.CPU), slow=("bfloat16",))
+    assert check_precision("float32", [slow]) is None
+    assert "the CPUs of rank 1 have no instructions for bfloat16: " in (check_precision("bfloat16", [slow]) or "")
     with pytest.raises(ValueError, match=r"float16: rank 0 \(CPU\); bfloat16 would work"):
         check_precision("float16", [own_support(0, Device.CPU)])
