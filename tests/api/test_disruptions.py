@@ -141,7 +141,8 @@ def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) 
     spec = {
         "trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
         "training": {"promptsPerStep": 16},
-        "scheduling": {"timeoutSeconds": 2},
+        # The second job must find its node while the first one holds its own, else it finds both free.
+        "scheduling": {"timeoutSeconds": 10},
         "failurePolicy": {"backoffSeconds": 2, "maxRestarts": 0},
     }
 
@@ -158,7 +159,7 @@ def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) 
             jobs.apply(make_job(name, podTemplate=template, **spec))
             wait_until(lambda name=name: "placement" in status(name), f"{name} holds one node", 30, interval=0.1)
         kubectl("taint", "node", "kwok-101", "kept-")
-        wait_until(running, "one of them runs", 90, interval=0.2)
+        wait_until(running, "one of them runs", 180, interval=0.2)
         (winner,) = running()
         (other,) = {"first", "second"} - {winner}
         for ordinal in range(2):
