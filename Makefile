@@ -35,7 +35,7 @@ bench-scale: setup ## Measure GRPOJobs next to StatefulSets, JobSet and LWS; wri
 setup: ## Install the locked Python environment into the cache
 	@scripts/setup.sh
 
-lint: setup ## Check style, import contracts, CRD drift
+lint: setup ## Check style, import contracts, dependencies, CRD drift
 	@$(RUN) scripts/lint.sh
 
 types: setup ## Check types

@@ -5,4 +5,5 @@ cd "$(dirname "$0")/.."
 ruff check .
 ruff format --check .
 lint-imports
+deptry spec operator workload cli
 python -m grpo_operator.api.crd --check
