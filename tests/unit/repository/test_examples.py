@@ -54,6 +54,7 @@ def test_an_example_renders_rank_by_rank(name: str) -> None:
     assert [m.gpus for m in contract.members] == each
     assert [(e.tensor_parallel, e.devices) for e in contract.engines] == engines
     assert [t.sender for t in contract.transfers] == senders
+    assert "hostPath" not in (EXAMPLES / name).read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all."""
+"""Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all.
+
+That the page is generated from the models, `make lint` checks.
+"""
 
 import json
 import re
@@ -8,7 +11,6 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.crd import FIELDS_PAGE, crd, whole_schema
-from grpo_operator.api.reference_page import render
 
 SCHEMA = whole_schema()
 
@@ -44,9 +46,8 @@ def test_descriptions_are_sentences() -> None:
     assert [path for path, field in PROPERTIES.items() if not field["description"].endswith((".", "..."))] == []
 
 
-def test_the_page_is_generated_from_the_models_and_names_every_field_once() -> None:
+def test_the_page_names_every_field_once() -> None:
     page = FIELDS_PAGE.read_text()
-    assert page == render(SCHEMA), "run `make crds`"
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert len(headings) == len(set(headings))
     for path in PROPERTIES:

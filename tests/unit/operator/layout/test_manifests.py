@@ -1,4 +1,4 @@
-"""A job's children: consistent ranks and pods, owners and labels, merged pod settings, errors that name a field."""
+"""A job's children: consistent ranks and pods, owners and labels, merged pod settings."""
 
 import json
 import re
@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_operator.api import names
-from grpo_operator.api.crd import TARGETS, render
-from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Queue, plan_topology
 from grpo_spec.contract import Contract
-from support.control_plane.jobs import job, spec, world
+from support.control_plane.jobs import job, world
 
 GROUPS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=5)
 
@@ -242,66 +240,6 @@ def test_settings_that_no_pod_has_are_refused_with_their_field(template: dict, f
 def test_a_cpu_job_requests_no_gpu_by_default() -> None:
     made = job(device={"type": "cpu"})
     assert manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]["containers"][0]["resources"] == {}
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"model": {"name": "a", "path": "b"}}, "spec.model: exactly one of name, path must be set"),
-        (
-            {"training": {"numGenerations": 1}},
-            "spec.training.numGenerations: Input should be greater than or equal to 2 (found 1)",
-        ),
-        (
-            {"rewards": [{"name": "r", "accuracy": {}, "timeoutSeconds": 601}]},
-            "spec: rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds",
-        ),
-        (
-            {"trainer": {"groups": [{"name": "A", "gpus": 1}]}},
-            "spec.trainer.groups[0].name: String should match pattern",
-        ),
-        (
-            {"trainer": {"groups": [{"name": "a", "gpu": 1}]}},
-            "spec.trainer.groups[0].gpu: unknown field; did you mean gpus?",
-        ),
-        (
-            {"generation": {"server": {"groups": [{"tensor_paralel": 1}]}}},
-            "spec.generation.server.groups[0].tensor_paralel: unknown field; did you mean tensorParallel?",
-        ),
-        ({"quux": 1}, "spec.quux: unknown field"),
-        (
-            {"rewards": [{"name": "r", "format": {"pattern": "(a"}}]},
-            "spec.rewards[0].format.pattern: is no regular expression of Python: missing ), unterminated subpattern at "
-            "position 0 (found '(a')",
-        ),
-        (
-            {"rewards": [{"name": "r", "exactMatch": {"extract": "(a)(b)"}}]},
-            "spec.rewards[0].exactMatch.extract: has 2 groups; 1 would work",
-        ),
-        (
-            {"rewards": [{"name": "r", "accuracy": {}}, {"name": "r", "stopped": {}}]},
-            "spec: rewards has name 'r' twice",
-        ),
-        (
-            {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
-            "spec.podTemplate: env must not set variables that the operator sets",
-        ),
-    ],
-)
-def test_an_error_names_the_field(change: dict, fault: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(fault)):
-        parse_spec(spec(**change))
-
-
-def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:
-    with pytest.raises(ValueError, match="should match pattern") as error:
-        parse_spec(spec(rewards=[{"name": "r", "function": "no_module"}]))
-    assert str(error.value).count("spec.rewards") == 1
-
-
-def test_the_crd_files_are_generated_from_the_models() -> None:
-    for path in TARGETS:
-        assert path.read_text() == render(), f"{path} is stale; run `make crds`"
 
 
 def test_a_claim_template_replaces_the_extended_resource_in_its_group_alone() -> None:

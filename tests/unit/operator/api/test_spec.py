@@ -1,0 +1,63 @@
+"""A spec that is refused: the error names the field, what is wrong with it, and what would work."""
+
+import re
+
+import pytest
+
+from grpo_operator.api.spec import parse_spec
+from support.control_plane.jobs import spec
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"model": {"name": "a", "path": "b"}}, "spec.model: exactly one of name, path must be set"),
+        (
+            {"training": {"numGenerations": 1}},
+            "spec.training.numGenerations: Input should be greater than or equal to 2 (found 1)",
+        ),
+        (
+            {"rewards": [{"name": "r", "accuracy": {}, "timeoutSeconds": 601}]},
+            "spec: rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds",
+        ),
+        (
+            {"trainer": {"groups": [{"name": "A", "gpus": 1}]}},
+            "spec.trainer.groups[0].name: String should match pattern",
+        ),
+        (
+            {"trainer": {"groups": [{"name": "a", "gpu": 1}]}},
+            "spec.trainer.groups[0].gpu: unknown field; did you mean gpus?",
+        ),
+        (
+            {"generation": {"server": {"groups": [{"tensor_paralel": 1}]}}},
+            "spec.generation.server.groups[0].tensor_paralel: unknown field; did you mean tensorParallel?",
+        ),
+        ({"quux": 1}, "spec.quux: unknown field"),
+        (
+            {"rewards": [{"name": "r", "format": {"pattern": "(a"}}]},
+            "spec.rewards[0].format.pattern: is no regular expression of Python: missing ), unterminated subpattern at "
+            "position 0 (found '(a')",
+        ),
+        (
+            {"rewards": [{"name": "r", "exactMatch": {"extract": "(a)(b)"}}]},
+            "spec.rewards[0].exactMatch.extract: has 2 groups; 1 would work",
+        ),
+        (
+            {"rewards": [{"name": "r", "accuracy": {}}, {"name": "r", "stopped": {}}]},
+            "spec: rewards has name 'r' twice",
+        ),
+        (
+            {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
+            "spec.podTemplate: env must not set variables that the operator sets",
+        ),
+    ],
+)
+def test_an_error_names_the_field(change: dict, fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        parse_spec(spec(**change))
+
+
+def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:
+    with pytest.raises(ValueError, match="should match pattern") as error:
+        parse_spec(spec(rewards=[{"name": "r", "function": "no_module"}]))
+    assert str(error.value).count("spec.rewards") == 1
