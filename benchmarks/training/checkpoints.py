@@ -44,7 +44,7 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     from benchmarks.common.busy import gpu_names
     from benchmarks.common.runs import versions
     from grpo_spec.trainer import TrainerConfig
-    from grpo_workload.policy.policy import Policy
+    from grpo_workload.policy.step.policy import Policy
     from grpo_workload.storage.background import Background
     from grpo_workload.storage.checkpoint_content import TrainerState
     from grpo_workload.storage.checkpoints import Checkpoints

@@ -34,7 +34,7 @@ def run_rank(model: str, out: str) -> None:
     from grpo_spec.trainer import TrainerConfig
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
     from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
-    from grpo_workload.policy.policy import Policy
+    from grpo_workload.policy.step.policy import Policy
 
     counted = {"bytes": 0, "calls": 0}
     for name in (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_spec.lora import LoraConfig
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
 from support.trainer.nccl_engines import BF16_ERROR, difference, serving
 from support.trainer.random_llama import make_random_llama

@@ -114,7 +114,7 @@ def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
     # These imports read the variables that `world` sets.
     from accelerate.state import AcceleratorState
 
-    from grpo_workload.policy.policy import Policy
+    from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainerConfig.model_validate(

@@ -10,11 +10,12 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy import attention, logprobs
-from grpo_workload.policy.activation_offload import Activations
-from grpo_workload.policy.kept_words import find_kept, hide_others
-from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.logprobs import logprobs
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.logprobs.kept_words import find_kept, hide_others
+from grpo_workload.policy.memory.activation_offload import Activations
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.model.logit_change import LogitChange
 
 pytestmark = pytest.mark.gpu
 attention.register()

@@ -49,7 +49,7 @@ def make_policy(model: Path, parallelism: dict[str, Any], lora: dict[str, Any] |
     # These imports read the variables that `only_rank` sets.
     from accelerate.state import AcceleratorState
 
-    from grpo_workload.policy.policy import Policy
+    from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainerConfig.model_validate(
@@ -101,7 +101,7 @@ def test_what_is_chosen_fits_and_uses_the_memory(
     only_rank: None, model: Path, parallelism: dict[str, Any], lora: dict[str, Any] | None
 ) -> None:
     policy = make_policy(model, parallelism, lora)
-    from grpo_workload.policy.memory_trial import SPARE, CudaMemory, choose_tokens, random_batch
+    from grpo_workload.policy.trials.memory_trial import SPARE, CudaMemory, choose_tokens, random_batch
 
     for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()

@@ -5,10 +5,10 @@ import torch
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.memory_error import memory_error
-from grpo_workload.policy.reference import Reference
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.memory.memory_error import memory_error
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.step.reference import Reference
 from support.trainer.random_llama import make_random_llama
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.vllm_api import sampling_parameters
-from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.logprobs.head import LogprobHead
 from support.trainer.engines import own_logprobs, prompts, weights_of
 from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.random_llama import make_random_llama, mean_difference

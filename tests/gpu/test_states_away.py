@@ -46,7 +46,7 @@ def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any,
     from accelerate.state import AcceleratorState
     from fixed_samples import PAD
 
-    from grpo_workload.policy.policy import Policy
+    from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainerConfig.model_validate(

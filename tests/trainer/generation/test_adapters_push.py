@@ -16,7 +16,7 @@ from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs
 

@@ -31,7 +31,7 @@ from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineDiffersError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.token_watch import replicas
-from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks

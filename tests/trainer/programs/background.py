@@ -25,8 +25,8 @@ from results import error_of, report
 from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.optimizer_offload import adam
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, join
 from grpo_workload.storage import staging
 from grpo_workload.storage.background import Background

@@ -28,9 +28,9 @@ from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.generation.vllm_api import sampling_parameters, whole_text
-from grpo_workload.policy.load import load_model
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model.load import load_model
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export

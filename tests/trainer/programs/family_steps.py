@@ -45,8 +45,8 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
-from grpo_workload.policy.policy import Policy
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.training.weight_check import BOUNDS, WeightCheck
 
 LR, NUM_STEPS, PAD = 1e-2, 2, 0

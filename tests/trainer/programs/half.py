@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 

@@ -24,7 +24,7 @@ from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints

@@ -6,7 +6,7 @@ In float32, one sequence after the other, with whole logits. The product only sa
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_workload.policy.lora import add_adapters
+from grpo_workload.policy.adapters.lora import add_adapters
 
 
 def plain_steps(config, steps, device):

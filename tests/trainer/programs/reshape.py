@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 
 from grpo_spec.storage import ExportConfig
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.optimizer_offload import adam
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints

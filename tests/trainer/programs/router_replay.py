@@ -26,9 +26,9 @@ from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.generation.colocate import ColocateGenerator
-from grpo_workload.policy.policy import Policy
-from grpo_workload.policy.router_replay import check_routed
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.model.router_replay import check_routed
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.trial import try_policy
 
 PROMPTS, PROMPT_TOKENS = 8, 24
 config = TrainerConfig.model_validate(

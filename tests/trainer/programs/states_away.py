@@ -32,10 +32,10 @@ from transformers import AutoTokenizer
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import token_budget
 from grpo_workload.generation.memory_check import num_parameters, training_footprint
-from grpo_workload.policy.finite import NotFiniteError
-from grpo_workload.policy.memory_trial import choose_tokens
-from grpo_workload.policy.optimizer_offload import adam
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.finite import NotFiniteError
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.memory_trial import choose_tokens
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 

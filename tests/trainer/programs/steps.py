@@ -24,9 +24,9 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_generation, take_step
 
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.optimizer_offload import adam
-from grpo_workload.policy.policy import Policy
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.kl_penalty import divergences
 

@@ -21,7 +21,7 @@ from results import error_of, report
 from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState

@@ -24,7 +24,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.servers import weight_sender
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.weights import export
 

@@ -19,10 +19,10 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact
-from grpo_workload.policy.batch_loss import batch_loss
-from grpo_workload.policy.entropy_cut import find_cut
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.weight_decay import decay_weights
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.loss.batch_loss import batch_loss
+from grpo_workload.policy.loss.entropy_cut import find_cut
+from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.rewards.scoring import Reward, score
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise

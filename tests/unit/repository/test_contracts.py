@@ -40,6 +40,11 @@ EDITS = {
         {"workload/grpo_workload/storage/journal.py": "from grpo_workload.training.rollout import Rollout"},
         ["rooms of the workload BROKEN"],
     ),
+    "a room of the policy imports one above it": (
+        "workload/grpo_workload/policy/adapters/four_bit.py",
+        "from grpo_workload.policy.step.policy import Policy",
+        ["rooms of the policy BROKEN"],
+    ),
     "the workload knows the operator": (
         {"workload/grpo_workload/reporting/history.py": "from grpo_operator.api import names"},
         ["the programs: the command line above the operator, and all above the spec BROKEN"],

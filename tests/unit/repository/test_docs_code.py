@@ -25,9 +25,9 @@ from grpo_spec.rewards import RewardConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
-from grpo_workload.policy.four_bit import quantize
-from grpo_workload.policy.lora import Adapters
-from grpo_workload.policy.own_loss import OwnLoss
+from grpo_workload.policy.adapters.four_bit import quantize
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.loss.own_loss import OwnLoss
 from grpo_workload.rewards.process import RewardProcess
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch

@@ -57,7 +57,7 @@ PLAIN_ERRORS = {
     "rewards/trl_signature.py",
     "storage/manifest.py",
     "pod/contract_file.py",
-    "policy/attention.py",
+    "policy/model/attention.py",
     "generation/servers/sampling.py",
     "generation/vllm_worker/adapter_slot.py",
 }

@@ -124,7 +124,7 @@ class MicroBatch:
         """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""
         bounds = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
         longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
-        # `policy.vision` turns them into arguments of the model.
+        # `policy/model/vision.py` turns them into arguments of the model.
         images = {"images_B": self.images_B, "is_image_1N": self.is_image_1N} if any(self.images_B) else {}
         return {
             "input_ids": self.input_ids_1N,

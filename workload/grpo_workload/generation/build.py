@@ -10,7 +10,7 @@ from grpo_spec.generation import Topology
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 
 
 def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any) -> Generator:

@@ -20,8 +20,8 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.base import SILENCE, Listener, Weights
-from grpo_workload.policy.attention import VARLEN, cached
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.model.attention import VARLEN, cached
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 
 

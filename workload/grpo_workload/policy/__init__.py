@@ -1,1 +1,1 @@
-"""The policy, which DeepSpeed trains: model, kernels, log-probabilities, LoRA adapters, and offload to host memory."""
+"""The policy, which DeepSpeed trains, in rooms of their own order: see `rooms of the policy` in pyproject.toml."""

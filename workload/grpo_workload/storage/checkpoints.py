@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from grpo_workload.policy.finite import check_weights
-from grpo_workload.policy.policy import Policy
-from grpo_workload.policy.reference import Reference
+from grpo_workload.policy.step.finite import check_weights
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.step.reference import Reference
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, TrainerState

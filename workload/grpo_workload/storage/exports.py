@@ -14,8 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_spec.storage import ExportConfig
-from grpo_workload.policy.finite import check_weights
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.finite import check_weights
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, TrainerState
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_workload.policy.host_memory import HostMemory, aligned, bytes_of, wait
+from grpo_workload.policy.memory.host_memory import HostMemory, aligned, bytes_of, wait
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.storage.free_memory import free_memory
 

@@ -19,7 +19,7 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from grpo_workload.policy.host_memory import aligned
+from grpo_workload.policy.memory.host_memory import aligned
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.files import make_readable
 from grpo_workload.storage.manifest import Entry, seal

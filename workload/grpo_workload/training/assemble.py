@@ -26,10 +26,10 @@ from grpo_workload.data.scan import scan
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
-from grpo_workload.policy.dtype_support import check_precision, own_support
-from grpo_workload.policy.policy import Policy
-from grpo_workload.policy.trial import try_policy
-from grpo_workload.policy.vision import has_vision
+from grpo_workload.policy.model.dtype_support import check_precision, own_support
+from grpo_workload.policy.model.vision import has_vision
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.collectives import gather, join, on_main
 from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor

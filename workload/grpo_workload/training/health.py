@@ -10,7 +10,7 @@ from grpo_spec.reasons import Reason
 from grpo_spec.reports import RunWarning
 from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.advantage import ZERO, mean
-from grpo_workload.policy.finite import NotFiniteError
+from grpo_workload.policy.step.finite import NotFiniteError
 
 WINDOW = 20
 """Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""

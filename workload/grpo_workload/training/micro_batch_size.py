@@ -14,8 +14,8 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.token_budget import MOST
 from grpo_workload.generation.base import Generator
-from grpo_workload.policy.memory_trial import GIB, CudaMemory, choose_tokens
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.memory_trial import GIB, CudaMemory, choose_tokens
 from grpo_workload.reporting.progress_files import write_phase
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 No weights are read, and no engine starts: modules and shapes are those of a model on the meta device. Every rank
 refuses a job by `refuse_unfit` before it loads anything that takes minutes; `model_findings` is for people. What only
-numbers can show, `policy.trial` and the first push compare later.
+numbers can show, `policy/trials` and the first push compare later.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.generation import Topology
 from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
 from grpo_workload.pod.model_split import check_split, split_sizes
-from grpo_workload.policy import attention, rope, vision
-from grpo_workload.policy.checkpoint_names import CheckpointNames
-from grpo_workload.policy.families import ALL, TESTED
-from grpo_workload.policy.load import empty_model, holds_adapters, read_config, read_fields
-from grpo_workload.policy.lora import Adapters, add_adapters
-from grpo_workload.policy.router_replay import find_routers
+from grpo_workload.policy.adapters.lora import Adapters, add_adapters
+from grpo_workload.policy.model import attention, rope, vision
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
+from grpo_workload.policy.model.families import ALL, TESTED
+from grpo_workload.policy.model.load import empty_model, holds_adapters, read_config, read_fields
+from grpo_workload.policy.model.router_replay import find_routers
 from grpo_workload.weights.export import full
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Subject:
         """Number of parameters that are in 4 bits (`lora.loadIn4Bit`). ConfigError if none can be."""
         if self.config.lora is None or not self.config.lora.load_in_4bit:
             return 0
-        from grpo_workload.policy.four_bit import layers  # late: see `environment.show`
+        from grpo_workload.policy.adapters.four_bit import layers  # late: see `environment.show`
 
         return num_parameters(layer.weight for layer in layers(empty_model(self.config), self.config.lora).values())
 

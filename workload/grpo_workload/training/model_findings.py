@@ -14,8 +14,8 @@ from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.vllm_api import engine_class
-from grpo_workload.policy import rope, vision
-from grpo_workload.policy.load import read_config
+from grpo_workload.policy.model import rope, vision
+from grpo_workload.policy.model.load import read_config
 from grpo_workload.training.model_check import AT_START, Aspects, Subject, Unknown
 
 

@@ -12,7 +12,7 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.generation.base import Generator
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.pulse import Pulse
 from grpo_workload.reporting.gpu_monitor import Monitor
 from grpo_workload.reporting.run_report import Report

@@ -27,8 +27,8 @@ from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.reports import ExitCode
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.policy.finite import NotFiniteError
-from grpo_workload.policy.memory_error import MicroBatchMemoryError
+from grpo_workload.policy.memory.memory_error import MicroBatchMemoryError
+from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from grpo_workload.policy import kept_words, logprobs
+from grpo_workload.policy.logprobs import kept_words, logprobs
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from grpo_workload.policy import activation_offload
-from grpo_workload.policy.activation_offload import Activations
+from grpo_workload.policy.memory import activation_offload
+from grpo_workload.policy.memory.activation_offload import Activations
 
 LAYERS = 6
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_spec.lora import LoraConfig
-from grpo_workload.policy import adapter_weights, lora
-from grpo_workload.policy.adapter_weights import total_experts
-from grpo_workload.policy.checkpoint_names import CheckpointNames
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters import adapter_weights, lora
+from grpo_workload.policy.adapters.adapter_weights import total_experts
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.weights.export import Export
 from support.families import make_model
 

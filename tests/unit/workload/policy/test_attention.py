@@ -18,8 +18,8 @@ from transformers import (
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention, attention_blocks
-from grpo_workload.policy.logprob_head import LogprobHead
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention, attention_blocks
 from support import families
 
 attention.register()

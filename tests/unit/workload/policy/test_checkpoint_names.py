@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_spec.lora import LoraConfig
-from grpo_workload.policy.checkpoint_names import CheckpointNames
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.weights.export import Export, Group, full
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 

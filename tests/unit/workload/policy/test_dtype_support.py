@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_spec.contract import Device
-from grpo_workload.policy.dtype_support import Support, check_precision, cpu_dtypes, cuda_dtypes, own_support
+from grpo_workload.policy.model.dtype_support import Support, check_precision, cpu_dtypes, cuda_dtypes, own_support
 
 V100 = cuda_dtypes((7, 0), bfloat16=False)
 H200 = cuda_dtypes((9, 0), bfloat16=True)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.policy.entropy_cut import find_cut
+from grpo_workload.policy.loss.entropy_cut import find_cut
 
 
 @given(

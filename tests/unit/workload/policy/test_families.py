@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention, attention_blocks
-from grpo_workload.policy.load import remove_noise
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention, attention_blocks
+from grpo_workload.policy.model.load import remove_noise
+from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
 
 attention.register()

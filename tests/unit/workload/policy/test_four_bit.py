@@ -18,9 +18,9 @@ from transformers import (
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
-from grpo_workload.policy.four_bit import quantize
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters.four_bit import quantize
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
 from grpo_workload.weights.export import Export
 from support.families import make_model
 from support.trainer.tiny_vision import make_tiny_vision

@@ -15,8 +15,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from grpo_spec.contract import Device
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy.load import apply_fitting, fuse_norms, load_model, remove_noise
-from grpo_workload.policy.lora import add_adapters
+from grpo_workload.policy.adapters.lora import add_adapters
+from grpo_workload.policy.model.load import apply_fitting, fuse_norms, load_model, remove_noise
 from support.families import make_config, make_model
 
 FIELDS: dict[str, Any] = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}

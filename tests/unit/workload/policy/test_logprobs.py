@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.logprobs import logprobs_and_entropies
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.logprobs.logprobs import logprobs_and_entropies
+from grpo_workload.policy.model.logit_change import LogitChange
 from support.families import make_model
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -172,24 +172,24 @@ def test_a_model_changes_its_logits_again_afterwards():
 
 KERNELS = """
 import torch
-from grpo_workload.policy import logprobs_plain, logprobs_triton
-logprobs_triton.BLOCK = 64
+from grpo_workload.policy.logprobs import fold_plain, fold_triton
+fold_triton.BLOCK = 64
 torch.manual_seed(0)
 state, plain_state = (torch.zeros(4, 5) for _ in range(2))
 state[0] = plain_state[0] = -torch.inf
 whole, targets = 3 * torch.randn(5, 250), torch.tensor([0, 99, 100, 249, 130])
 for start in (0, 100, 200):
     part = whole[:, start : start + 100].contiguous()
-    logprobs_triton.fold(part, targets - start, 0.7, state)
-    logprobs_plain.fold(part, targets - start, 0.7, plain_state)
+    fold_triton.fold(part, targets - start, 0.7, state)
+    fold_plain.fold(part, targets - start, 0.7, plain_state)
 torch.testing.assert_close(state, plain_state, atol=1e-4, rtol=1e-5)
 lse, gradient = state[0] + state[1].log(), torch.randn(5)
 whole[2, 7] = -torch.inf
 for entropy in (None, (torch.rand(5), torch.randn(5))):
     for start in (0, 100, 200):
         ours, plain = whole[:, start : start + 100].clone(), whole[:, start : start + 100].clone()
-        logprobs_triton.unfold(ours, targets - start, lse, gradient, 0.7, entropy)
-        logprobs_plain.unfold(plain, targets - start, lse, gradient, 0.7, entropy)
+        fold_triton.unfold(ours, targets - start, lse, gradient, 0.7, entropy)
+        fold_plain.unfold(plain, targets - start, lse, gradient, 0.7, entropy)
         torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
 """
 

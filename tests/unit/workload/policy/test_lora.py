@@ -17,9 +17,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy import adapter_weights
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.lora import Adapters, output_layers
+from grpo_workload.policy.adapters import adapter_weights
+from grpo_workload.policy.adapters.lora import Adapters, output_layers
+from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.weights.export import Export
 from support.families import STATEFUL, make_model
 

@@ -9,7 +9,7 @@ from benchmarks.weights.models_page import BEFORE, NOW, PUSHES, fill, pushes, tr
 from benchmarks.weights.train_families import MODES
 
 from grpo_spec.inputs import VISION_FAMILIES
-from grpo_workload.policy.families import ADAPTERS, ALL, TESTED, ZERO3
+from grpo_workload.policy.model.families import ADAPTERS, ALL, TESTED, ZERO3
 from support.families import FAMILIES, MASKED, STATEFUL
 from support.paths import ROOT
 

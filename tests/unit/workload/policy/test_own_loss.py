@@ -13,9 +13,9 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy.batch_loss import batch_loss
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.own_loss import OwnLoss
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.loss.batch_loss import batch_loss
+from grpo_workload.policy.loss.own_loss import OwnLoss
 
 FUNCTIONS = """
 import torch

@@ -13,9 +13,9 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.logprobs import logprobs_and_entropies
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.logprobs.logprobs import logprobs_and_entropies
+from grpo_workload.policy.model.logit_change import LogitChange
 from support.families import make_model
 
 pytestmark = pytest.mark.usefixtures("small_slices")

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.reference import Reference
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.step.reference import Reference
 
 attention.register()
 LENGTHS = [(3, 9), (6, 1), (1, 5), (2, 2), (4, 7)]

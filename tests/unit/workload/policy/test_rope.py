@@ -19,11 +19,11 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention
-from grpo_workload.policy.load import load_model
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.rope import LONG, check_rope
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.model.load import load_model
+from grpo_workload.policy.model.rope import LONG, check_rope
+from grpo_workload.policy.trials.trial import try_policy
 from support.families import LONG_ROPE, SHORT, SIZES, make_config, make_model
 
 attention.register()

@@ -15,11 +15,11 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.reference import Reference
-from grpo_workload.policy.router_replay import RouterReplay, check_routed, find_routers
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.model.router_replay import RouterReplay, check_routed, find_routers
+from grpo_workload.policy.step.reference import Reference
+from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, SIZES, make_model
 
 attention.register()

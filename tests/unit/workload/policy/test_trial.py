@@ -25,12 +25,12 @@ from transformers import (
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy import attention
-from grpo_workload.policy.load import remove_noise
-from grpo_workload.policy.logit_change import LogitChange
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.lora import Adapters, output_layers
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.adapters.lora import Adapters, output_layers
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention
+from grpo_workload.policy.model.load import remove_noise
+from grpo_workload.policy.model.logit_change import LogitChange
+from grpo_workload.policy.trials.trial import try_policy
 from support.families import LONG_ROPE, SHORT
 from support.families import make_config as make_family_config
 

@@ -18,10 +18,10 @@ from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy import attention, vision
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.lora import Adapters
-from grpo_workload.policy.trial import try_policy
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model import attention, vision
+from grpo_workload.policy.trials.trial import try_policy
 from support.families import make_model
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
 

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer
 
-from grpo_workload.policy.weight_decay import decay_weights, decaying
+from grpo_workload.policy.step.weight_decay import decay_weights, decaying
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
 

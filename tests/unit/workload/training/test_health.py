@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.policy.finite import NotFiniteError
+from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.training.health import WINDOW, Health, find_warnings, is_lost, left_out_warnings
 from support.trainer.reward_inputs import make_config
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MambaConfig
 
 from grpo_spec.contract import Contract
 from grpo_workload.algorithm.token_budget import MOST
-from grpo_workload.policy.memory_trial import Choice
+from grpo_workload.policy.trials.memory_trial import Choice
 from grpo_workload.training import micro_batch_size
 from grpo_workload.training.micro_batch_size import most_tokens, sequence_tokens, settle_micro_batches
 

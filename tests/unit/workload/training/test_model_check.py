@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaCo
 
 from grpo_spec.contract import Contract, Device
 from grpo_spec.errors import ConfigError
-from grpo_workload.policy.checkpoint_names import CheckpointNames
-from grpo_workload.policy.load import empty_model, load_model
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
+from grpo_workload.policy.model.load import empty_model, load_model
 from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full

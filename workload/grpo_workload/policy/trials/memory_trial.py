@@ -12,8 +12,8 @@ import torch
 from grpo_workload.algorithm.micro_batch import MicroBatch, filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.token_budget import NUM_PASSES, Pass, largest, next_pass
-from grpo_workload.policy.optimizer_offload import adam
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 
 logger = logging.getLogger(__name__)

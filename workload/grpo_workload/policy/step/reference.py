@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from grpo_spec.contract import Device
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
-from grpo_workload.policy.load import load_model, restore_buffers
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.lora import Adapters
+from grpo_workload.policy.adapters.lora import Adapters
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
+from grpo_workload.policy.model.load import load_model, restore_buffers
 from grpo_workload.weights.export import Export, full
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpo_workload.algorithm.penalties import Penalised
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.logit_change import LogitChange
+from grpo_workload.policy.model.logit_change import LogitChange
 
 LOGITS = 2**23
 """Number of logits that exist at once while whole rows of them are sorted; sorting takes some 30 bytes for each."""

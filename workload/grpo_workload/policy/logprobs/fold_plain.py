@@ -1,4 +1,4 @@
-"""The two passes of `logprobs` over a slice of the logits, in plain PyTorch; `logprobs_triton` has them for GPUs.
+"""The two passes of `logprobs` over a slice of the logits, in plain PyTorch; `fold_triton` has them for GPUs.
 
 Shapes: K tokens, W words of the slice.
 """

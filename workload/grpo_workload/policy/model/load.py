@@ -26,7 +26,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.model_errors import explained
-from grpo_workload.policy import attention, rope, vision
+from grpo_workload.policy.model import attention, rope, vision
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from grpo_workload.algorithm.penalties import Penalised
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy import logprobs_plain
-from grpo_workload.policy.kept_words import find_kept, hide_others
-from grpo_workload.policy.logit_change import LogitChange
+from grpo_workload.policy.logprobs import fold_plain
+from grpo_workload.policy.logprobs.kept_words import find_kept, hide_others
+from grpo_workload.policy.model.logit_change import LogitChange
 
 WORDS = 8192
 """Number of words in a slice of the vocabulary."""
@@ -175,7 +175,7 @@ def _add_product(sum_KH: Tensor, left_KW: Tensor, right_WH: Tensor) -> None:
 def _passes(tensor: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
     """The two passes over a slice of the logits, for the device of `tensor`."""
     if tensor.device.type != "cuda":
-        return logprobs_plain.fold, logprobs_plain.unfold
-    from grpo_workload.policy.logprobs_triton import fold, unfold  # CPU builds of torch lack Triton
+        return fold_plain.fold, fold_plain.unfold
+    from grpo_workload.policy.logprobs.fold_triton import fold, unfold  # CPU builds of torch lack Triton
 
     return fold, unfold

@@ -12,8 +12,8 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
 from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.policy.logprob_head import PerToken
-from grpo_workload.policy.own_loss import OwnLoss
+from grpo_workload.policy.logprobs.head import PerToken
+from grpo_workload.policy.loss.own_loss import OwnLoss
 
 
 def batch_loss(

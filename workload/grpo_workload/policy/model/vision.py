@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
-from grpo_workload.policy.attention import BOUNDS
+from grpo_workload.policy.model.attention import BOUNDS
 
 
 def has_vision(model_config: Any) -> bool:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.penalties import Penalised, Penalties
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.logit_change import LogitChange, unchanged
-from grpo_workload.policy.logprobs import logprobs_and_entropies
-from grpo_workload.policy.router_replay import RouterReplay
+from grpo_workload.policy.logprobs.logprobs import logprobs_and_entropies
+from grpo_workload.policy.model.logit_change import LogitChange, unchanged
+from grpo_workload.policy.model.router_replay import RouterReplay
 
 
 class PerToken(NamedTuple):

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.policy.attention_blocks import attend_in_blocks
+from grpo_workload.policy.model.attention_blocks import attend_in_blocks
 
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""

@@ -23,7 +23,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.policy.policy import Policy
+from grpo_workload.policy.step.policy import Policy
 
 logger = logging.getLogger(__name__)
 

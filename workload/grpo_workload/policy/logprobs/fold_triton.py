@@ -66,7 +66,7 @@ def _unfold(
 
 
 def fold(logits_KW: Tensor, places_K: Tensor, scale: float, state_4K: Tensor) -> None:
-    """Do what `logprobs_plain.fold` does."""
+    """Do what `fold_plain.fold` does."""
     num_tokens, num_words = logits_KW.shape
     _fold[(num_tokens,)](logits_KW, places_K, state_4K, scale, num_words, num_tokens, BLOCK=BLOCK)
 
@@ -79,7 +79,7 @@ def unfold(
     scale: float,
     entropy: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Do what `logprobs_plain.unfold` does."""
+    """Do what `fold_plain.unfold` does."""
     num_tokens, num_words = logits_KW.shape
     entropy_K, entropy_gradient_K = entropy or (lse_K, lse_K)  # not read without entropies
     _unfold[(num_tokens, triton.cdiv(num_words, BLOCK))](

@@ -26,22 +26,22 @@ from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
-from grpo_workload.policy.activation_offload import Activations
-from grpo_workload.policy.adapter_weights import merged
-from grpo_workload.policy.batch_loss import batch_loss
-from grpo_workload.policy.checkpoint_names import CheckpointNames, save_model
-from grpo_workload.policy.entropy_cut import find_cut, of_all_ranks
-from grpo_workload.policy.finite import clip_or_drop, poisoned
-from grpo_workload.policy.load import load_model, restore_buffers
-from grpo_workload.policy.logprob_head import LogprobHead
-from grpo_workload.policy.lora import add_adapters, output_layers
-from grpo_workload.policy.memory_error import explained_memory
-from grpo_workload.policy.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
-from grpo_workload.policy.own_loss import OwnLoss
-from grpo_workload.policy.reference import Reference, frozen_copy
-from grpo_workload.policy.rehearsal import undisturbed
-from grpo_workload.policy.router_replay import RouterReplay
-from grpo_workload.policy.weight_decay import decay_weights
+from grpo_workload.policy.adapters.adapter_weights import merged
+from grpo_workload.policy.adapters.lora import add_adapters, output_layers
+from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.policy.loss.batch_loss import batch_loss
+from grpo_workload.policy.loss.entropy_cut import find_cut, of_all_ranks
+from grpo_workload.policy.loss.own_loss import OwnLoss
+from grpo_workload.policy.memory.activation_offload import Activations
+from grpo_workload.policy.memory.memory_error import explained_memory
+from grpo_workload.policy.memory.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
+from grpo_workload.policy.model.load import load_model, restore_buffers
+from grpo_workload.policy.model.router_replay import RouterReplay
+from grpo_workload.policy.step.finite import clip_or_drop, poisoned
+from grpo_workload.policy.step.reference import Reference, frozen_copy
+from grpo_workload.policy.step.rehearsal import undisturbed
+from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
 from grpo_workload.weights.export import Export, full
 
@@ -85,7 +85,7 @@ class Policy:
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
         if config.lora is not None and config.lora.load_in_4bit:
-            from grpo_workload.policy.four_bit import quantize  # late: see `environment.show`
+            from grpo_workload.policy.adapters.four_bit import quantize  # late: see `environment.show`
 
             quantize(model, config.lora, self.device)
         replay = RouterReplay(model) if config.training.router_replay else None

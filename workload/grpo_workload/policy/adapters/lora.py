@@ -25,8 +25,8 @@ from transformers.pytorch_utils import Conv1D
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import ALL_LINEAR, LoraConfig
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.policy import vision
-from grpo_workload.policy.adapter_weights import ADAPTER, factors, merged
+from grpo_workload.policy.adapters.adapter_weights import ADAPTER, factors, merged
+from grpo_workload.policy.model import vision
 from grpo_workload.weights.export import Weight, plain
 
 _KINDS = (nn.Linear, Conv1D)

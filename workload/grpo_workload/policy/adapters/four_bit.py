@@ -12,8 +12,8 @@ from torch import nn
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
-from grpo_workload.policy import vision
-from grpo_workload.policy.lora import without_adapters
+from grpo_workload.policy.adapters.lora import without_adapters
+from grpo_workload.policy.model import vision
 from grpo_workload.ranks.environment import show
 
 show("bitsandbytes")

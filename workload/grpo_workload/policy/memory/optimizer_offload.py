@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grpo_spec.contract import Device
 from grpo_spec.trainer import ParallelismConfig
-from grpo_workload.policy.host_memory import HostMemory, aligned, bytes_of, wait
+from grpo_workload.policy.memory.host_memory import HostMemory, aligned, bytes_of, wait
 
 
 def adam(deepspeed_engine: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Log-probabilities and entropies of completion tokens, computed inside the model's output layer."""

@@ -1,0 +1,1 @@
+"""The loss of a micro-batch as a job sets it."""
