@@ -38,8 +38,8 @@ def ours(
     from grpo_workload.algorithm.loss import LossScale
     from grpo_workload.algorithm.micro_batch import micro_batch
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-    from grpo_workload.algorithm.step_sums import StepSums
     from grpo_workload.policy.step.policy import Policy
+    from grpo_workload.policy.step.step_sums import StepSums
 
     config = TrainerConfig.model_validate(
         {

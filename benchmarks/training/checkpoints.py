@@ -110,7 +110,8 @@ def take_step(policy: Any) -> None:
 
     from grpo_spec.training import TrainingConfig
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-    from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
+    from grpo_workload.algorithm.step_plan import Fact, plan
+    from grpo_workload.training.exchange import micro_batches
 
     answer = Completion(token_ids=(5, 6, 7), logprobs=(-5.0,) * 3, text="", finish_reason="stop", weight_version=0)
     sample = Sample(prompt=Prompt(index=0, text="", token_ids=(8, 9)), completion=answer, reward=1.0, advantage=0.5)

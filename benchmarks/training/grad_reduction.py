@@ -33,8 +33,9 @@ def run_rank(model: str, out: str) -> None:
 
     from grpo_spec.trainer import TrainerConfig
     from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-    from grpo_workload.algorithm.step_plan import Fact, micro_batches, plan
+    from grpo_workload.algorithm.step_plan import Fact, plan
     from grpo_workload.policy.step.policy import Policy
+    from grpo_workload.training.exchange import micro_batches
 
     counted = {"bytes": 0, "calls": 0}
     for name in (

@@ -7,15 +7,13 @@ Samples without a gradient are left out: those outside the loss, and those of ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, MicroBatch, filler, micro_batch, pack
-from grpo_workload.algorithm.samples import Sample
-from grpo_workload.ranks.collectives import gather
+from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, pack
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
@@ -95,26 +93,6 @@ def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
         result[poor].append(piece)
         loads[rich] -= piece.tokens
         loads[poor] += piece.tokens
-
-
-def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `rank`, whose own samples are `samples`; collective if samples move between ranks."""
-    received = _exchange(plan, samples, rank)
-    for pieces in plan.bins[rank]:
-        yield micro_batch(
-            [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces]
-        )
-    yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
-
-
-def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[int, int], Sample]:
-    moving = [
-        piece for owner, bins in enumerate(plan.bins) for pieces in bins for piece in pieces if piece.owner != owner
-    ]
-    if not moving:
-        return {}
-    own = {(rank, piece.place): samples[piece.place].bare() for piece in moving if piece.owner == rank}
-    return {place: sample for part in gather(own) for place, sample in part.items()}
 
 
 def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]:

@@ -9,9 +9,10 @@ from statistics import mean
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.algorithm.step_plan import Plan, micro_batches, plan
+from grpo_workload.algorithm.step_plan import Plan, plan
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.memory.memory_error import explained_memory
+from grpo_workload.training.exchange import micro_batches
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.run import Run
 

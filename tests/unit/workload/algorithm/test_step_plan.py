@@ -1,4 +1,4 @@
-"""Ranks get even shares in equally many micro-batches; only samples without a gradient are left out."""
+"""Ranks get even shares; only samples without a gradient are left out."""
 
 import pytest
 from hypothesis import given
@@ -6,21 +6,11 @@ from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, micro_batches, plan, spread
+from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, plan, spread
 
 
 def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):
     return Fact(prompt_tokens, tokens, is_truncated, reward, advantage, has_logprobs)
-
-
-def make_sample(fact):
-    finish = "length" if fact.is_truncated else "stop"
-    answer = Completion(
-        token_ids=(7,) * fact.tokens, logprobs=(0.0,) * fact.tokens, text="", finish_reason=finish, weight_version=0
-    )
-    prompt = Prompt(index=0, text="", token_ids=(1,) * fact.prompt_tokens)
-    return Sample(prompt=prompt, completion=answer, reward=fact.reward, advantage=fact.advantage)
 
 
 ranks = st.lists(st.lists(st.integers(1, 1000), max_size=12), min_size=1, max_size=8)
@@ -44,21 +34,6 @@ def test_nearly_equal_ranks_keep_their_samples():
     assert spread(shares) == shares
 
 
-@given(tokens=ranks, budget=st.integers(1, 1500))
-def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
-    training = TrainingConfig(max_tokens_per_micro_batch=budget)
-    work = plan([[fact(count) for count in own] for own in tokens], training)
-    for rank in range(len(tokens)):
-        # Only where no sample moves: then micro_batches needs no collective.
-        if all(piece.owner == owner for owner, bins in enumerate(work.bins) for pieces in bins for piece in pieces):
-            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank))
-            assert len(batches) == work.num_micro_batches
-            assert sum(batch.num_tokens for batch in batches) == work.fed_tokens(rank)
-            assert sum(batch.num_tokens for batch in batches if batch.mask_BC.any()) == sum(
-                count + 2 for count in tokens[rank]
-            )
-
-
 @pytest.mark.parametrize(
     ("left_out", "options", "num_tokens"),
     [
@@ -76,10 +51,3 @@ def test_samples_without_a_gradient_are_left_out(left_out, options, num_tokens):
 def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
     for other_terms in ({"beta": 0.1}, {"loss": "my_losses:ppo"}):
         assert len(plan([[fact(advantage=0.0)]], TrainingConfig(**other_terms)).bins[0]) == 1
-
-
-def test_a_step_without_gradients_is_a_filler():
-    training = TrainingConfig()
-    work = plan([[fact(advantage=0.0)], []], training)
-    (batch,) = micro_batches(work, [], 1)
-    assert not batch.mask_BC.any()

@@ -24,7 +24,6 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.loss import EntropyCut, LossScale
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.step_sums import StepSums
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.adapters.adapter_weights import merged
 from grpo_workload.policy.adapters.lora import add_adapters, output_layers
@@ -41,6 +40,7 @@ from grpo_workload.policy.model.router_replay import RouterReplay
 from grpo_workload.policy.step.finite import clip_or_drop, poisoned
 from grpo_workload.policy.step.reference import Reference, frozen_copy
 from grpo_workload.policy.step.rehearsal import undisturbed
+from grpo_workload.policy.step.step_sums import StepSums
 from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
 from grpo_workload.weights.export import Export, full
