@@ -1,4 +1,4 @@
-"""The operator as kopf runs it: its parts, and the watch of GRPOJobs. Events only wake the job's key in the queue.
+"""The operator as kopf runs it: settings, the watch of GRPOJobs, start and end.
 
 Only a low-level `on.event` handler is used: it writes no annotation and needs no finalizer, so a job can be deleted
 while the operator is down. The children of jobs are watched by `watches.py`, because a pass must know that the mirror
@@ -11,8 +11,7 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from contextvars import Context
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -23,21 +22,18 @@ from grpo_operator.api import names
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.exposition import metrics_page
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.metrics.jobs import WatchedJob
-from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.progress_client import HttpProgress
-from grpo_operator.passes.reconcile import Reconciler
+from grpo_operator.passes.reconcile import PassOptions
+from grpo_operator.program import Program
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.errors import is_temporary
-from grpo_operator.runtime.health import ended_tasks, health_page, show_standstill, stuck_passes
+from grpo_operator.runtime.health import ended_tasks, health_page, show_standstill
 from grpo_operator.runtime.http_server import Handler, HttpServer
 from grpo_operator.runtime.leader import Leadership
-from grpo_operator.runtime.mirror import Key, Mirror, Object
+from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.scopes import scopes
 from grpo_operator.runtime.transport import Transport, configure
-from grpo_operator.runtime.watches import PAGE, Watches
-from grpo_operator.runtime.workqueue import WorkQueue
+from grpo_operator.runtime.watches import PAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +50,16 @@ class Options:
     network_policies: bool = True
     allowed: Allowed = field(default_factory=Allowed)
 
+    def passes(self, absent: Collection[str]) -> PassOptions:
+        """Return the options of passes where the API server does not serve these kinds."""
+        allowed = replace(self.allowed, gang=names.GANG_KIND not in absent, queue=names.QUEUE_KIND not in absent)
+        return PassOptions(read_nodes=self.read_nodes, network_policies=self.network_policies, allowed=allowed)
+
 
 def registry(options: Options) -> kopf.OperatorRegistry:
-    """Return the handlers of one operator, which share a queue and clients."""
+    """Return the handlers of one operator."""
     handlers = kopf.OperatorRegistry()
-    state = _State(options)
+    state = _Handlers(options)
     kopf.on.login(registry=handlers)(kopf.login_via_client)
     kopf.on.startup(registry=handlers)(state.start)
     kopf.on.cleanup(registry=handlers)(state.stop)
@@ -91,26 +92,26 @@ class _NoDiffs(kopf.AnnotationsDiffBaseStorage):
         return {}
 
 
-class _State:
-    """Objects that live as long as the operator."""
+class _Handlers:
+    """Handlers of one operator, and what lives as long as it beside its Program: servers, the Lease, connections."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._instruments = Instruments()
         self._servers: list[HttpServer] = []
         self._tasks: list[asyncio.Task[None]] = []  # none ever ends
-        self._passes: Mapping[Key, float] = {}
+        self._program: Program | None = None
         self._missing = "the API server has not answered yet"
         self._leadership: Leadership | None = None
 
     async def start(self, **_: Any) -> None:
-        options, instruments = self._options, self._instruments
+        options = self._options
         if not self._servers:  # else kopf calls again: the API server did not answer, or the CRD was missing
             api = await configure(watches=len(scopes(options.namespaces, _KINDS)))
             if options.lease is not None:
                 self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
             before_write = self._leadership.check if self._leadership else None
-            self._cluster = Cluster(Transport(api, instruments, before_write))
+            self._cluster = Cluster(Transport(api, self._instruments, before_write))
             await self._serve()
         try:
             served = await self._cluster.serves(names.KIND)
@@ -123,39 +124,26 @@ class _State:
             self._missing = f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/"
             raise kopf.TemporaryError(self._missing, delay=5)
         self._missing = "the pods and other objects of jobs are not read yet"
-        watched = scopes(options.namespaces, [kind for kind in _KINDS if kind not in absent])
-        deleted_pods: DeletedPods[Key] = DeletedPods(time.monotonic)
-        self._mirror = Mirror(watched, self._wake, deleted_pods.remember, self._job_seen, instruments.gone)
-        self._watches = Watches(self._cluster, self._mirror, instruments)
         self._progress = HttpProgress() if options.ask_progress else None
-        self._launchers = Launchers(self._progress, self._wake, instruments)
-        reconciler = Reconciler(
+        self._program = Program(
             self._cluster,
-            self._mirror,
-            self._launchers,
-            deleted_pods,
+            scopes(options.namespaces, [kind for kind in _KINDS if kind not in absent]),
             lambda: datetime.now(UTC),
-            instruments,
-            read_nodes=options.read_nodes,
-            network_policies=options.network_policies,
-            allowed=replace(options.allowed, gang=names.GANG_KIND not in absent, queue=names.QUEUE_KIND not in absent),
+            time.monotonic,
+            self._progress,
+            self._instruments,
+            options.passes(absent),
         )
-        self._gate = asyncio.Event()
-        self._queue: WorkQueue[Key] = WorkQueue(reconciler.reconcile, instruments, gate=self._gate)
-        self._passes = self._queue.started
-        instruments.mirror.count = self._mirror.count
-        self._watches.start()
-        self._tasks = [*self._watches.tasks]
+        self._program.start()
         self._spawn("standstill", show_standstill())
-        self._beginning = asyncio.create_task(self._begin(), name="begin")
+        self._beginning = asyncio.create_task(self._begin(self._program), name="begin")
 
     async def stop(self, **_: Any) -> None:
         self._beginning.cancel()
         for task in self._tasks:
             task.cancel()
-        await self._watches.close()
-        await self._queue.close()
-        await self._launchers.close()
+        if self._program is not None:
+            await self._program.close()
         if self._leadership is not None:  # nothing is written any more
             await self._leadership.close()
         await self._cluster.close()
@@ -164,18 +152,15 @@ class _State:
         for server in self._servers:
             await server.close()
 
-    async def _begin(self) -> None:
+    async def _begin(self, program: Program) -> None:
         """Let passes begin once the mirror lacks nothing and, where there is a Lease, this operator holds it."""
-        await self._mirror.synced.wait()
+        await program.synced()
         self._missing = ""
         gc.freeze()  # programs and the mirror, among which Python will find no garbage
         if self._leadership is not None:
             self._spawn("leader election", self._leadership.run())
             await self._leadership.leading.wait()
-        self._instruments.leads()
-        self._gate.set()
-        for key in self._mirror.job_keys():
-            self._wake(key)
+        program.begin()
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -197,7 +182,8 @@ class _State:
 
     def _stuck(self) -> Iterator[str]:
         yield from ended_tasks(self._tasks)
-        yield from stuck_passes(self._passes, asyncio.get_running_loop().time())
+        if self._program is not None:
+            yield from self._program.stuck()
 
     def _not_ready(self) -> Iterator[str]:
         if self._missing:
@@ -214,23 +200,8 @@ class _State:
         assert namespace is not None
         assert name is not None
         assert uid is not None
-        # In kopf's context, whatever waits for this job's sake would keep the job, as dictionaries (`Child.packed`).
-        Context().run(self._take_in, Key(namespace, name, uid), event)
-
-    def _take_in(self, key: Key, event: kopf.RawEvent) -> None:
-        if event["type"] == "DELETED":
-            self._mirror.drop_job(key)
-        elif not self._mirror.keep_job(event["object"]):
-            return  # the operator's own write, or older: no reason for a pass
-        self._wake(key)
-
-    def _wake(self, key: Key) -> None:
-        if self._gate.is_set():  # else an operator that stands by would gather passes for as long as it does
-            self._queue.wake(key)
-
-    def _job_seen(self, key: Key, raw: Object) -> None:
-        if (raw["spec"].get("managedBy") or names.CONTROLLER) == names.CONTROLLER:
-            self._instruments.jobs.seen(key, WatchedJob.read(key.namespace, key.name, raw.get("status", {})))
+        assert self._program is not None
+        self._program.take_in(Key(namespace, name, uid), event)
 
 
 def _end_at_once() -> None:

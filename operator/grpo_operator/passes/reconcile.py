@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from kubernetes.aio.client.exceptions import ApiException
@@ -53,12 +54,21 @@ DELETION_EVENT_SECONDS = 0.5
 """Seconds to the next pass while a pod is gone and the watch has not shown its deletion yet; the event wakes too."""
 
 
-class Reconciler:
-    """Brings one job at a time closer to its spec.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOptions:
+    """Options of passes.
 
-    `network_policies`: whether jobs get a NetworkPolicy; if not, existing ones are deleted. `allowed`: what podTemplate
-    may hold.
+    `read_nodes`: whether the nodes of silent pods are read. `network_policies`: whether jobs get a NetworkPolicy; if
+    not, existing ones are deleted. `allowed`: what podTemplate may hold.
     """
+
+    read_nodes: bool = True
+    network_policies: bool = True
+    allowed: Allowed = field(default_factory=Allowed)
+
+
+class Reconciler:
+    """Brings one job at a time closer to its spec."""
 
     def __init__(
         self,
@@ -68,17 +78,14 @@ class Reconciler:
         deleted_pods: DeletedPods[Key],
         clock: Callable[[], datetime],
         instruments: Instruments,
-        *,
-        read_nodes: bool = True,
-        network_policies: bool = True,
-        allowed: Allowed,
+        options: PassOptions,
     ) -> None:
         self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
         self._deleted_pods, self._clock, self._instruments = deleted_pods, clock, instruments
-        self._eyes = SnapshotReader(cluster, mirror, deleted_pods, read_nodes=read_nodes)
-        self._network_policies, self._allowed = network_policies, allowed
+        self._eyes = SnapshotReader(cluster, mirror, deleted_pods, read_nodes=options.read_nodes)
+        self._options = options
         applied = Applied()
-        self._finder = ChildDiff(applied, policies=network_policies)
+        self._finder = ChildDiff(applied, policies=options.network_policies)
         self._changer = ChildApplier(cluster, applied, mirror.keep)
         self._pace: WriteRates[Key] = WriteRates()
         self._looks: PassIntervals[Key] = PassIntervals()
@@ -168,14 +175,15 @@ class Reconciler:
         if seen.job.fault is not None:
             return None
         with error_note("checking whether an attempt can begin"):
-            attempt, policies = next_attempt(seen.status), self._network_policies
+            attempt, policies = next_attempt(seen.status), self._options.network_policies
             created_for = seen.status.created_for if keeps_pods(seen.status) else attempt
             try:
                 wanted = manifests(seen.job, seen.topology, attempt, created_for=created_for, policies=policies)
             except ValueError as error:
                 return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
             children = seen.observed.children
-            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, children, self._allowed)
+            allowed = self._options.allowed
+            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, children, allowed)
         return None if found is None else Obstacle(*found)
 
     def _plan(self, key: Key, seen: Snapshot, obstacle: Obstacle | None) -> Plan:

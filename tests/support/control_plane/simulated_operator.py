@@ -13,17 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.metrics.jobs import WatchedJob
-from grpo_operator.passes.launchers import Launchers
-from grpo_operator.passes.reconcile import Reconciler
+from grpo_operator.passes.reconcile import PassOptions
+from grpo_operator.program import Program
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.scopes import scopes
-from grpo_operator.runtime.watches import Watches
-from grpo_operator.runtime.workqueue import WorkQueue
 from support.control_plane.memory_api import MemoryApi, Request
 from support.control_plane.memory_store import Object, Selection
 from support.control_plane.simulated_cluster import SimulatedCluster
@@ -101,6 +96,24 @@ class PassApi(MemoryApi):
             self.proceed(0)
 
 
+class _Program(Program):
+    """Notes to which pass a request belongs."""
+
+    def __init__(self, cluster: SimulatedCluster, api: PassApi) -> None:
+        time = asyncio.get_running_loop().time
+        client: Any = Cluster(api)  # type: ignore[arg-type]
+        super().__init__(client, scopes(()), cluster.now, time, None, Instruments(), PassOptions())
+        self._api = api
+
+    async def reconcile(self, key: Key) -> float | None:
+        self._api.passes.append(Pass())
+        _PASS.set(self._api.passes[-1])
+        try:
+            return await super().reconcile(key)
+        finally:
+            _PASS.set(None)
+
+
 class SimulatedOperator:
     """One operator. Call `start` in the loop that it lives in."""
 
@@ -109,47 +122,21 @@ class SimulatedOperator:
 
     async def start(self) -> None:
         """Begin to watch and to reconcile, as a process that has just started."""
-        self.instruments, loop = Instruments(), asyncio.get_running_loop()
-        client: Any = Cluster(self.api)  # type: ignore[arg-type]
-        self.deleted_pods: DeletedPods[Key] = DeletedPods(loop.time)
-        self.mirror = Mirror(scopes(()), self._wake, self.deleted_pods.remember, self._job_seen, self.instruments.gone)
-        self.watches = Watches(client, self.mirror, self.instruments)
-        self.launchers = Launchers(None, self._wake, self.instruments)
-        self.reconciler = Reconciler(
-            client,
-            self.mirror,
-            self.launchers,
-            self.deleted_pods,
-            self.cluster.now,
-            self.instruments,
-            allowed=Allowed(),
-        )
-        self.queue: WorkQueue[Key] = WorkQueue(self._work, self.instruments, gate=self.mirror.synced)
-        self.watches.start()
-        self._jobs = asyncio.create_task(self._follow_jobs())
+        self.program = _Program(self.cluster, self.api)
+        self.program.start()
+        self._tasks = [asyncio.create_task(self._begin()), asyncio.create_task(self._follow_jobs())]
 
     async def stop(self) -> None:
         """End at once, wherever a pass is."""
-        self._jobs.cancel()
-        await asyncio.gather(self._jobs, return_exceptions=True)
-        await self.watches.close()
-        await self.queue.close()
-        await self.launchers.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.program.close()
         self.api.release()
 
-    async def _work(self, key: Key) -> float | None:
-        self.api.passes.append(Pass())
-        _PASS.set(self.api.passes[-1])
-        try:
-            return await self.reconciler.reconcile(key)
-        finally:
-            _PASS.set(None)
-
-    def _wake(self, key: Key) -> None:
-        self.queue.wake(key)
-
-    def _job_seen(self, key: Key, raw: Object) -> None:
-        self.instruments.jobs.seen(key, WatchedJob.read(key.namespace, key.name, raw.get("status", {})))
+    async def _begin(self) -> None:
+        await self.program.synced()
+        self.program.begin()
 
     async def _follow_jobs(self) -> None:
         """Watch jobs as kopf does, which does not tell of jobs that were deleted while its watch was interrupted."""
@@ -169,8 +156,4 @@ class SimulatedOperator:
 
     def _job_event(self, event: str, raw: Object) -> None:
         key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"], raw["metadata"]["uid"])
-        if event == "DELETED":
-            self.mirror.drop_job(key)
-        elif not self.mirror.keep_job(raw):
-            return
-        self._wake(key)
+        self.program.take_in(key, {"type": event, "object": raw})

@@ -196,7 +196,9 @@ class Simulation:
         before = [operator.api.count() for operator in self.operators]
         self.go_on(60)
         assert [operator.api.count() for operator in self.operators] == before, "quiet jobs cost no request"
-        assert not any(operator.deleted_pods._pods for operator in self.operators), "all ends of pods are recorded"
+        assert not any(operator.program.deleted_pods._pods for operator in self.operators), (
+            "all ends of pods are recorded"
+        )
 
     def _check_nothing_is_kept_of_deleted_jobs(self) -> None:
         for name in JOBS:
@@ -204,12 +206,12 @@ class Simulation:
         self.wait(5.0)
         for _ in range(3):
             self.go_on(5, garbage=True)
-        for operator in self.operators:
-            assert set(operator.mirror.count().values()) == {0}
-            in_passes = operator.reconciler._pace._written, *operator.reconciler._looks._jobs.values()
-            kept = (operator.deleted_pods._pods, *in_passes, operator.instruments.jobs.keys)
+        for program in (operator.program for operator in self.operators):
+            assert set(program.mirror.count().values()) == {0}
+            in_passes = program.reconciler._pace._written, *program.reconciler._looks._jobs.values()
+            kept = (program.deleted_pods._pods, *in_passes, program.instruments.jobs.keys)
             assert not any(kept)
-            assert not operator.queue.keys
+            assert not program.queue.keys
 
     def _run(self, what: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(what)

@@ -53,7 +53,7 @@ def test_an_answer_that_comes_after_the_job_was_deleted_does_not_bring_it_back()
     first.api.release()
     second.api.release()
     world.go_on(60, garbage=True)
-    assert [operator.mirror.count()[names.KIND] for operator in world.operators] == [0, 0]
+    assert [operator.program.mirror.count()[names.KIND] for operator in world.operators] == [0, 0]
 
 
 def test_an_operator_that_was_suspended_between_two_reads_deletes_no_pod_of_the_next_attempt() -> None:
