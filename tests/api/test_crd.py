@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from grpo_operator.api.crd import whole_schema
+from grpo_operator.api.pod_template import MERGE_KEYS
 from support.control_plane.operators import Jobs, make_job
 
 pytestmark = pytest.mark.api
@@ -203,6 +205,23 @@ def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> No
     assert spec["training"]["lossType"] == "dapo"
     assert spec["generation"]["topology"] == "Colocate"
     assert "completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
+
+
+def test_fields_of_pod_templates_and_keys_of_their_lists_are_those_of_a_pod(jobs: Jobs) -> None:
+    schemas = json.loads(jobs("get", "--raw", "/openapi/v3/api/v1"))["components"]["schemas"]
+    core = "io.k8s.api.core.v1"
+    theirs = (
+        schemas["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]["properties"]
+        | schemas[f"{core}.SecurityContext"]["properties"]
+        | schemas[f"{core}.Container"]["properties"]
+        | schemas[f"{core}.PodSpec"]["properties"]
+    )
+    ours = whole_schema()["properties"]["spec"]["properties"]["podTemplate"]["properties"]
+    assert {name: field["type"] for name, field in ours.items()} == {
+        name: theirs[name].get("type", "object") for name in ours
+    }
+    keys = {name: theirs[name].get("x-kubernetes-patch-merge-key") for name in ours}
+    assert {name: key for name, key in keys.items() if key} == MERGE_KEYS
 
 
 def test_a_section_has_one_owner_and_what_it_leaves_out_gets_its_default_again(jobs: Jobs) -> None:

@@ -1,4 +1,9 @@
-"""Pod settings that users may change, and merging a group's over the job's like a strategic merge patch. Pure."""
+"""Pod settings that users may change, and merging a group's over the job's like a strategic merge patch. Pure.
+
+Fields have the names and types of Kubernetes'. What is an object there, or a list of objects, may have any form here;
+the dry run of the StatefulSet checks it. With Kubernetes' schemas of these fields the CRD would be half as large again,
+even without descriptions, and the API server would remove what only a newer Kubernetes knows, also from stored jobs.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +140,7 @@ class PodGroup(Section):
     )
 
 
-_KEYS = {
+MERGE_KEYS = {
     "env": "name",
     "initContainers": "name",
     "volumes": "name",
@@ -143,8 +148,7 @@ _KEYS = {
     "imagePullSecrets": "name",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Merge keys from the patchMergeKey tags of k8s.io/api/core/v1. Other lists (tolerations, envFrom) are replaced, as in
-Kubernetes."""
+"""Merge keys, as Kubernetes publishes them. Other lists (tolerations, envFrom) are replaced, as in Kubernetes."""
 
 
 def merge(base: PodTemplate, over: PodTemplate) -> PodTemplate:
@@ -166,8 +170,8 @@ def _merge_maps(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
             merged[key] = _merge_maps(below, value)
-        elif isinstance(value, list) and isinstance(below, list) and key in _KEYS:
-            merged[key] = _merge_lists(below, value, _KEYS[key])
+        elif isinstance(value, list) and isinstance(below, list) and key in MERGE_KEYS:
+            merged[key] = _merge_lists(below, value, MERGE_KEYS[key])
         else:
             merged[key] = value
     return merged

@@ -190,7 +190,11 @@ class GRPOJobSpec(TrainerConfig):
     common_annotations: TextMap = Field(
         default_factory=dict, max_length=64, description="Annotations of all objects of the job."
     )
-    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Pod settings of all groups.")
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate,
+        description="Pod settings of all groups. `kubectl explain pod.spec.<field>`, or pod.spec.containers.<field>, "
+        "shows what is inside a field that is as in a pod.",
+    )
     suspend: bool = Field(
         False,
         description="true: save a checkpoint, end all pods and give their GPUs back. false again: continue from it.",
