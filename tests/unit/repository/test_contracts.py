@@ -41,8 +41,7 @@ EDITS = {
         ["rooms of the workload BROKEN"],
     ),
     "a room of the policy imports one above it": (
-        "workload/grpo_workload/policy/adapters/four_bit.py",
-        "from grpo_workload.policy.step.policy import Policy",
+        {"workload/grpo_workload/policy/adapters/four_bit.py": "from grpo_workload.policy.step.policy import Policy"},
         ["rooms of the policy BROKEN"],
     ),
     "the workload knows the operator": (
