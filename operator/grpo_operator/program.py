@@ -13,13 +13,14 @@ from datetime import datetime
 from typing import Any
 
 from grpo_operator.api import names
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import WatchedJob
+from grpo_operator.passes.jobs import Jobs
 from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.progress_client import ProgressSource
 from grpo_operator.passes.reconcile import PassOptions, Reconciler
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.health import ended_tasks, stuck_passes
 from grpo_operator.runtime.mirror import Key, Mirror, Object
 from grpo_operator.runtime.scopes import Scope
@@ -45,13 +46,11 @@ class Program:
         options: PassOptions,
     ) -> None:
         self.instruments = instruments
-        self.deleted_pods: DeletedPods[Key] = DeletedPods(monotonic)
-        self.mirror = Mirror(watched, self.wake, self.deleted_pods.remember, self._job_seen, instruments.gone)
+        self.jobs = Jobs(monotonic, instruments)
+        self.mirror = Mirror(watched, self.wake, self._pod_deleted, self._job_seen, self.jobs.forget)
         self._watches = Watches(cluster, self.mirror, instruments)
-        self._launchers = Launchers(progress, self.wake, instruments)
-        self.reconciler = Reconciler(
-            cluster, self.mirror, self._launchers, self.deleted_pods, clock, instruments, options
-        )
+        self._launchers = Launchers(progress, self.jobs, self.wake, instruments)
+        self._reconciler = Reconciler(cluster, self.mirror, self._launchers, self.jobs, clock, instruments, options)
         self._gate = asyncio.Event()
         self.queue: WorkQueue[Key] = WorkQueue(self.reconcile, instruments, gate=self._gate)
         instruments.mirror.count = self.mirror.count
@@ -102,7 +101,10 @@ class Program:
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass over a job, for the queue."""
-        return await self.reconciler.reconcile(key)
+        return await self._reconciler.reconcile(key)
+
+    def _pod_deleted(self, key: Key, pod: ObservedPod) -> None:
+        self.jobs.of(key).deleted_pods.remember(pod)
 
     def _job_seen(self, key: Key, raw: Object) -> None:
         if (raw["spec"].get("managedBy") or names.CONTROLLER) == names.CONTROLLER:

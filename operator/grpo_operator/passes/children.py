@@ -14,6 +14,7 @@ from grpo_operator.decide.observe import Child, Observed, read_child
 from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.passes.jobs import Jobs
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.mirror import Key
@@ -45,32 +46,27 @@ class Changes:
 
 
 class ChildDiff:
-    """Finds what to change. Knows of each job whether that was nothing: then the next pass builds no objects.
+    """Finds what to change. If that was nothing for a job, the next pass over it builds no objects.
 
     `policies`: whether jobs get a NetworkPolicy.
     """
 
-    def __init__(self, applied: Applied, *, policies: bool) -> None:
-        self._applied, self._policies = applied, policies
-        self._in_force: dict[Key, tuple[object, ...]] = {}
+    def __init__(self, applied: Applied, jobs: Jobs, *, policies: bool) -> None:
+        self._applied, self._jobs, self._policies = applied, jobs, policies
 
     def find(self, key: Key, job: Job, topology: Topology, observed: Observed, decided: Plan) -> Changes:
         """Return what separates the job's children from a plan."""
-        status = decided.status
+        status, state = decided.status, self._jobs.of(key)
         of_plan = decided.mode, status.attempt, status.created_for, status.avoid_nodes, decided.limits
         of_job = job.generation, job.fault, job.micro_batch_halvings, job.queue, job.admission
         basis = *of_job, *of_plan, *observed.children  # nearly always the same objects, and so quickly compared
-        if self._in_force.pop(key, None) == basis:
-            changes = Changes(decided)
-        else:
-            changes = _find_changes(job, topology, observed, decided, self._applied, policies=self._policies)
+        if state.in_force == basis:
+            return Changes(decided)
+        state.in_force = None
+        changes = _find_changes(job, topology, observed, decided, self._applied, policies=self._policies)
         if not (changes.stops or changes.applies or changes.removals):
-            self._in_force[key] = basis
+            state.in_force = basis
         return changes
-
-    def forget(self, key: Key) -> None:
-        """Drop a job that no longer exists."""
-        self._in_force.pop(key, None)
 
 
 def _find_changes(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.passes.jobs import Answers, Jobs
 from grpo_operator.passes.progress_client import ProgressSource
 from grpo_operator.runtime.mirror import Key
 from grpo_spec.reports import Progress
@@ -32,20 +33,18 @@ class Round:
 
 
 class Launchers:
-    """The newest answers, for each job."""
+    """Asks for the newest answers, which are kept in the state of each job."""
 
-    def __init__(self, source: ProgressSource | None, wake: Callable[[Key], None], instruments: Instruments) -> None:
+    def __init__(
+        self, source: ProgressSource | None, jobs: Jobs, wake: Callable[[Key], None], instruments: Instruments
+    ) -> None:
         """`source` None: no launcher is ever asked."""
-        self._source, self._wake, self._instruments = source, wake, instruments
+        self._source, self._jobs, self._wake, self._instruments = source, jobs, wake, instruments
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._answers: dict[Key, dict[str, Progress]] = {}
-        self._asked: dict[Key, str] = {}
-        self._rounds: dict[Key, tuple[float, asyncio.Task[None]]] = {}  # when each is due
-        self._is_asking: set[Key] = set()
 
     def reports(self, key: Key, pods: Sequence[ObservedPod]) -> Reports:
         """Return what these pods answered last, by name. A pod that ended has nothing to say: its outcome has."""
-        answers = self._answers.get(key, {})
+        answers = self._jobs.of(key).answers.progress
         return {pod.name: answers[pod.uid] for pod in pods if pod.uid in answers and pod.outcome is None}
 
     def follow(self, key: Key, plan: Round, seconds: float) -> None:
@@ -53,49 +52,41 @@ class Launchers:
 
         Replaces an earlier call, but puts off no round: passes may come more often than rounds.
         """
+        kept = self._jobs.of(key).answers
         asked = [pod for pod in plan.pods if pod.ip is not None and pod.outcome is None]
-        if self._source is None or key in self._is_asking:
+        if self._source is None or kept.is_asking:
             return
         now = asyncio.get_running_loop().time()
-        due = min(now + seconds, self._stop(key))
+        due = min(now + seconds, kept.stop())
         if not asked or asked[0] is not plan.pods[0]:
-            self._answers.pop(key, None)
+            kept.progress = {}
             return
-        wait = due - now if self._asked.get(key) == asked[0].uid else 0.0
-        self._rounds[key] = due, asyncio.create_task(self._ask(key, plan, asked, wait), name=f"ask {key.name}")
+        wait = due - now if kept.asked == asked[0].uid else 0.0
+        kept.due = due
+        kept.round = asyncio.create_task(self._ask(key, kept, plan, asked, wait), name=f"ask {key.name}")
 
-    def forget(self, key: Key) -> None:
+    def stop(self, key: Key) -> None:
         """Ask a job no more, and drop its answers."""
-        self._stop(key)
-        self._answers.pop(key, None)
-        self._asked.pop(key, None)
-
-    def _stop(self, key: Key) -> float:
-        """Cancel the round to come; return when it was due."""
-        due, old = self._rounds.pop(key, (math.inf, None))
-        if old is not None:
-            old.cancel()
-        return due
+        self._jobs.of(key).answers.clear()
 
     async def close(self) -> None:
         """Stop asking."""
-        tasks = [task for _, task in self._rounds.values()]
+        tasks = [state.answers.round for state in self._jobs if state.answers.round is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, key: Key, plan: Round, pods: Sequence[ObservedPod], wait: float) -> None:
+    async def _ask(self, key: Key, kept: Answers, plan: Round, pods: Sequence[ObservedPod], wait: float) -> None:
         await asyncio.sleep(wait)
-        self._is_asking.add(key)
+        kept.is_asking = True
         try:
-            self._asked[key] = pods[0].uid
+            kept.asked = pods[0].uid
             answers = await self._fetch(pods[:1], plan.port)
             if (first := answers.get(pods[0].uid)) is not None and plan.asks_all(first):
                 answers |= await self._fetch(pods[1:], plan.port)
-            self._answers[key] = answers
-            self._rounds.pop(key, None)
+            kept.progress, kept.due, kept.round = answers, math.inf, None
         finally:
-            self._is_asking.discard(key)
+            kept.is_asking = False
         if answers:
             self._wake(key)
 

@@ -1,7 +1,7 @@
 """One pass over one job: look, plan, look again if it matters, write the status once, change children, emit events.
 
-A pass keeps no state except the final state of pods just deleted. The status is written before any child is touched, as
-a compare-and-swap on the job's resourceVersion: if two operators plan at the same time, one gets a conflict and plans
+jobs.py has all that is kept about a job between passes. The status is written before any child is touched, as a
+compare-and-swap on the job's resourceVersion: if two operators plan at the same time, one gets a conflict and plans
 again from what the other wrote.
 """
 
@@ -35,15 +35,14 @@ from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes import kueue
 from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, gather_all, groups_to_stop
+from grpo_operator.passes.jobs import Jobs
 from grpo_operator.passes.launchers import Launchers, Round
 from grpo_operator.passes.preflight import find_obstacle
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of
 from grpo_operator.runtime.mirror import Key, Mirror
-from grpo_operator.runtime.rate_limits import PassIntervals, WriteRates
 from grpo_operator.runtime.transport import Object
 from grpo_spec.reasons import Reason
 from grpo_spec.schema import dump
@@ -75,20 +74,18 @@ class Reconciler:
         cluster: Cluster,
         mirror: Mirror,
         launchers: Launchers,
-        deleted_pods: DeletedPods[Key],
+        jobs: Jobs,
         clock: Callable[[], datetime],
         instruments: Instruments,
         options: PassOptions,
     ) -> None:
         self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
-        self._deleted_pods, self._clock, self._instruments = deleted_pods, clock, instruments
-        self._eyes = SnapshotReader(cluster, mirror, deleted_pods, read_nodes=options.read_nodes)
+        self._jobs, self._clock, self._instruments = jobs, clock, instruments
+        self._snapshots = SnapshotReader(cluster, mirror, jobs, read_nodes=options.read_nodes)
         self._options = options
         applied = Applied()
-        self._finder = ChildDiff(applied, policies=options.network_policies)
-        self._changer = ChildApplier(cluster, applied, mirror.keep)
-        self._pace: WriteRates[Key] = WriteRates()
-        self._looks: PassIntervals[Key] = PassIntervals()
+        self._diff = ChildDiff(applied, jobs, policies=options.network_policies)
+        self._applier = ChildApplier(cluster, applied, mirror.keep)
 
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
@@ -98,41 +95,27 @@ class Reconciler:
         """
         raw = self._mirror.job(key)
         if raw is None:
-            self.forget(key)
+            self._jobs.forget(key)
             return None
         if not is_ours(raw):
             return None
         try:
             return await self._pass(key, raw)
         except ConflictError:
-            await self.refresh(key)
+            await self._snapshots.read(key)
             raise
         except Exception as error:
             if not is_temporary(error):
                 await self._rescue(key, error)
             raise
 
-    async def refresh(self, key: Key) -> None:
-        """Read a job into the mirror, or drop it everywhere if it no longer exists."""
-        if await self._eyes.read(key) is None:
-            self.forget(key)
-
-    def forget(self, key: Key) -> None:
-        """Drop everything about a job that no longer exists."""
-        self._instruments.gone(key)
-        self._deleted_pods.forget(key)
-        self._launchers.forget(key)
-        self._pace.forget(key)
-        self._looks.forget(key)
-        self._finder.forget(key)
-
     async def _pass(self, key: Key, raw: Object) -> float | None:
-        seen = await self._eyes.mirrored(key, raw, self._now())
+        seen = await self._snapshots.mirrored(key, raw, self._now())
         begins = _begins(seen)
         obstacle = await self._find_obstacle(seen) if begins else None
         decided = self._plan(key, seen, obstacle)
         if is_live := changes_course(seen.status, decided):
-            seen = await self._eyes.live(key, seen)
+            seen = await self._snapshots.live(key, seen)
             if self._misses_a_deletion(key, seen):
                 return DELETION_EVENT_SECONDS
             if _begins(seen) and not begins:
@@ -141,11 +124,11 @@ class Reconciler:
             self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
         delay, written = await self._publish(key, seen.raw, seen.status, decided)
         try:
-            changes = self._finder.find(key, seen.job, seen.topology, seen.observed, decided)
+            changes = self._diff.find(key, seen.job, seen.topology, seen.observed, decided)
             if changes or decided.queue or decided.download:
                 if not (written or is_live):
-                    await self._eyes.check_current(key, seen.raw)
-                await self._changer.make(seen.job, seen.observed, changes)
+                    await self._snapshots.check_current(key, seen.raw)
+                await self._applier.make(seen.job, seen.observed, changes)
             for answer in await kueue.make(self._cluster, seen.job, seen.topology, decided.queue):
                 self._mirror.keep(answer)
             await self._download(seen, decided)
@@ -153,22 +136,20 @@ class Reconciler:
                 await self._scale(key, decided.scale, seen.now)
         finally:
             await self._tell(seen.raw, decided if written else None, seen.now)
-        self._deleted_pods.recorded(key, seen.observed.gone)
+        self._jobs.of(key).deleted_pods.recorded(seen.observed.gone)
         if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
             self._instruments.children_applied(key)
         if holds(decided.status, Condition.BLOCKED):
             await self._recover(key, seen)
-        if delay is None or is_terminal(decided.status):
-            self._looks.forget(key)
-        else:
-            self._looks.expect(key, runs=holds(decided.status, Condition.RUNNING))
+        is_over = delay is None or is_terminal(decided.status)
+        self._jobs.expect(key, runs=None if is_over else holds(decided.status, Condition.RUNNING))
         self._follow(key, seen, decided)
         return delay
 
     def _misses_a_deletion(self, key: Key, seen: Snapshot) -> bool:
         """Whether a pod is gone of which the watch may still show the end."""
         unexplained = is_running_undisturbed(seen.job, seen.status) and has_unexplained_pods(seen.status, seen.observed)
-        return unexplained and self._deleted_pods.may_still_arrive(key)
+        return unexplained and self._jobs.of(key).deleted_pods.may_still_arrive()
 
     async def _find_obstacle(self, seen: Snapshot) -> Obstacle | None:
         """Return why the attempt that is about to begin cannot, or None; checked live before each attempt."""
@@ -190,19 +171,19 @@ class Reconciler:
         pods = [*seen.observed.pods.values(), *seen.observed.downloaders]
         reports = {} if is_terminal(seen.status) else self._launchers.reports(key, pods)
         with error_note("planning"):
-            least = self._looks.seconds(runs=holds(seen.status, Condition.RUNNING))
+            least = self._jobs.intervals.seconds(runs=holds(seen.status, Condition.RUNNING))
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
 
     async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
         """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
         new, time = decided.status, asyncio.get_running_loop().time()
         if new == old:
-            self._pace.settled(key)
+            self._jobs.rates.settled(self._jobs.of(key).writes)
             return decided.requeue_after, False
-        if (wait := self._pace.wait(key, news(old, new), time)) > 0:
+        if (wait := self._jobs.rates.wait(self._jobs.of(key).writes, news(old, new), time)) > 0:
             return min(wait, decided.requeue_after or wait), False
         self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
-        self._pace.written(key, time)
+        self._jobs.rates.written(self._jobs.of(key).writes, time)
         self._measure(key, raw, old, new)
         return decided.requeue_after, True
 
@@ -250,14 +231,14 @@ class Reconciler:
             self._launchers.follow(key, Round(port, asked[-1:], lambda _: False), delay * 0.9)
             return
         if is_terminal(decided.status) or delay is None or not pods or pods[0].name != seen.topology.members[0].pod:
-            self._launchers.forget(key)
+            self._launchers.stop(key)
             return
         policy, port = seen.job.spec.failure_policy, seen.job.spec.rendezvous.status_port
         self._launchers.follow(key, Round(port, pods, lambda said: seems_hung(said, policy)), delay * 0.9)
 
     async def _rescue(self, key: Key, error: Exception) -> None:
         """Say on the job what failed, and do what can be done nevertheless; all of it from live reads."""
-        raw = await self._eyes.read(key)
+        raw = await self._snapshots.read(key)
         if raw is None:
             return
         status, now = read_status(raw.get("status")), self._now()
@@ -271,7 +252,7 @@ class Reconciler:
         await self._tell(raw, decided if written else None, now)
         groups = [read_child("StatefulSet", one) for one in await children(self._cluster, key, "StatefulSet")]
         ours = [child for child in groups if owner_of(child.raw) == key.uid]
-        await self._changer.stop(job, groups_to_stop(ours, decided.mode))
+        await self._applier.stop(job, groups_to_stop(ours, decided.mode))
 
     async def _recover(self, key: Key, seen: Snapshot) -> None:
         """Clear `Blocked` after a pass that succeeded."""

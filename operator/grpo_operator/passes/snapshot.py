@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
@@ -15,9 +14,9 @@ from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, o
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
 from grpo_operator.passes.children import error_note
+from grpo_operator.passes.jobs import Jobs, Understood
 from grpo_operator.passes.kueue import read_granted
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
@@ -25,11 +24,6 @@ from grpo_spec.lenient import mapping, text
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
-
-
-REMEMBERED = 1024
-"""Number of jobs whose spec is not read again while it is the same, at some 30 KiB each: to read one takes a
-millisecond, as long as the rest of a pass that finds nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,11 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """PassIntervals at a job. `read_nodes`: whether the nodes of silent pods are read."""
+    """Reads snapshots of jobs. `read_nodes`: whether the nodes of silent pods are read."""
 
-    def __init__(self, cluster: Cluster, mirror: Mirror, deleted_pods: DeletedPods[Key], *, read_nodes: bool) -> None:
-        self._cluster, self._mirror, self._deleted_pods, self._read_nodes = cluster, mirror, deleted_pods, read_nodes
+    def __init__(self, cluster: Cluster, mirror: Mirror, jobs: Jobs, *, read_nodes: bool) -> None:
+        self._cluster, self._mirror, self._jobs, self._read_nodes = cluster, mirror, jobs, read_nodes
         self._nodes: dict[str, tuple[float, Object | None]] = {}
-        self._understood: dict[Key, tuple[Any, StoredSpec | None, Job | None, Topology | None]] = {}
 
     async def mirrored(self, key: Key, raw: Object, now: str) -> Snapshot:
         """Return what the mirror shows; `raw` is the job there."""
@@ -107,21 +100,20 @@ class SnapshotReader:
                     raise ObstacleError(scope.obstacle.reason, str(scope.obstacle))
 
     def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
-        spec, stored, last, topology = self._understood.pop(key, (None, None, None, None))
-        if stored is None or stored.fault is not None or spec != raw["spec"]:  # at fault: the status stands in
-            stored = read_spec(raw["spec"], status)
+        old = self._jobs.of(key).understood
+        if old is not None and old.stored.fault is None and old.raw == raw["spec"]:
+            stored = old.stored
+        else:
+            stored = read_spec(raw["spec"], status)  # at fault: the status stands in
         job = read_job(key, raw, status, stored)
-        if job != last or topology is None:
-            topology = plan_topology(job)
-        self._understood[key] = raw["spec"], stored, job, topology
-        if len(self._understood) > REMEMBERED:
-            del self._understood[next(iter(self._understood))]  # used least recently
+        topology = old.topology if old is not None and job == old.job else plan_topology(job)
+        self._jobs.understand(key, Understood(raw["spec"], stored, job, topology))
         return job, topology
 
     async def _observe(
         self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
     ) -> Observed:
-        others, gone = self._mirror.others(key), self._deleted_pods.of(key)
+        others, gone = self._mirror.others(key), [*self._jobs.of(key).deleted_pods]
         queues = self._mirror.scope(names.QUEUE_KIND, key.namespace)
         has_queues = queues is not None and queues.is_listed
         observed = observe(key.uid, pods=pods, others=others, gone=gone, over=status.over)

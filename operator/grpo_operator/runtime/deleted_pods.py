@@ -7,12 +7,9 @@ such a pod counts as PodReplaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
 from grpo_operator.decide.observed_pod import ObservedPod
-
-K = TypeVar("K", bound=Hashable)
 
 PATIENCE_SECONDS = 2.0
 """Seconds that the watch may lag behind a list that no longer has a pod."""
@@ -21,39 +18,36 @@ KEPT_SECONDS = 600.0
 """Seconds for which the state of a pod is kept at least. Nothing records it in an operator that does not lead."""
 
 
-class DeletedPods(Generic[K]):
-    """Pods that were deleted and not recorded by a pass yet, for each job."""
+class DeletedPods:
+    """Pods of one job that were deleted and not recorded by a pass yet."""
+
+    __slots__ = ("_clock", "_pods", "_waiting_since")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives seconds; only their differences matter."""
         self._clock = clock
-        self._pods: dict[K, dict[str, tuple[float, ObservedPod]]] = {}
-        self._waiting_since: dict[K, float] = {}
+        self._pods: dict[str, tuple[float, ObservedPod]] = {}
+        self._waiting_since: float | None = None
 
-    def remember(self, key: K, pod: ObservedPod) -> None:
+    def remember(self, pod: ObservedPod) -> None:
         """Keep the final state of a deleted pod. Wake the job's next pass only after this."""
-        now, pods = self._clock(), self._pods.get(key, {})
-        recent = {uid: kept for uid, kept in pods.items() if now - kept[0] < KEPT_SECONDS}
-        self._pods[key] = recent | {pod.uid: (now, pod)}
+        now = self._clock()
+        recent = {uid: kept for uid, kept in self._pods.items() if now - kept[0] < KEPT_SECONDS}
+        self._pods = recent | {pod.uid: (now, pod)}
 
-    def of(self, key: K) -> list[ObservedPod]:
-        """Return the final states of a job's deleted pods."""
-        return [pod for _, pod in self._pods.get(key, {}).values()]
+    def __iter__(self) -> Iterator[ObservedPod]:
+        """Yield the final states."""
+        return iter([pod for _, pod in self._pods.values()])
 
-    def may_still_arrive(self, key: K) -> bool:
+    def may_still_arrive(self) -> bool:
         """Whether the watch may still deliver a pod that a list lacks: until PATIENCE_SECONDS after the first call."""
-        return self._clock() - self._waiting_since.setdefault(key, self._clock()) < PATIENCE_SECONDS
+        now = self._clock()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since < PATIENCE_SECONDS
 
-    def recorded(self, key: K, uids: Iterable[str]) -> None:
+    def recorded(self, uids: Iterable[str]) -> None:
         """Drop the pods that a pass has recorded."""
-        self._waiting_since.pop(key, None)
-        pods = self._pods.get(key, {})
+        self._waiting_since = None
         for uid in uids:
-            pods.pop(uid, None)
-        if not pods:
-            self._pods.pop(key, None)
-
-    def forget(self, key: K) -> None:
-        """Drop everything about a job that no longer exists."""
-        self._waiting_since.pop(key, None)
-        self._pods.pop(key, None)
+            self._pods.pop(uid, None)

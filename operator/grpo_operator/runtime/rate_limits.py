@@ -8,9 +8,8 @@ nothing between that they begin and that they run; where hundreds train, the ste
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from grpo_operator.decide.record import PROGRESS_SECONDS
 from grpo_operator.decide.second_look import News
@@ -34,89 +33,83 @@ their launcher: they take about a tenth of one processor. As many of all jobs th
 AHEAD_SECONDS = 1.0
 """How long before its turn a status is written: else every second write costs another pass."""
 
-K = TypeVar("K", bound=Hashable)
+
+@dataclass(slots=True, eq=False)
+class Writes:
+    """Writes of one job's status: when the last one was, None if that is not known."""
+
+    last: float | None = None
 
 
-class _Queue(Generic[K]):
+class _Queue:
     """The jobs that have news of one kind, and the turns of those that are due, in the order of the turns."""
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
-        self.jobs: set[K] = set()
-        self._turns: dict[K, float] = {}
+        self.jobs: set[Writes] = set()
+        self._turns: dict[Writes, float] = {}
         self._last = -1 / rate.all_jobs
 
-    def wait(self, key: K, since: float | None, now: float) -> float:
-        """Return the seconds until a job may write, 0 if it may now; its last write was at `since`."""
-        self.jobs.add(key)
-        if (turn := self._turns.get(key)) is None:
+    def wait(self, job: Writes, now: float) -> float:
+        """Return the seconds until a job may write, 0 if it may now."""
+        self.jobs.add(job)
+        if (turn := self._turns.get(job)) is None:
             pause = max(self.rate.seconds, len(self.jobs) / self.rate.all_jobs)
-            if since is not None and now < since + pause:
-                return since + pause - now
+            if job.last is not None and now < job.last + pause:
+                return job.last + pause - now
             # Many are due at one time, as after a start of the operator.
             latest = max(self._last, next(reversed(self._turns.values()), self._last))
-            turn = self._turns[key] = max(now, latest + 1 / self.rate.all_jobs)
+            turn = self._turns[job] = max(now, latest + 1 / self.rate.all_jobs)
         if turn > now + AHEAD_SECONDS:
             return turn - now
         self._last = max(self._last, turn)
-        del self._turns[key]
+        del self._turns[job]
         return 0.0
 
-    def leave(self, key: K) -> None:
+    def leave(self, job: Writes) -> None:
         """Drop a job and its turn."""
-        self.jobs.discard(key)
-        self._turns.pop(key, None)
+        self.jobs.discard(job)
+        self._turns.pop(job, None)
 
 
-class WriteRates(Generic[K]):
-    """Knows which jobs have something to write, and when each status was written last."""
+class WriteRates:
+    """Knows which jobs have something to write."""
 
     def __init__(self) -> None:
-        self._written: dict[K, float] = {}
-        self._queues: dict[News, _Queue[K]] = {news: _Queue(rate) for news, rate in RATES.items()}
+        self._queues: dict[News, _Queue] = {news: _Queue(rate) for news, rate in RATES.items()}
 
-    def wait(self, key: K, news: News, now: float) -> float:
+    def wait(self, job: Writes, news: News, now: float) -> float:
         """Return the seconds until the status of a job may be written, 0 if it may be now.
 
         Until `written` or `settled`, the job is one of those that wait, and delays the others.
         """
         for other, queue in self._queues.items():
             if other != news:
-                queue.leave(key)
-        return self._queues[news].wait(key, self._written.get(key), now) if news in self._queues else 0.0
+                queue.leave(job)
+        return self._queues[news].wait(job, now) if news in self._queues else 0.0
 
-    def written(self, key: K, now: float) -> None:
+    def written(self, job: Writes, now: float) -> None:
         """Note that the status of a job was written, with all that it has to say."""
-        self.settled(key)
-        self._written[key] = now
+        self.settled(job)
+        job.last = now
 
-    def settled(self, key: K) -> None:
-        """Note that the status of a job has nothing new to say."""
+    def settled(self, job: Writes) -> None:
+        """Note that the status of a job has nothing new to say, or that the job no longer exists."""
         for queue in self._queues.values():
-            queue.leave(key)
-
-    def forget(self, key: K) -> None:
-        """Drop a job that no longer exists."""
-        self.settled(key)
-        self._written.pop(key, None)
+            queue.leave(job)
 
 
-class PassIntervals(Generic[K]):
+class PassIntervals:
     """Knows how many jobs are looked at by time alone. Many that wait for GPUs slow down nobody who trains."""
 
     def __init__(self) -> None:
-        self._jobs: dict[bool, set[K]] = {True: set(), False: set()}
+        self._jobs: Counter[bool | None] = Counter()
 
     def seconds(self, *, runs: bool) -> float:
         """Return the seconds between two looks at a job at least."""
-        return len(self._jobs[runs]) / LOOKS_PER_SECOND
+        return self._jobs[runs] / LOOKS_PER_SECOND
 
-    def expect(self, key: K, *, runs: bool) -> None:
-        """Note that a job will be looked at again."""
-        self._jobs[runs].add(key)
-        self._jobs[not runs].discard(key)
-
-    def forget(self, key: K) -> None:
-        """Note that only a change calls for the next pass over a job, or that it no longer exists."""
-        for jobs in self._jobs.values():
-            jobs.discard(key)
+    def move(self, before: bool | None, after: bool | None) -> None:
+        """Note whether a job runs, if it is looked at by time alone; None: only a change calls for the next pass."""
+        self._jobs[before] -= 1
+        self._jobs[after] += 1

@@ -196,9 +196,8 @@ class Simulation:
         before = [operator.api.count() for operator in self.operators]
         self.go_on(60)
         assert [operator.api.count() for operator in self.operators] == before, "quiet jobs cost no request"
-        assert not any(operator.program.deleted_pods._pods for operator in self.operators), (
-            "all ends of pods are recorded"
-        )
+        states = [state for operator in self.operators for state in operator.program.jobs]
+        assert not [pod for state in states for pod in state.deleted_pods], "all ends of pods are recorded"
 
     def _check_nothing_is_kept_of_deleted_jobs(self) -> None:
         for name in JOBS:
@@ -208,9 +207,15 @@ class Simulation:
             self.go_on(5, garbage=True)
         for program in (operator.program for operator in self.operators):
             assert set(program.mirror.count().values()) == {0}
-            in_passes = program.reconciler._pace._written, *program.reconciler._looks._jobs.values()
-            kept = (program.deleted_pods._pods, *in_passes, program.instruments.jobs.keys)
-            assert not any(kept)
+            jobs = program.jobs
+            waiting = [job for queue in jobs.rates._queues.values() for job in queue.jobs]
+            assert [list(jobs), list(jobs._understood), waiting, list(program.instruments.jobs.keys)] == [
+                [],
+                [],
+                [],
+                [],
+            ]
+            assert [jobs.intervals.seconds(runs=runs) for runs in (True, False)] == [0.0, 0.0]
             assert not program.queue.keys
 
     def _run(self, what: Coroutine[Any, Any, None]) -> None:

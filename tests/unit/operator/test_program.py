@@ -12,6 +12,7 @@ from grpo_operator.program import Program
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.mirror import Key
 from support.control_plane.children import bare_job
+from support.control_plane.jobs import pod
 from support.control_plane.memory_api import MemoryApi
 from support.control_plane.memory_store import Store
 
@@ -39,6 +40,14 @@ async def test_an_operator_that_stands_by_gathers_no_passes() -> None:
     program.begin()
     assert program.queue.keys == {KEY}
     await program.close()
+
+
+async def test_an_operator_that_stands_by_keeps_nothing_of_jobs_that_are_gone() -> None:
+    program = _program()
+    program.take_in(KEY, ADDED)
+    program.jobs.of(KEY).deleted_pods.remember(pod("a"))
+    program.take_in(KEY, ADDED | {"type": "DELETED"})
+    assert list(program.jobs) == []
 
 
 async def test_a_pass_that_is_to_come_keeps_nothing_of_kopfs() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.passes.jobs import Jobs
 from grpo_operator.passes.launchers import AT_ONCE, Launchers, Round
 from grpo_operator.runtime.mirror import Key
 from grpo_spec.reports import ExitCode, Progress
@@ -44,7 +45,8 @@ class World:
 
     def __init__(self, **answers: Progress) -> None:
         self.source, self.woken = Source(**answers), list[Key]()
-        self.launchers = Launchers(self.source, self.woken.append, Instruments())
+        self.jobs = Jobs(lambda: 0.0, Instruments())
+        self.launchers = Launchers(self.source, self.jobs, self.woken.append, Instruments())
 
     def follow(self, *pods: ObservedPod, seconds: float = 9.0, asks_all: bool = False, key: Key = KEY) -> None:
         self.launchers.follow(key, Round(8080, pods, lambda _: asks_all), seconds)
@@ -169,13 +171,13 @@ def test_a_forgotten_job_is_asked_no_more_and_not_woken() -> None:
     async def play(world: World) -> None:
         world.follow(A)
         await asyncio.sleep(0.05)
-        world.launchers.forget(KEY)  # while it is asked
+        world.jobs.forget(KEY)  # while it is asked
         await asyncio.sleep(20.0)
         assert world.woken == []
         world.follow(A)
         await asyncio.sleep(1.0)
         world.follow(A)
-        world.launchers.forget(KEY)  # before it is asked
+        world.jobs.forget(KEY)  # before it is asked
         assert world.steps(A) == {}
         await asyncio.sleep(20.0)
 

@@ -8,10 +8,10 @@ import pytest
 from grpo_operator.api.names import LABEL_QUEUE, Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import set_condition
-from grpo_operator.passes import snapshot
+from grpo_operator.metrics.instruments import Instruments
+from grpo_operator.passes.jobs import REMEMBERED, Jobs
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.errors import ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.scopes import Scope
@@ -32,10 +32,10 @@ class Looks:
     def __init__(self, *scopes: Scope) -> None:
         cluster = Cluster(MemoryApi(Store()))  # type: ignore[arg-type]
         mirror = Mirror(scopes, lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
-        self._eyes = SnapshotReader(cluster, mirror, DeletedPods(lambda: 0.0), read_nodes=False)
+        self._snapshots = SnapshotReader(cluster, mirror, Jobs(lambda: 0.0, Instruments()), read_nodes=False)
 
     async def at(self, raw: dict[str, Any], uid: str = "uid") -> Snapshot:
-        return await self._eyes.mirrored(Key("ns", "job", uid), copy.deepcopy(raw), NOW)
+        return await self._snapshots.mirrored(Key("ns", "job", uid), copy.deepcopy(raw), NOW)
 
 
 async def test_the_same_spec_is_not_read_again() -> None:
@@ -68,10 +68,10 @@ async def test_a_spec_at_fault_follows_the_status() -> None:
 async def test_of_many_jobs_the_ones_looked_at_last_are_remembered() -> None:
     looks = Looks()
     first = await looks.at(_raw())
-    for number in range(snapshot.REMEMBERED - 1):
+    for number in range(REMEMBERED - 1):
         await looks.at(_raw(), uid=f"other-{number}")
     assert (await looks.at(_raw())).topology is first.topology
-    for number in range(snapshot.REMEMBERED):
+    for number in range(REMEMBERED):
         await looks.at(_raw(), uid=f"another-{number}")
     assert (await looks.at(_raw())).topology is not first.topology
 

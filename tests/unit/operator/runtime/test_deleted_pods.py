@@ -60,24 +60,21 @@ def test_a_pod_is_unexplained_while_neither_the_list_nor_the_watch_shows_how_it_
 
 def test_the_watch_is_awaited_for_a_limited_time_and_recorded_pods_are_dropped() -> None:
     seconds = [0.0]
-    deleted: DeletedPods[str] = DeletedPods(lambda: seconds[0])
-    assert deleted.may_still_arrive("job")
+    deleted = DeletedPods(lambda: seconds[0])
+    assert deleted.may_still_arrive()
     seconds[0] = PATIENCE_SECONDS
-    assert not deleted.may_still_arrive("job")
-    assert deleted.may_still_arrive("another job")
-    deleted.remember("job", pod("b", uid="1"))
-    deleted.remember("job", pod("b", uid="2"))
-    deleted.recorded("job", ["1"])
-    assert deleted.of("job") == [pod("b", uid="2")]
-    assert deleted.may_still_arrive("job"), "the wait for another pod starts again"
-    deleted.forget("job")
-    assert deleted.of("job") == []
+    assert not deleted.may_still_arrive()
+    deleted.remember(pod("b", uid="1"))
+    deleted.remember(pod("b", uid="2"))
+    deleted.recorded(["1"])
+    assert [*deleted] == [pod("b", uid="2")]
+    assert deleted.may_still_arrive(), "the wait for another pod starts again"
 
 
 def test_an_operator_that_records_nothing_keeps_only_recent_pods() -> None:
     seconds = [0.0]
-    deleted: DeletedPods[str] = DeletedPods(lambda: seconds[0])
+    deleted = DeletedPods(lambda: seconds[0])
     for number in range(50):
         seconds[0] = number * KEPT_SECONDS / 5
-        deleted.remember("job", pod("a", uid=str(number)))
-    assert [one.uid for one in deleted.of("job")] == ["45", "46", "47", "48", "49"]
+        deleted.remember(pod("a", uid=str(number)))
+    assert [one.uid for one in deleted] == ["45", "46", "47", "48", "49"]
