@@ -14,6 +14,7 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener
 from grpo_workload.ranks.seeds import prompt_seed
+from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.run import Run
@@ -86,7 +87,7 @@ def make_run(
     dataset = SimpleNamespace(overlong_prompts="error")
     config = SimpleNamespace(training=TrainingConfig(**settings), dataset=dataset)
     report = SimpleNamespace(phase=lambda _: None)
-    one = Reward(name="one", weight=1.0, function=lambda prompts, completions: [1.0] * len(completions))
+    one = Reward(name="one", weight=1.0, scorer=Function(lambda prompts, completions: [1.0] * len(completions)))
     run: dict[str, Any] = {name: None for name in Run.__dataclass_fields__} | {"begun": {}, "share": SHARE}
     run |= {"config": config, "report": report, "rewards": [one], "generator": generator}
     run["prompts"] = Prompts(first if batch is None else batch)

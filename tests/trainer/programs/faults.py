@@ -31,6 +31,7 @@ from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.ranks.clock import Clock
+from grpo_workload.rewards.scorer import Function
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 from grpo_workload.training.assemble import load
 from grpo_workload.training.rollout import roll_out
@@ -95,7 +96,7 @@ class Attempts:
         (reward,) = self.run.rewards
         run = dataclasses.replace(
             self.run,
-            rewards=[dataclasses.replace(reward, function=function, timeout_seconds=0.5)],
+            rewards=[dataclasses.replace(reward, scorer=Function(function), timeout_seconds=0.5)],
             prompts=prompts or self.run.prompts,
             journal=Journal(self.run_dir, branch, 0),
             known={group.place: group for group in known if group.position not in forget},

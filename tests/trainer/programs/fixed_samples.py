@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.reuse import batch_of
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact, plan
+from grpo_workload.data.shard import shard
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.exchange import micro_batches
 from grpo_workload.training.rollout import Generation, Rollout

@@ -19,8 +19,8 @@ import torch
 from fixed_samples import train_on
 
 from grpo_workload.algorithm.advantage import group_advantages
-from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.data.shard import shard
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.servers import weight_sender

@@ -23,6 +23,7 @@ from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
 from grpo_workload.policy.loss.entropy_cut import find_cut
 from grpo_workload.policy.step.weight_decay import decay_weights
+from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward, score
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise
@@ -235,7 +236,7 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     expected = trainer._generate_and_score_completions(inputs)
 
     rewards = [
-        Reward(name=name, weight=weight, function=lambda prompts, completions, name=name: VALUES[name])
+        Reward(name=name, weight=weight, scorer=Function(lambda prompts, completions, name=name: VALUES[name]))
         for name, weight in zip(VALUES, WEIGHTS, strict=True)
     ]
     table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
@@ -286,7 +287,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     head = LogprobHead(model)
     rewards = [
-        Reward(name=name, weight=weight, function=lambda prompts, completions, name=name: VALUES[name])
+        Reward(name=name, weight=weight, scorer=Function(lambda prompts, completions, name=name: VALUES[name]))
         for name, weight in zip(VALUES, WEIGHTS, strict=True)
     ]
     prompts = [

@@ -1,4 +1,4 @@
-"""Which rank samples which prompts, and samples packed into micro-batches: sequences end to end, without padding.
+"""Samples as a micro-batch: their sequences end to end, without padding.
 
 Shapes: B sequences of a micro-batch, N tokens of all of them, K completion tokens of all of them, C tokens of the
 longest completion, L layers, X experts of a token. Values of completion tokens are right-padded to [B, C]; the model
@@ -16,38 +16,6 @@ import torch
 from torch import Tensor
 
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-
-
-def shard(num_prompts: int, world_size: int, rank: int) -> range:
-    """Positions of the prompts that `rank` samples: contiguous shares; sizes differ by at most one, larger ones first.
-
-    With fewer prompts than ranks, the last ranks have none: they train on samples of the others.
-    """
-    assert 0 <= rank < world_size
-    share, larger = divmod(num_prompts, world_size)
-    start = rank * share + min(rank, larger)
-    return range(start, start + share + (rank < larger))
-
-
-def pack(lengths: Sequence[int], *, max_tokens: int, max_sequences: int) -> list[list[int]]:
-    """Pack sequences of these lengths into few bins: first fit, longest sequence first (Johnson 1973).
-
-    Bins hold indices into `lengths`. A bin holds at most `max_tokens` and `max_sequences`; a sequence longer than
-    `max_tokens` gets a bin to itself. The fullest bin comes first, so memory runs out at once or never.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []  # free tokens of each bin
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
-        fits = (bin_ for bin_, free in enumerate(room) if lengths[index] <= free and len(bins[bin_]) < max_sequences)
-        chosen = next(fits, None)
-        if chosen is None:
-            chosen = len(bins)
-            bins.append([])
-            room.append(max_tokens)
-        bins[chosen].append(index)
-        room[chosen] -= lengths[index]
-    return [bins[chosen] for chosen in sorted(range(len(bins)), key=lambda chosen: room[chosen])]
-
 
 _BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B", "old_logprobs_BC")
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.algorithm.micro_batch import FILLER_TOKENS, pack
+from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
+from grpo_workload.algorithm.packing import pack
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_spec.errors import ConfigError
@@ -14,9 +14,8 @@ from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.answer_in_text import compiled, last_answer
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.references import COLUMNS
+from grpo_workload.rewards.scorer import RewardFunction
 from grpo_workload.rewards.trl_signature import Values
-
-RewardFunction = Callable[[list[Prompt], list[Completion]], Values]
 
 
 def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:

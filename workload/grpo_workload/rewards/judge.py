@@ -22,7 +22,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
-from grpo_workload.rewards.process import RewardError
+from grpo_workload.rewards.scorer import Circumstances, RewardError, Scorer
 from grpo_workload.rewards.trl_signature import Logged, Values
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _AgainError(RewardError):
         self.after = after
 
 
-class Judge:
+class Judge(Scorer):
     """Asks the judge about each completion; what it costs is in metrics, its answers in completions.jsonl."""
 
     def __init__(
@@ -71,13 +71,13 @@ class Judge:
         self._begun: dict[str, list[Future[Answer]]] = {}  # by question; equal ones are asked as often as they come
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
-        """Begin to ask about the completions of a prompt; calling the object with them later returns their scores."""
+        """Begin to ask about the completions of a prompt; `score` returns their scores later."""
         with self._lock:
             for completion in completions:
                 question = self._question(prompt, completion)
                 self._begun.setdefault(question, []).append(self._submit(question))
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Values:
+    def score(self, prompts: list[Prompt], completions: list[Completion], circumstances: Circumstances) -> Values:
         """Return the scores of completions[i], an answer to prompts[i]; None where the judge gives none.
 
         Raises:

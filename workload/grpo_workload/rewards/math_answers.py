@@ -10,17 +10,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue, Queue
 from threading import Thread
+from typing import ClassVar
 
 from grpo_spec.rewards import RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.rewards import math_verdict
 from grpo_workload.rewards.math_verdict import NOT_COMPARED
-from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.process import RewardProcess
 from grpo_workload.rewards.references import COLUMNS, References, read_row
+from grpo_workload.rewards.scorer import Circumstances, RewardError, Scorer
 from grpo_workload.rewards.trl_signature import Values
 
 logger = logging.getLogger(__name__)
@@ -34,11 +36,13 @@ _SHOWN = 100  # characters of a reference
 _NAMED_ROWS = 5  # of those whose references cannot be compared
 
 
-class Accuracy:
+class Accuracy(Scorer):
     """Compares completions with the references of their prompts' rows, each in one of several processes.
 
     An answer that cannot be compared is wrong, not a failure, and is counted.
     """
+
+    limits_itself: ClassVar[bool] = True  # each answer has its own limit
 
     def __init__(self, config: RewardConfig, *, processes: int | None = None) -> None:
         """Start nothing yet. By default there is a process for each core that the rank has, up to 8."""
@@ -58,7 +62,7 @@ class Accuracy:
         self._checker: Thread | None = None
         self._check_end = math.inf
 
-    def check(self, prompt: Prompt) -> None:
+    def check_row(self, prompt: Prompt) -> None:
         """Let a thread compare the references of a row with themselves, for CHECK_SECONDS from the first call."""
         if self._checker is None:
             self._check_end = time.monotonic() + CHECK_SECONDS
@@ -101,14 +105,12 @@ class Accuracy:
             )
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
-        """Start to compare the completions of a prompt; calling the object with them later returns the verdicts."""
+        """Start to compare the completions of a prompt; `score` returns the verdicts later."""
         gold = read_row(prompt.columns)
         for completion in completions:
             self._verdict(gold, completion.text)
 
-    def __call__(
-        self, prompts: Sequence[Prompt], completions: Sequence[Completion], moved: Callable[[], None] = lambda: None
-    ) -> Values:
+    def score(self, prompts: list[Prompt], completions: list[Completion], circumstances: Circumstances) -> Values:
         """Return the verdicts on completions[i], an answer to prompts[i]; call `moved` after each.
 
         Each answer has its own limit of time, so this ends.
@@ -119,7 +121,7 @@ class Accuracy:
         values: Values = []
         for verdict in pending:
             value = verdict.result()
-            moved()
+            circumstances.moved()
             is_compared = value is None or not math.isnan(value)
             self._not_compared += not is_compared
             values.append(value if is_compared else 0.0)

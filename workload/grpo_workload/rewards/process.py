@@ -28,6 +28,7 @@ from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import in_bytes
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
+from grpo_workload.rewards.scorer import RewardError
 from grpo_workload.rewards.trl_signature import JsonScalar, Logged, ReturnedError, Values
 from grpo_workload.rewards.worker import LENGTH, Call, Check, Orders
 
@@ -52,10 +53,6 @@ class _Reply(BaseModel):
     values: list[float | None]
     metrics: dict[str, list[float]]
     extra: dict[str, list[JsonScalar]]
-
-
-class RewardError(Exception):
-    """A reward function failed; the message names the reward."""
 
 
 class RewardProcess:

@@ -25,13 +25,12 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import REWARD_SECONDS, RewardConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.ranks.seeds import reward_seed
-from grpo_workload.rewards.builtin import RewardFunction, accuracy, builtin
+from grpo_workload.rewards.builtin import accuracy, builtin
 from grpo_workload.rewards.judge import Judge
-from grpo_workload.rewards.math_answers import Accuracy
-from grpo_workload.rewards.process import RewardError, RewardProcess
+from grpo_workload.rewards.scorer import Circumstances, Function, RewardError, Scorer, about_returned, of_row
 from grpo_workload.rewards.table import RewardTable, tabulate
-from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values, trl_arguments
+from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values
+from grpo_workload.rewards.user_function import UserFunction
 
 STDERR = 2
 LOCK_GRACE = 10.0
@@ -44,7 +43,7 @@ class Reward:
 
     name: str
     weight: float
-    function: RewardFunction | RewardProcess | Accuracy | Judge
+    scorer: Scorer
     timeout_seconds: float = REWARD_SECONDS  # limit of one call
     config: RewardConfig | None = field(default=None, compare=False)
 
@@ -65,20 +64,18 @@ def build_rewards(
         Reward(
             name=config.name,
             weight=config.weight,
-            function=_running(config, running) or _make_function(config, source),
+            scorer=_running(config, running) or _make_scorer(config, source),
             timeout_seconds=config.timeout_seconds,
             config=config,
         )
         for config in configs
     ]
     try:
-        processes = [one.function for one in rewards if isinstance(one.function, RewardProcess)]
-        for process in processes:
-            if all(process is not one.function for one in running):
-                process.ready()
-        columns = [*source.batch(0, 1)[0].columns] if processes else []
-        for process in processes:
-            process.check(columns)
+        for reward in rewards:
+            if all(reward.scorer is not other.scorer for other in running):
+                reward.scorer.ready()
+        for reward in rewards:
+            reward.scorer.check_columns(source)
     except (ConfigError, RewardError):
         close_rewards(rewards)
         raise
@@ -88,8 +85,7 @@ def build_rewards(
 def close_rewards(rewards: Sequence[Reward]) -> None:
     """End all processes and requests of rewards."""
     for reward in rewards:
-        if isinstance(reward.function, RewardProcess | Accuracy | Judge):
-            reward.function.close()
+        reward.scorer.close()
 
 
 def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
@@ -100,32 +96,31 @@ def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
 def begin_check(rewards: Sequence[Reward], prompt: Prompt) -> None:
     """Start to compare the references of a prompt's row with themselves."""
     for reward in rewards:
-        if isinstance(reward.function, Accuracy):
-            reward.function.check(prompt)
+        reward.scorer.check_row(prompt)
 
 
 def end_check(rewards: Sequence[Reward], dataset: str) -> None:
     """Log which rows of `dataset`, a field's name, have references that cannot be compared."""
     for reward in rewards:
-        if isinstance(reward.function, Accuracy):
-            reward.function.end_check(dataset)
+        reward.scorer.end_check(dataset)
 
 
 def begin_scoring(rewards: Sequence[Reward], prompt: Prompt, completions: Sequence[Completion]) -> None:
     """Start what can be scored before all completions are there; `score` gets the same completions later."""
     for reward in rewards:
-        if isinstance(reward.function, Accuracy | Judge):
-            reward.function.begin(prompt, completions)
+        reward.scorer.begin(prompt, completions)
 
 
 def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
     """Return the number of answers since the last call that could not be compared in time, by name of the reward."""
-    return {one.name: one.function.take_timeouts() for one in rewards if isinstance(one.function, Accuracy)}
+    counts = ((reward.name, reward.scorer.take_timeouts()) for reward in rewards)
+    return {name: count for name, count in counts if count is not None}
 
 
 def take_logged(rewards: Sequence[Reward]) -> dict[str, Logged]:
     """Return what users' functions and judges logged in the last call of `score`, once, by name of the reward."""
-    return {one.name: one.function.take_logged() for one in rewards if isinstance(one.function, RewardProcess | Judge)}
+    found = ((reward.name, reward.scorer.take_logged()) for reward in rewards)
+    return {name: logged for name, logged in found if logged is not None}
 
 
 async def score(
@@ -150,37 +145,21 @@ async def score(
     weights = weights_of(rewards)
     if not completions:
         return tabulate(weights, [[] for _ in rewards])
-    calls = {
-        reward: asyncio.ensure_future(_call(reward, prompts, completions, moved, state, seed)) for reward in rewards
-    }
-    if limited := [reward for reward in rewards if not isinstance(reward.function, Accuracy)]:
+    circumstances = Circumstances(moved=moved, state=state, seed=seed)
+    calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, circumstances)) for reward in rewards}
+    if limited := [reward for reward in rewards if not reward.scorer.limits_itself]:
         with _interpreter_watched(max(reward.timeout_seconds for reward in limited) + LOCK_GRACE):
             await asyncio.gather(*(calls[reward] for reward in limited))
     return tabulate(weights, list(await asyncio.gather(*calls.values())))
 
 
 async def _call(
-    reward: Reward,
-    prompts: list[Prompt],
-    completions: list[Completion],
-    moved: Callable[[], None],
-    state: TrainerState,
-    seed: int,
+    reward: Reward, prompts: list[Prompt], completions: list[Completion], circumstances: Circumstances
 ) -> Values:
-    if isinstance(reward.function, Accuracy):  # each answer has its own limit
-        return await _in_thread(reward.name, partial(reward.function, prompts, completions, moved))
-    if isinstance(reward.function, RewardProcess):
-        arguments, own_seed = trl_arguments(prompts, completions, state), reward_seed(seed, reward.name)
-        own = partial(reward.function.call, arguments, reward.timeout_seconds, own_seed)
-        # A later call may have met a rare row. What the first returns, it would return on every attempt.
-        kind = RewardError if reward.function.has_answered else ConfigError
-        try:
-            return _finite(reward.name, await _in_thread(reward.name, own), prompts)
-        except ReturnedError as error:
-            raise kind(_about_returned(reward.name, error, prompts)) from error
+    seconds = None if reward.scorer.limits_itself else reward.timeout_seconds
     try:
-        async with asyncio.timeout(reward.timeout_seconds) as limit:
-            result = await _in_thread(reward.name, partial(reward.function, prompts, completions))
+        async with asyncio.timeout(seconds) as limit:
+            result = await _in_thread(reward.name, partial(reward.scorer.score, prompts, completions, circumstances))
     except (ConfigError, RewardError):
         raise
     except (Exception, SystemExit) as error:
@@ -194,7 +173,7 @@ async def _call(
     try:
         return _finite(reward.name, as_values(result, len(prompts)), prompts)
     except ReturnedError as error:
-        raise RewardError(_about_returned(reward.name, error, prompts)) from error
+        raise RewardError(about_returned(reward.name, error, prompts)) from error
 
 
 async def _in_thread(name: str, call: Callable[[], Values]) -> Values:
@@ -223,13 +202,6 @@ def _interpreter_watched(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _about_returned(name: str, error: ReturnedError, prompts: Sequence[Prompt]) -> str:
-    return (
-        f"rewards[{name}] {error}{_of_row(error.completion, prompts)}; write `return [score(text) for text in "
-        "completions]`, where score gives a number, or None where the reward does not apply"
-    )
-
-
 def _finite(name: str, values: Values, prompts: Sequence[Prompt]) -> Values:
     """Return the values, or raise RewardError for one that is not finite.
 
@@ -240,23 +212,18 @@ def _finite(name: str, values: Values, prompts: Sequence[Prompt]) -> Values:
         if value is not None and not math.isfinite(value):
             raise RewardError(
                 f"rewards[{name}] returned {value} for completion {number} of {len(prompts)}"
-                f"{_of_row(number, prompts)}; return a finite number, or None where the reward does not apply"
+                f"{of_row(number, prompts)}; return a finite number, or None where the reward does not apply"
             )
     return values
 
 
-def _of_row(completion: int | None, prompts: Sequence[Prompt]) -> str:
-    return "" if completion is None else f", an answer to prompt {prompts[completion].index} of the dataset"
+def _running(config: RewardConfig, running: Sequence[Reward]) -> Scorer | None:
+    return next((one.scorer for one in running if one.config == config and one.scorer.is_reusable), None)
 
 
-def _running(config: RewardConfig | None, running: Sequence[Reward]) -> RewardProcess | None:
-    found = (one.function for one in running if one.config == config)
-    return next((function for function in found if isinstance(function, RewardProcess)), None)
-
-
-def _make_function(config: RewardConfig, source: PromptSource) -> RewardFunction | RewardProcess | Accuracy | Judge:
+def _make_scorer(config: RewardConfig, source: PromptSource) -> Scorer:
     if config.accuracy is not None:
         return accuracy(config, source)
     if config.judge is not None:
         return Judge(config.name, config.judge, source, os.environ)
-    return RewardProcess(config, os.environ) if config.code is not None else builtin(config, source)
+    return UserFunction(config, os.environ) if config.code is not None else Function(builtin(config, source))

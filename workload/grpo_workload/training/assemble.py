@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,30 +13,20 @@ from typing import Any
 import torch
 
 from grpo_spec.contract import ENV_POD_UID, Contract, Device
-from grpo_spec.inputs import ModelConfig
-from grpo_workload.algorithm import micro_batch
-from grpo_workload.algorithm.reuse import batches_from, batches_of, steps_of
-from grpo_workload.data.dataset import load_prompts
-from grpo_workload.data.images import ImagePrompts, load_processor
-from grpo_workload.data.overlong import prompt_limit
-from grpo_workload.data.prefetch import PromptLoader
-from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.data.scan import scan
-from grpo_workload.data.tokenizer import load_tokenizer
+from grpo_workload.algorithm.reuse import batches_of, steps_of
+from grpo_workload.data.shard import shard
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
 from grpo_workload.policy.model.dtype_support import check_precision, own_support
-from grpo_workload.policy.model.vision import has_vision
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.collectives import gather, join, on_main
 from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor
-from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
-from grpo_workload.rewards.scoring import Reward, begin_check, build_rewards, end_check
+from grpo_workload.rewards.scoring import end_check
 from grpo_workload.storage.base_model import settle_origin
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
@@ -45,8 +34,8 @@ from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
-from grpo_workload.training.checks import check_folders, check_patience, check_steps_left
-from grpo_workload.training.evaluation import load_evaluation
+from grpo_workload.training.checks import check_folders, check_steps_left
+from grpo_workload.training.inputs import load_data, load_processing_class, start_evaluation, start_prompts
 from grpo_workload.training.micro_batch_size import settle_micro_batches
 from grpo_workload.training.model_check import Subject, refuse_unfit
 from grpo_workload.training.run import Evaluation, Run
@@ -54,9 +43,6 @@ from grpo_workload.training.standing import standing
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
-
-IMAGE_WORKERS = 2
-"""Default of `dataset.dataloaderNumWorkers` where prompts have images: to decode one takes tens of milliseconds."""
 
 
 def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, state_dir: Path) -> Run:
@@ -72,7 +58,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         ConfigError: a mistake that the user can fix; names the field.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    share = micro_batch.shard(contract.config.training.prompts_per_step, world_size, rank)
+    share = shard(contract.config.training.prompts_per_step, world_size, rank)
     run_dir = data_dir / contract.job.run
 
     checkpoints = join_run(contract, rank, data_dir)
@@ -184,69 +170,11 @@ def check_model(contract: Contract, rank: int) -> None:
     refuse_unfit(Subject(contract, total), logs=rank == 0)
 
 
-def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
-    """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
-    config = contract.config
-    tokenizer = load_tokenizer(config.model)
-    source = load_prompts(
-        config.dataset,
-        tokenizer,
-        seed=config.training.seed,
-        limit=prompt_limit(config, config.dataset),
-        images=ImagePrompts.of(config),
-    )
-    rewards = build_rewards(config.rewards, source)
-    check_patience(rewards, contract.timeout_seconds)
-    return tokenizer, source, rewards
-
-
 def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
     """Start the experiment trackers on rank 0, before anything that takes long to load; collective."""
     trackers = Trackers(contract.config, contract.job, data_dir)
     on_main(lambda: trackers.start(step))
     return trackers
-
-
-def start_evaluation(
-    contract: Contract, rank: int, tokenizer: Any, rewards: Sequence[Reward], run_dir: Path, step: int
-) -> Evaluation | None:
-    """Prepare the problems of evaluations, and read which ones an earlier attempt has made; collective."""
-    past = on_main(lambda: read_evaluations(run_dir, step))
-    evaluation = load_evaluation(contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size)
-    if evaluation is not None:
-        check_patience(evaluation.rewards, contract.timeout_seconds)
-        for prompt in evaluation.prompts:
-            begin_check(evaluation.rewards, prompt)
-    return evaluation
-
-
-def start_prompts(
-    contract: Contract, source: PromptSource, rewards: Sequence[Reward], share: range, step: int, state_dir: Path
-) -> PromptLoader:
-    """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before."""
-    config = contract.config
-    batches = batches_from(step, config.training)
-    if source.is_scannable:
-        scan(
-            source,
-            share=share,
-            prompts_per_step=config.training.prompts_per_step,
-            steps=batches,
-            look=partial(begin_check, rewards),
-        )
-    workers = config.dataset.num_workers
-    if source.has_images and config.dataset.dataloader_num_workers is None:
-        workers = max(workers, IMAGE_WORKERS)
-    return PromptLoader(
-        source,
-        share=share,
-        prompts_per_step=config.training.prompts_per_step,
-        steps=batches,
-        num_workers=workers,
-        prefetch_steps=config.dataset.prefetch_steps,
-        timeout_seconds=contract.timeout_seconds,
-        folder=state_dir,
-    )
 
 
 def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_token_id: int) -> Policy:
@@ -313,14 +241,3 @@ def open_records(
             evaluation=None if last is None else last.progress(),
         )
     return Journal(run_dir, branch, rank), {group.place: group for group in known}, report
-
-
-def load_processing_class(model: ModelConfig, tokenizer: Any, model_config: Any) -> Any:
-    """Return what checkpoints have beside the model: the tokenizer, or a processor with it. ConfigError as above."""
-    if not has_vision(model_config):
-        return tokenizer
-    processor = load_processor(model)
-    processor.tokenizer = tokenizer
-    if model.chat_template is not None:
-        processor.chat_template = model.chat_template
-    return processor

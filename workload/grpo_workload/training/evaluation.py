@@ -17,11 +17,11 @@ from dataclasses import replace
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.advantage import mean
-from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import prompt_limit
+from grpo_workload.data.shard import shard
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import step_seed

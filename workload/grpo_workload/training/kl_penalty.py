@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.micro_batch import filler, micro_batch, pack
+from grpo_workload.algorithm.micro_batch import filler, micro_batch
+from grpo_workload.algorithm.packing import pack
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.memory.memory_error import explained_memory
 from grpo_workload.policy.step.policy import Policy

@@ -24,11 +24,46 @@ from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.storage.group_record import Group
 from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.run import Run
-from grpo_workload.training.sampling import Sampled, begin, sample
+from grpo_workload.training.sampling import Sampled, SampledBatch, begin, sample
 
-Part = tuple[RewardTable, list[tuple[int, int, bool]], list[tuple[bool, int]], list[float]]
-"""What all ranks need of one rank's part of a batch: rewards, the first and last fields of completions' `Fact`s, and
-with `klInReward` their KL divergences."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What all ranks need of the completions that one rank has of a batch."""
+
+    table: RewardTable
+    facts: list[Fact]  # before advantages are known
+    kls: list[float]  # KL divergences; empty without `klInReward`
+
+    @staticmethod
+    def of(run: Run, step: int, groups: Sequence[Group], kls: Iterator[float]) -> Part:
+        """Make the part of this rank from its groups; takes as many of `kls` as they have completions."""
+        flat = [(group, completion) for group in groups for completion in group.completions]
+        values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
+        table = tabulate(weights_of(run.rewards), values)
+        facts = [
+            Fact(
+                prompt_tokens=len(group.prompt_ids),
+                tokens=len(completion.token_ids),
+                is_truncated=completion.finish_reason == "length",
+                reward=total,
+                advantage=math.nan,
+                has_logprobs=all(map(math.isfinite, completion.logprobs)),
+                staleness=step - completion.weight_version,
+            )
+            for (group, completion), total in zip(flat, table.totals, strict=True)
+        ]
+        return Part(table=table, facts=facts, kls=list(islice(kls, len(flat))))
+
+    def totals(self, beta: float) -> list[float]:
+        """Return the rewards that advantages are computed from: less `beta` times the KL divergence, if that counts."""
+        if not self.kls:
+            return self.table.totals
+        return [total - beta * kl for total, kl in zip(self.table.totals, self.kls, strict=True)]
+
+    def with_advantages(self, advantages: Iterator[float]) -> list[Fact]:
+        """Return the facts with their advantages, which come next in `advantages`."""
+        return [fact._replace(advantage=next(advantages)) for fact in self.facts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +110,8 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
         if batch not in run.begun:
             run.begun[batch] = begin(run, batch, first, clock)
     sampled = sample(run, [run.begun.pop(batch) for batch in batches], step, clock)
-    for one in sampled.batches:
-        run.journal.write(one.step, [group for _, group in one.groups])
+    for sampled_batch in sampled.batches:
+        run.journal.write(sampled_batch.step, [group for _, group in sampled_batch.groups])
 
     run.report.phase("Gathering")
     run.pulse.meet()
@@ -104,40 +139,27 @@ def _gather(run: Run, sampled: Sampled, kls: Iterator[float]) -> list[Rollout]:
     `kls` are the KL divergences of this rank's completions, or empty.
     """
     training = run.config.training
-    by_rank = gather([_part(run, batch.step, [group for _, group in batch.groups], kls) for batch in sampled.batches])
-    parts: list[list[Part]] = [list(ranks) for ranks in zip(*by_rank, strict=True)]
-    tables = [RewardTable.concat([rank_table for rank_table, *_ in ranks]) for ranks in parts]
+    own = [Part.of(run, batch.step, [group for _, group in batch.groups], kls) for batch in sampled.batches]
+    by_batch: list[list[Part]] = [list(ranks) for ranks in zip(*gather(own), strict=True)]
     # Of all batches together, as TRL: `scaleRewards: batch` divides by the deviation of what is sampled at once.
-    totals = [total for table in tables for total in table.totals]
-    if training.kl_in_reward:
-        of_all = [kl for ranks in parts for *_, rank_kls in ranks for kl in rank_kls]
-        totals = [total - training.beta * kl for total, kl in zip(totals, of_all, strict=True)]
-    values = [[one for table in tables for one in table.values[place]] for place in range(len(run.rewards))]
-    tokens = [count for ranks in parts for _, lengths, *_ in ranks for _, count, _ in lengths]
-    advantages = iter(step_advantages(totals, values, [reward.weight for reward in run.rewards], tokens, training))
+    parts = [part for ranks in by_batch for part in ranks]
+    advantages = iter(
+        step_advantages(
+            [total for part in parts for total in part.totals(training.beta)],
+            [[value for part in parts for value in part.table.values[place]] for place in range(len(run.rewards))],
+            [reward.weight for reward in run.rewards],
+            [fact.tokens for part in parts for fact in part.facts],
+            training,
+        )
+    )
     rollouts = []
-    for batch, ranks, table in zip(sampled.batches, parts, tables, strict=True):
-        facts = [
-            [
-                Fact(*lengths, reward, next(advantages), *marks)
-                for lengths, reward, marks in zip(rank_lengths, rank_table.totals, rank_marks, strict=True)
-            ]
-            for rank_table, rank_lengths, rank_marks, _ in ranks
-        ]
-        flat = [
-            (prompt, completion, group.extra_of(number))
-            for prompt, group in batch.groups
-            for number, completion in enumerate(group.completions)
-        ]
-        samples = [
-            Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage, extra=extra)
-            for (prompt, completion, extra), fact in zip(flat, facts[run.rank], strict=True)
-        ]
+    for batch, ranks in zip(sampled.batches, by_batch, strict=True):
+        facts = [part.with_advantages(advantages) for part in ranks]
         rollouts.append(
             Rollout(
                 step=batch.step,
-                samples=samples,
-                table=table,
+                samples=_samples(batch, facts[run.rank]),
+                table=RewardTable.concat([part.table for part in ranks]),
                 facts=facts,
                 metrics=batch.metrics | _mean_kl(ranks),
             )
@@ -145,20 +167,21 @@ def _gather(run: Run, sampled: Sampled, kls: Iterator[float]) -> list[Rollout]:
     return rollouts
 
 
+def _samples(batch: SampledBatch, facts: Sequence[Fact]) -> list[Sample]:
+    """Make the samples of this rank, of whose completions `facts` are."""
+    flat = [
+        (prompt, completion, group.extra_of(number))
+        for prompt, group in batch.groups
+        for number, completion in enumerate(group.completions)
+    ]
+    return [
+        Sample(prompt=prompt, completion=completion, reward=fact.reward, advantage=fact.advantage, extra=extra)
+        for (prompt, completion, extra), fact in zip(flat, facts, strict=True)
+    ]
+
+
 def _mean_kl(ranks: Sequence[Part]) -> dict[str, float]:
     """The metric kl of a batch: the mean over tokens; none without `klInReward`."""
-    pairs = [(kl, tokens) for _, lengths, _, kls in ranks for (_, tokens, _), kl in zip(lengths, kls, strict=False)]
+    pairs = [(kl, fact.tokens) for part in ranks for fact, kl in zip(part.facts, part.kls, strict=False)]
     known = [(kl, tokens) for kl, tokens in pairs if math.isfinite(kl)]
     return {"kl": sum(kl for kl, _ in known) / sum(tokens for _, tokens in known)} if known else {}
-
-
-def _part(run: Run, step: int, groups: Sequence[Group], kls: Iterator[float]) -> Part:
-    """Return the part of this rank, from its groups; takes as many of `kls` as they have completions."""
-    flat = [(group, completion) for group in groups for completion in group.completions]
-    values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
-    lengths = [
-        (len(group.prompt_ids), len(completion.token_ids), completion.finish_reason == "length")
-        for group, completion in flat
-    ]
-    marks = [(all(map(math.isfinite, completion.logprobs)), step - completion.weight_version) for _, completion in flat]
-    return tabulate(weights_of(run.rewards), values), lengths, marks, list(islice(kls, len(flat)))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.resample import num_further, places, teaches
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.data.shard import shard
 from grpo_workload.policy.model.router_replay import check_routed
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather

@@ -38,6 +38,40 @@ class Saving:
         """Whether this rank has written all that is to be published; False if there is nothing to publish."""
         return bool(self._begun) and all(pending.is_written for pending, _ in self._begun)
 
+    def turn(self, step: int, *, is_written: bool) -> dict[str, float]:
+        """Publish what all ranks have written by the end of `step`, if they have; returns `metrics`."""
+        self._run.checkpoints.check()
+        if is_written:
+            self.publish()
+        if step == self._run.start.step:
+            self.prepare()
+        return self.metrics()
+
+    def save(
+        self, steps: range, step: int, metrics: Mapping[str, float], *, gives_up: bool, stopping: bool, is_end: bool
+    ) -> None:
+        """Save a checkpoint after `step`, and export the model, where they are due.
+
+        Inside a generation there is no checkpoint: log-probabilities of the weights that it began with would be lost.
+
+        Args:
+            steps: of the generation.
+            step: the one that has been taken.
+            metrics: of that step.
+            gives_up: too many steps were skipped, so the attempt ends with this one.
+            stopping: a rank was asked to stop.
+            is_end: the run ends with this step.
+        """
+        run, standing, waits = self._run, self._run.standing(), gives_up or stopping or is_end
+        taken, is_last, every = step + 1, step + 1 == steps.stop, run.config.storage.checkpoint_every_steps
+        is_due = taken // every > steps.start // every or (standing is not None and standing.saves(taken))
+        if gives_up or (is_last and (waits or is_due)):
+            self.checkpoint(taken, int(metrics["num_tokens"]), metrics, standing, waits=waits)
+        if run.exports and is_last and (is_end or run.exports.is_due(taken, steps.start)):
+            self.export(taken, metrics, waits=waits)
+        if run.exports:
+            run.exports.turn()
+
     def prepare(self) -> None:
         """Allocate host memory for copies in the background, if there will be saves for which training does not wait.
 

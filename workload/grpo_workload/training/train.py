@@ -33,7 +33,7 @@ from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.reporting.progress_files import write_beat
-from grpo_workload.reporting.rank_metrics import summarise_ranks
+from grpo_workload.reporting.rank_metrics import RankStep, summarise_ranks
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
@@ -59,9 +59,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
     Raises:
         NotFiniteError: too many steps in a row were skipped, or the weights to save are not finite.
     """
-    training, storage = run.config.training, run.config.storage
-    num_tokens = run.start.num_tokens
-    stopping = False
+    training = run.config.training
+    num_tokens, stopping = run.start.num_tokens, False
     past = run.evaluation.past if run.evaluation else {}
     if is_due_at_start(run.config, past, run.start.step):
         evaluate(run, run.start.step)
@@ -83,38 +82,16 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
         run.report.phase("Training")
         if step == generation.steps.start:
             works = prepare(run, generation)
-        is_last = step + 1 == generation.steps.stop
+        work, is_last = works[batch_of(step, training)], step + 1 == generation.steps.stop
+        update = _update(run, work, clock, is_last=is_last)
         if is_last:
-            run.generator.expect_weights()
-        work = works[batch_of(step, training)]
-        update = run.policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale)
-        clock.lap("train")
-        run.report.phase("Journalling")
-        run.journal.settle()
-        clock.lap("journal")
-
-        if is_last:
-            run.report.phase("Syncing")
-            run.generator.sync_weights(run.policy.weights(), step + 1)
-            run.report.pushed(step + 1)
-            if generation.steps.start == run.start.step:  # the first push of what was trained
-                run.weight_check.run(run.policy, run.generator, step + 1)
-            clock.lap("sync")
-
-        run.report.phase("Agreeing")
-        ends = gather((stop.is_set, saving.is_written, describe_rank(run, generation, step, work, clock)))
-        clock.lap("agree")
+            _push(run, generation, clock)
+        stopping, is_written, ranks = _agree(run, saving, stop, generation, step, work, clock)
         seconds, since = since.seconds, Clock()
-        stopping, ranks = any(asked for asked, _, _ in ends), [rank for _, _, rank in ends]
 
         metrics = summarise_step(run, step, work.rollout, num_tokens, clock) | update | summarise_ranks(ranks)
         num_tokens = int(metrics["num_tokens"])
-        run.checkpoints.check()
-        if all(is_written for _, is_written, _ in ends):
-            saving.publish()
-        if step == run.start.step:
-            saving.prepare()
-        metrics |= saving.metrics()
+        metrics |= saving.turn(step, is_written=is_written)
         warnings = health.add(metrics) + left_out_warnings(run.generator.left_out())
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
@@ -129,17 +106,7 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             is_end = is_end or (standing is not None and standing.stops)
         run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
 
-        # Inside a generation there is no checkpoint: log-probabilities of the weights that it began with would be lost.
-        every = storage.checkpoint_every_steps
-        is_save_due = (step + 1) // every > generation.steps.start // every
-        is_save_due = is_save_due or (standing is not None and standing.saves(step + 1))
-        waits = health.gives_up or stopping or is_end
-        if health.gives_up or (is_last and (waits or is_save_due)):
-            saving.checkpoint(step + 1, num_tokens, metrics, standing, waits=waits)
-        if run.exports and is_last and (is_end or run.exports.is_due(step + 1, generation.steps.start)):
-            saving.export(step + 1, metrics, waits=waits)
-        if run.exports:
-            run.exports.turn()
+        saving.save(generation.steps, step, metrics, gives_up=health.gives_up, stopping=stopping, is_end=is_end)
         if health.gives_up:
             raise health.error()
         if evaluates and stopping and is_end:
@@ -149,6 +116,39 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
     done = is_end or not stopping
     run.report.phase("Done" if done else "Stopped")
     return ExitCode.DONE if done else ExitCode.STOPPED
+
+
+def _update(run: Run, work: Work, clock: Clock, *, is_last: bool) -> dict[str, float]:
+    """Take the optimizer step, after which the step's groups are on the disk; returns its metrics; collective."""
+    if is_last:
+        run.generator.expect_weights()
+    update = run.policy.step(work.micro_batches, work.plan.num_micro_batches, work.plan.scale)
+    clock.lap("train")
+    run.report.phase("Journalling")
+    run.journal.settle()
+    clock.lap("journal")
+    return update
+
+
+def _push(run: Run, generation: Generation, clock: Clock) -> None:
+    """Give the engines the weights after a generation's last step; the first that were trained are checked."""
+    version = generation.steps.stop
+    run.report.phase("Syncing")
+    run.generator.sync_weights(run.policy.weights(), version)
+    run.report.pushed(version)
+    if generation.steps.start == run.start.step:
+        run.weight_check.run(run.policy, run.generator, version)
+    clock.lap("sync")
+
+
+def _agree(
+    run: Run, saving: Saving, stop: StopFlag, generation: Generation, step: int, work: Work, clock: Clock
+) -> tuple[bool, bool, list[RankStep]]:
+    """Return whether any rank was asked to stop, whether all have written the last checkpoint, and each one's step."""
+    run.report.phase("Agreeing")
+    ends = gather((stop.is_set, saving.is_written, describe_rank(run, generation, step, work, clock)))
+    clock.lap("agree")
+    return any(asked for asked, _, _ in ends), all(written for _, written, _ in ends), [rank for _, _, rank in ends]
 
 
 class StopFlag:

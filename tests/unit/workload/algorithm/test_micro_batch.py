@@ -1,13 +1,11 @@
-"""Prompts are shared evenly among ranks, packing respects its limits, and micro-batches have the documented layout."""
+"""Micro-batches have the documented layout."""
 
 from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from grpo_workload.algorithm.micro_batch import filler, micro_batch, pack, shard
+from grpo_workload.algorithm.micro_batch import filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 
 
@@ -17,33 +15,6 @@ def make_sample(prompt=(1, 2), completion=(3, 4), *, advantage=0.5):
     return Sample(
         prompt=Prompt(index=0, text="", token_ids=tuple(prompt)), completion=answer, reward=1.0, advantage=advantage
     )
-
-
-@given(num_prompts=st.integers(1, 200), world_size=st.integers(1, 40))
-def test_shards_cover_every_prompt_once_in_even_shares(num_prompts, world_size):
-    shares = [shard(num_prompts, world_size, rank) for rank in range(world_size)]
-    assert [index for share in shares for index in share] == list(range(num_prompts))
-    sizes = [len(share) for share in shares]
-    assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 50), max_size=60), max_tokens=st.integers(1, 60), max_sequences=st.integers(1, 9)
-)
-def test_bins_hold_each_sequence_once_and_respect_their_limits(lengths, max_tokens, max_sequences):
-    bins = pack(lengths, max_tokens=max_tokens, max_sequences=max_sequences)
-    assert sorted(index for one in bins for index in one) == list(range(len(lengths)))
-    sums = [sum(lengths[index] for index in one) for one in bins]
-    assert all(total <= max_tokens or len(one) == 1 for total, one in zip(sums, bins, strict=True))
-    assert all(len(one) <= max_sequences for one in bins)
-    assert sums == sorted(sums, reverse=True)
-
-
-@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60))
-def test_number_of_bins_is_at_most_twice_the_minimum_plus_1(lengths):
-    bins = pack(lengths, max_tokens=40, max_sequences=60)
-    assert len(bins) <= 2 * sum(lengths) / 40 + 1
 
 
 def test_layout_of_a_micro_batch():

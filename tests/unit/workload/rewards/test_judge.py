@@ -70,7 +70,7 @@ async def judge(url, texts, *, wait=0.01, environ=None, **settings):
     """Return the values of completions with these texts, and what was logged; retries come soon."""
     config = config_of(url, **settings)
     function = Judge("mine", config.judge, make_source({"answer": "?"}), environ or {}, wait=wait)
-    rewards = [Reward(name="mine", weight=1.0, function=function, timeout_seconds=60)]
+    rewards = [Reward(name="mine", weight=1.0, scorer=function, timeout_seconds=60)]
     prompt = make_prompt([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "2 + 2?"}], answer="4")
     try:
         table = await score(rewards, [prompt] * len(texts), [make_completion(text) for text in texts])
@@ -174,7 +174,7 @@ async def test_a_group_is_judged_as_soon_as_it_is_complete_and_each_completion_o
     api = Api()
     async with served(api) as url:
         function = Judge("mine", config_of(url).judge, make_source({"answer": "?"}), {})
-        rewards = [Reward(name="mine", weight=1.0, function=function, timeout_seconds=60)]
+        rewards = [Reward(name="mine", weight=1.0, scorer=function, timeout_seconds=60)]
         now, later = make_prompt("2 + 2?", answer="4"), make_prompt("2 + 3?", answer="5")
         group = [make_completion("4"), make_completion("4")]
         begin_scoring(rewards, now, group)

@@ -13,7 +13,8 @@ import pytest
 
 from grpo_devcluster.progress import wait_until
 from grpo_spec.errors import ConfigError
-from grpo_workload.rewards.scoring import RewardError, build_rewards, close_rewards, score, take_logged
+from grpo_workload.rewards.scorer import RewardError
+from grpo_workload.rewards.scoring import build_rewards, close_rewards, score, take_logged
 from grpo_workload.rewards.trl_signature import Logged, TrainerState
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 

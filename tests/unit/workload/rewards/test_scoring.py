@@ -11,7 +11,8 @@ from trl.rewards import get_soft_overlong_punishment
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.launcher.rank_processes import describe_error
-from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, score
+from grpo_workload.rewards.scorer import Function, RewardError
+from grpo_workload.rewards.scoring import Reward, build_rewards, score
 from grpo_workload.rewards.table import RewardTable
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
@@ -26,6 +27,7 @@ LOCKED = """
 import asyncio, re
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.rewards import scoring
+from grpo_workload.rewards.scorer import Function
 
 def backtracks(prompts, completions):  # what reasoning-gym's scorers may come to
     return [float(bool(re.match("(a+)+$", "a" * 60 + "b")))]
@@ -33,7 +35,7 @@ def backtracks(prompts, completions):  # what reasoning-gym's scorers may come t
 scoring.LOCK_GRACE = 0.2
 prompt = Prompt(index=0, text="", token_ids=(1,))
 completion = Completion(token_ids=(1,), logprobs=(0.0,), text="", finish_reason="stop", weight_version=0)
-reward = scoring.Reward(name="slow", weight=1, function=backtracks, timeout_seconds=0.2)
+reward = scoring.Reward(name="slow", weight=1, scorer=Function(backtracks), timeout_seconds=0.2)
 asyncio.run(scoring.score([reward], [prompt], [completion]))
 """
 
@@ -48,8 +50,8 @@ def broken_modules(tmp_path, monkeypatch):
 
 async def test_the_weighted_sum_skips_none_and_is_nan_if_all_are_none():
     rewards = [
-        Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0, None, 0.5, None]),
-        Reward(name="b", weight=-2.0, function=lambda prompts, completions: [1.0, 3, None, None]),
+        Reward(name="a", weight=1.0, scorer=Function(lambda prompts, completions: [1.0, None, 0.5, None])),
+        Reward(name="b", weight=-2.0, scorer=Function(lambda prompts, completions: [1.0, 3, None, None])),
     ]
     table = await score(rewards, [make_prompt()] * 4, [make_completion()] * 4)
     assert table.values == [[1.0, None, 0.5, None], [1.0, 3.0, None, None]]
@@ -164,7 +166,7 @@ async def test_functions_run_concurrently():
         meeting.wait()
         return [2.0]
 
-    rewards = [Reward(name=name, weight=1, function=meets) for name in ("a", "b")]
+    rewards = [Reward(name=name, weight=1, scorer=Function(meets)) for name in ("a", "b")]
     assert (await score(rewards, [make_prompt()], [make_completion()])).totals == [4.0]
 
 
@@ -229,7 +231,7 @@ def test_a_process_that_ends_during_the_import_is_reported():
 
 
 async def test_tables_of_all_ranks_are_joined_also_of_one_without_completions():
-    rewards = [Reward(name="a", weight=1.0, function=lambda prompts, completions: [1.0 for _ in prompts])]
+    rewards = [Reward(name="a", weight=1.0, scorer=Function(lambda prompts, completions: [1.0 for _ in prompts]))]
     tables = [await score(rewards, [make_prompt()] * n, [make_completion()] * n) for n in (2, 0, 1)]
     assert RewardTable.concat(tables) == RewardTable(
         names=["a"], values=[[1.0] * 3], totals=[1.0] * 3, overflows=[None] * 3

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.micro_batch import shard
 from grpo_workload.algorithm.resample import num_further, places, teaches
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.data.shard import shard
 from grpo_workload.ranks.clock import Clock
+from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
@@ -121,7 +122,7 @@ def resampled(
     branches = [branch]
     dist.broadcast_object_list(branches)
     assert branches[0] is not None
-    rewards = [Reward(name="one", weight=1.0, function=score)]
+    rewards = [Reward(name="one", weight=1.0, scorer=Function(score))]
     parts = {"rewards": rewards, "prompts": loader, "share": share, "rank": rank, "world_size": world_size}
     parts |= {"journal": Journal(folder, branches[0], rank)}
     run = make_run(folder, generator := Halves(), parts=parts, known=known, **SETTINGS | training)

@@ -16,6 +16,7 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of, batches_from
 from grpo_workload.ranks.clock import Clock
+from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, Rollout, roll_out
@@ -156,7 +157,9 @@ def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs
 def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path: Path) -> None:
     """As in TRL, with `scaleRewards: batch`; those of groups are their own."""
     scores = iter([1.0, 0.0, 1.0, 0.0, 9.0, 1.0, 9.0, 1.0])
-    rewards = [Reward(name="one", weight=1.0, function=lambda prompts, completions: [next(scores) for _ in prompts])]
+    rewards = [
+        Reward(name="one", weight=1.0, scorer=Function(lambda prompts, completions: [next(scores) for _ in prompts]))
+    ]
     run = make_run(tmp_path, Sampled(), steps_per_generation=2, scale_rewards="batch")
     run = dataclasses.replace(run, rewards=rewards)
     rollouts = roll_out(run, 0, Clock()).rollouts
