@@ -48,7 +48,11 @@ class EvaluationConfig(Section):
         description="Steps between evaluations. With training.stepsPerGeneration or numIterations, it is made after "
         "the last step of its generation.",
     )
-    at_start: bool = Field(True, description="Also evaluate before the first step: what the model can do untrained.")
+    at_start: bool = Field(
+        True,
+        description="Also evaluate before the first step: what the model can do untrained. Set false where that is "
+        "known and takes long.",
+    )
     max_prompts: int | None = Field(
         None,
         ge=1,
@@ -72,13 +76,19 @@ class EvaluationConfig(Section):
     )
     metric_for_best_model: Text = Field(
         "eval/reward",
-        description="Metric that says which evaluation is the best, for example eval/rewards/accuracy/mean.",
+        description="Metric that says which evaluation is the best. Set it where only a part of the reward says how "
+        "good the model is, for example eval/rewards/accuracy/mean.",
     )
-    greater_is_better: bool = Field(True, description="Whether a larger value of metricForBestModel is better.")
+    greater_is_better: bool = Field(
+        True,
+        description="Whether a larger value of metricForBestModel is better. Set false for one that should fall, such "
+        "as eval/completions/clipped_ratio.",
+    )
     save_best: bool = Field(
         True,
         description="Save a checkpoint where an evaluation is the best so far. It stays, beyond storage.keep, until a "
-        "better one. false keeps the best of those that storage.checkpointEverySteps saves: where saving takes long.",
+        "better one. Set false where saving takes long: that keeps the best of those that "
+        "storage.checkpointEverySteps saves.",
     )
     early_stopping_patience: int | None = Field(
         None,

@@ -41,7 +41,8 @@ class GenerationConfig(Section):
     )
     engine: Literal["vLLM", "Transformers"] = Field(
         "vLLM",
-        description="vLLM, or Transformers: plain generate(), for debugging and for machines that cannot run vLLM.",
+        description="vLLM, or Transformers: plain generate(). Set Transformers for debugging and on machines that "
+        "cannot run vLLM.",
     )
     max_model_len: int | None = Field(
         None, ge=8, le=10_485_760, description="Maximum number of tokens in a prompt and its completion together."

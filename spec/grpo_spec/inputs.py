@@ -29,15 +29,16 @@ class ModelConfig(Section):
     )
     revision: Text | None = Field(
         None,
-        description="Branch, tag or commit of `name`; a run keeps the commit that this pointed to when the run began.",
+        description="Branch, tag or commit of `name`; a run keeps the commit that this pointed to when the run began. "
+        "Set a commit to begin several jobs with the same weights.",
     )
     path: Text | None = Field(
         None, description="Folder with the model inside the container, for example below a mounted volume."
     )
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
         None,
-        description="Chat template (Jinja) in place of the tokenizer's; checkpoints have it, too. For base models that "
-        "have none.",
+        description="Chat template (Jinja) in place of the tokenizer's; checkpoints have it, too. Set it where the "
+        "model has none, like many base models.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16",
@@ -47,11 +48,13 @@ class ModelConfig(Section):
     attention: Literal["varlen", "sdpa", "eager", "flash_attention_2"] = Field(
         "varlen",
         description="Attention in training. varlen is PyTorch's kernel for packed sequences; sdpa and eager build a "
-        "square mask over all tokens of a micro-batch.",
+        "square mask over all tokens of a micro-batch. Set eager for models that varlen does not support; the refusal "
+        "names it.",
     )
     use_liger_kernel: bool = Field(
         True,
-        description="On GPUs, use Liger's fused kernels for norms, rotary embeddings and SwiGLU in models it supports.",
+        description="On GPUs, use Liger's fused kernels for norms, rotary embeddings and SwiGLU in models it "
+        "supports. Set false to see whether a fault is Liger's.",
     )
     freeze_vision_tower: bool = Field(
         False,
@@ -117,11 +120,11 @@ class DatasetConfig(Section):
     reasoning_gym: ReasoningGymDataset | None = Field(
         None, description="Problems that reasoning-gym generates and can score."
     )
-    split: Text = Field("train", description="Split of the dataset.")
+    split: Text = Field("train", description="Split of the dataset. Set it where the prompts are not in train.")
     shuffle: bool = Field(
         True,
-        description="true: rows in a random order, another one in each epoch, by training.seed. false: in the order of "
-        "the dataset, as for a curriculum.",
+        description="true: rows in a random order, another one in each epoch, by training.seed. Set false for a "
+        "curriculum: rows in the order of the dataset.",
     )
     prompt_template: Annotated[str, Field(min_length=1, max_length=16384)] | None = Field(
         None, description="Template for plain-text prompts; must contain {prompt}, which stands for the prompt."
@@ -132,8 +135,8 @@ class DatasetConfig(Section):
     chat_template_kwargs: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict,
         max_length=32,
-        description="Variables of the chat template, for example enable_thinking: false. A column chat_template_kwargs "
-        "sets them for its row.",
+        description="Variables of the chat template. Set it to choose what the template offers, for example "
+        "enable_thinking: false. A column chat_template_kwargs sets them for its row.",
     )
     preprocess: FunctionPath | None = Field(
         None,
@@ -150,19 +153,24 @@ class DatasetConfig(Section):
     )
     overlong_prompts: Literal["error", "skip", "truncate"] = Field(
         "error",
-        description="What happens to a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or the "
-        "model's context. error ends the job and names the row. skip takes another row. truncate keeps the prompt's "
-        "last tokens.",
+        description="What happens to a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or "
+        "the model's context. error ends the job and names the row. Set skip, which takes another row, where a few "
+        "rows are too long; truncate, which keeps the prompt's last tokens, where the question is at the end.",
     )
     dataloader_num_workers: int | None = Field(
         None,
         ge=0,
         le=64,
-        description="Number of processes on each rank that prepare its prompts (reading, preprocess, tokenizing) ahead "
-        "of their step; with 0 the step waits for it. Default: 2 with preprocess or images, else 0.",
+        description="Number of processes on each rank that prepare its prompts (reading, preprocess, tokenizing) "
+        "ahead of their step; with 0 the step waits for it. Raise it where steps wait for rows (time/prompts). "
+        "Default: 2 with preprocess or images, else 0.",
     )
     prefetch_steps: int = Field(
-        2, ge=1, le=1000, description="Number of steps for which dataloaderNumWorkers processes prepare prompts ahead."
+        2,
+        ge=1,
+        le=1000,
+        description="Number of steps for which dataloaderNumWorkers processes prepare prompts ahead. Raise it where "
+        "some rows take far longer than others, and steps wait for them (time/prompts).",
     )
 
     @property

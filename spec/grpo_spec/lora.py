@@ -66,30 +66,37 @@ class LoraConfig(Section):
     )
     r: int = Field(16, ge=1, le=4096, description="Rank of the adapters.")
     alpha: float = Field(32, gt=0, le=65536, description="What an adapter adds to its layer is scaled by alpha / r.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapters' inputs, in training only.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout of the adapters' inputs, in training only. Raise it, for example to 0.05, where few rows "
+        "are repeated often and evaluations stay behind training.",
+    )
     target_modules: tuple[ModuleName, ...] = Field(
         (ALL_LINEAR,),
         min_length=1,
         max_length=64,
         description=f"Linear layers that get an adapter, by the end of their names; {ALL_LINEAR} means all but the "
-        "output layer.",
+        "output layer. Set it to train fewer, with less memory.",
     )
     modules_to_save: tuple[ModuleName, ...] = Field(
         (),
         max_length=64,
-        description="Modules whose own weights are trained as well, by the end of their names, for example lm_head.",
+        description="Modules whose own weights are trained as well, by the end of their names. Set it, for example "
+        "[lm_head], where adapters are not enough.",
     )
     load_in_4bit: bool = Field(
         False,
         description="QLoRA: while training, the linear layers' own weights are in 4 bits (NF4 of bitsandbytes with "
-        "double quantization), for GPUs that do not hold the model in 16 bits. They take a quarter of the memory, and "
-        "passes are slower. Engines get the rounded weights, in model.dtype.",
+        "double quantization). Set it for GPUs that do not hold the model in 16 bits. They take a quarter of the "
+        "memory, and passes are slower. Engines get the rounded weights, in model.dtype.",
     )
     push: Literal["merged", "adapters"] = Field(
         "merged",
         description="What engines get after a step. merged: full weights; they sample as fast as without LoRA. "
-        "adapters: only the adapters, in a fraction of the time, but vLLM then computes them in addition to each layer "
-        "(topologies Server and NodeLocal only).",
+        "adapters: only the adapters, in a fraction of the time, but vLLM then computes them in addition to each "
+        "layer (topologies Server and NodeLocal only). Set adapters where a push takes much of a step (time/sync).",
     )
 
     @property

@@ -76,21 +76,48 @@ class OptimizerConfig(Section):
         Field(
             default_factory=dict,
             max_length=8,
-            description="Arguments of the schedule, under transformers' names: cosine_with_min_lr needs min_lr_rate or "
-            "min_lr, warmup_stable_decay needs num_decay_steps.",
+            description="Arguments of the schedule, under transformers' names. Set it with schedules that need some: "
+            "cosine_with_min_lr needs min_lr_rate or min_lr, warmup_stable_decay needs num_decay_steps.",
         )
     )
     warmup_steps: int = Field(
-        0, ge=0, le=1_000_000, description="Number of steps over which the learning rate rises to its peak."
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Number of steps over which the learning rate rises to its peak. Set it, for example 10, where "
+        "rewards fall in the first steps.",
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Weight decay of AdamW, which keeps weights small over long runs; as in TRL, norms and biases do "
-        "not decay.",
+        description="Weight decay of AdamW; as in TRL, norms and biases do not decay. Set it, for example 0.01, to "
+        "keep weights small over long runs.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, of the mean of gradients.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's beta2, of the mean of their squares.")
-    adam_epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon.")
-    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    adam_beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="AdamW's beta1, of the mean of gradients. Change it to repeat a run of another trainer.",
+    )
+    adam_beta2: float = Field(
+        0.999,
+        ge=0,
+        lt=1,
+        description="AdamW's beta2, of the mean of their squares. Lower it, for example to 0.95, where the size of "
+        "gradients (grad_norm) changes much from step to step.",
+    )
+    adam_epsilon: float = Field(
+        1e-8,
+        gt=0,
+        le=1,
+        description="AdamW's epsilon. Lower it, for example to 1e-15, where gradients are so small that it holds "
+        "updates back.",
+    )
+    max_grad_norm: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        description="Gradients are clipped to this norm. Lower it where rewards fall after single steps with a large "
+        "grad_norm.",
+    )

@@ -25,13 +25,13 @@ class FormatConfig(Section):
     ) = Field(
         None,
         max_length=16,
-        description="Names of tags, for example [think, answer]: each once, closed, in this order, and nothing "
-        "but white space around them.",
+        description="Names of tags, for example [think, answer]: each once, closed, in this order, and nothing but "
+        "white space around them. Set it where prompts ask for tags.",
     )
     pattern: Pattern | None = Field(
         None,
         description="Regular expression of Python that the whole completion must match. A dot also matches line ends; "
-        "white space at both ends is removed before.",
+        "white space at both ends is removed before. Set it for a form that is not tags alone.",
     )
 
 
@@ -60,12 +60,15 @@ class ExactMatchConfig(Section):
     """Comparison with a column of the dataset, as text."""
 
     column: Annotated[str, Field(min_length=1, max_length=256)] = Field(
-        "answer", description="Column with the answer, or with a list of answers of which any is right."
+        "answer",
+        description="Column with the answer, or with a list of answers of which any is right. Set it where the column "
+        "has another name.",
     )
     extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the answer in the completion; the last "
-        "match counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the answer.",
+        "match counts. When not set, the whole completion is the answer. Set it where completions say more than the "
+        "answer, for example <answer>(.*?)</answer>.",
     )
 
 
@@ -75,15 +78,18 @@ class JsonSchemaConfig(Section):
     RULES = (one_of("inline", "column"),)
 
     inline: dict[Annotated[str, Field(max_length=256)], JsonValue] | None = Field(
-        None, max_length=256, description="The schema, if all prompts have the same."
+        None, max_length=256, description="The schema. Set it where all prompts have the same."
     )
     column: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        None, description="Column of the dataset with each prompt's schema, as JSON in a text."
+        None,
+        description="Column of the dataset with each prompt's schema, as JSON in a text. Set it where prompts have "
+        "different ones.",
     )
     extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the JSON in the completion; the last match "
-        "counts. For example <answer>(.*?)</answer>. When not set, the whole completion is the JSON.",
+        "counts. When not set, the whole completion is the JSON. Set it where completions say more than the JSON, for "
+        "example <answer>(.*?)</answer>.",
     )
 
 
@@ -109,26 +115,34 @@ class JudgeConfig(Section):
     score_pattern: OneGroup = Field(
         r"(-?\d+(?:\.\d+)?)",
         description="Regular expression of Python with one group, which is the score in the judge's answer; the last "
-        "match counts. By default the last number.",
+        "match counts. By default the last number. Set it where other numbers may come after the score, as in 8/10.",
     )
     api_key_env: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")] | None = Field(
-        None, description="Name of the pod's variable that has the API key; set it in podTemplate.env from a secret."
+        None,
+        description="Name of the pod's variable that has the API key; set it in podTemplate.env from a secret. Set it "
+        "where the API asks for a key.",
     )
     params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         {"temperature": 0},
         max_length=64,
         description="Further fields of each request, for example max_tokens. Some models refuse temperature: set {}.",
     )
-    concurrency: int = Field(16, ge=1, le=1024, description="Number of requests of each rank at the same time.")
+    concurrency: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="Number of requests of each rank at the same time. Lower it where the API answers 429; raise it "
+        "for a judge of your own that has room for more.",
+    )
     request_seconds: int = Field(
-        60, ge=1, le=86_400, description="Limit of one request; raise it for judges that think for long."
+        60, ge=1, le=86_400, description="Limit of one request. Raise it for judges that think for long."
     )
     max_retries: int = Field(
         5,
         ge=0,
         le=100,
         description="How often a request is repeated after 408, 429, 5xx, a lost connection or requestSeconds; then "
-        "the rank fails.",
+        "the rank fails. Raise it where the judge may restart meanwhile.",
     )
 
 
@@ -199,7 +213,8 @@ class RewardConfig(Section):
     factory: FunctionPath | None = Field(
         None,
         description="module:function or module:Class that is called once in each process, with `params`, and returns "
-        "the function. For rewards with settings or a state, for example trl.rewards:get_soft_overlong_punishment.",
+        "the function. Set it for rewards with settings or a state, for example "
+        "trl.rewards:get_soft_overlong_punishment.",
     )
     params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict,

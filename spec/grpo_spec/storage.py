@@ -19,14 +19,20 @@ class ExportConfig(Section):
         description="Steps between exports, and one at the end. With training.stepsPerGeneration or numIterations, an "
         "export is written after the last step of its generation.",
     )
-    keep: int = Field(1000, ge=1, le=1000, description="Number of exports to keep; older ones are deleted.")
+    keep: int = Field(
+        1000,
+        ge=1,
+        le=1000,
+        description="Number of exports to keep; older ones are deleted. Lower it where they fill the volume.",
+    )
     lora: Literal["merged", "adapters"] = Field(
         "merged", description="With lora: whole models with the adapters merged in, or the adapters alone (peft)."
     )
     upload_to: BucketFolder | None = Field(
         None,
         description="Folder of a bucket (s3, gs, abfs), for example s3://models/math, to which each export is copied "
-        "as well, below <namespace>/<name>/<uid>. Credentials: the environment (podTemplate.envFrom a Secret).",
+        "as well, below <namespace>/<name>/<uid>. Set it where others read models from a bucket. Credentials: the "
+        "environment (podTemplate.envFrom a Secret).",
     )
 
 
@@ -37,7 +43,10 @@ class StorageConfig(Section):
         None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when several pods share it."
     )
     sub_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = (
-        Field(None, description="Folder on the volume in which runs are kept.")
+        Field(
+            None,
+            description="Folder on the volume in which runs are kept. Set it where the claim holds other data, too.",
+        )
     )
     checkpoint_every_steps: int = Field(
         50,
@@ -47,9 +56,16 @@ class StorageConfig(Section):
         "memory, not for the storage. With training.stepsPerGeneration or numIterations, a checkpoint is written after "
         "the last step of its generation.",
     )
-    keep: int = Field(2, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted.")
+    keep: int = Field(
+        2,
+        ge=1,
+        le=1000,
+        description="Number of checkpoints to keep; older ones are deleted. Raise it to go back further than the last "
+        "ones.",
+    )
     export: ExportConfig | None = Field(None, description="Models for others, without what a restart needs.")
     resume_from: Text | None = Field(
         None,
-        description="Another run to continue: <namespace>/<name>/<uid>, the beginning of that job's status.checkpoint.",
+        description="Another run to continue: <namespace>/<name>/<uid>, the beginning of that job's "
+        "status.checkpoint. Set it to go on from a job that has ended, for example with another learning rate.",
     )

@@ -15,11 +15,16 @@ class TrackingConfig(Section):
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         (),
         max_length=3,
-        description="Experiment trackers that get each step's metrics; rank 0's pod needs their credentials.",
+        description="Experiment trackers that get each step's metrics; rank 0's pod needs their credentials. Set it "
+        "to see runs beside others in a tracker.",
     )
-    run_name: Text | None = Field(None, description="Name of the run in trackers; the job's name when not set.")
+    run_name: Text | None = Field(
+        None,
+        description="Name of the run in trackers; the job's name when not set. Set it where jobs are created again "
+        "under the same name.",
+    )
     project: Text = Field(
         "grpo",
         description="Project of wandb, experiment of mlflow; the variables WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME "
-        "override it.",
+        "override it. Set it to keep the runs of one subject together.",
     )

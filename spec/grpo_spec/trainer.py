@@ -56,13 +56,13 @@ class ParallelismConfig(Section):
     )
     optimizer_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="Type of AdamW's states and of the weights that it updates. bfloat16 takes half the memory and "
-        "loses updates that are smaller than 1/256 of a weight.",
+        description="Type of AdamW's states and of the weights that it updates. Set bfloat16 where float32 does not "
+        "fit: it takes half the memory and loses updates that are smaller than 1/256 of a weight.",
     )
     coalesce_grad_reduction: bool = Field(
         False,
-        description="Reduce gradients once a step, not after every micro-batch. Less traffic, but every rank holds all "
-        "gradients until then.",
+        description="Reduce gradients once a step, not after every micro-batch. Set it where the network is slow. "
+        "Less traffic, but every rank holds all gradients until then.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
@@ -70,8 +70,8 @@ class ParallelismConfig(Section):
     offload_activations: bool = Field(
         False,
         description="With gradientCheckpointing: keep the activations that checkpointing saves in host memory until "
-        "the backward pass. Larger micro-batches fit; a rank needs 2 bytes x layers x hidden size of host memory for "
-        "each token of a micro-batch.",
+        "the backward pass. Set it where long completions do not fit otherwise. Larger micro-batches fit; a rank "
+        "needs 2 bytes x layers x hidden size of host memory for each token of a micro-batch.",
     )
 
 

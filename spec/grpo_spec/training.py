@@ -48,15 +48,16 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         1,
         ge=1,
         le=1024,
-        description="Number of steps whose prompts are sampled at once, with the same weights. Each step trains on its "
-        "own prompts; engines get new weights after the last one.",
+        description="Number of steps whose prompts are sampled at once, with the same weights. Each step trains on "
+        "its own prompts; engines get new weights after the last one. Raise it where steps wait long for their last "
+        "completions.",
     )
     num_iterations: int = Field(
         1,
         ge=1,
         le=64,
         description="How often these steps are repeated on the same completions: one generation serves "
-        "stepsPerGeneration x numIterations optimizer steps.",
+        "stepsPerGeneration x numIterations optimizer steps. Raise it where sampling takes far longer than training.",
     )
     max_resample_times: int = Field(
         0,
@@ -70,8 +71,8 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         ge=0,
         le=64,
         description="By how many updates the weights that sampled a token may be older than those that train on it. "
-        "0: each step samples, then trains. n: completions of the next n steps are sampled meanwhile, so neither "
-        "engines nor ranks wait for the longest completion of a step.",
+        "0: each step samples, then trains. n: completions of the next n steps are sampled meanwhile. Set 1 to 4 "
+        "where engines and ranks wait for the longest completion of a step.",
     )
     max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
     max_tokens_per_micro_batch: int | None = Field(
@@ -94,7 +95,7 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         ge=0,
         le=10_000_000,
         description="Steps in a row that may be skipped because numbers are not finite; one more ends the job as "
-        "NotFinite. 0: the first one does.",
+        "NotFinite. Set 0 to end it with the first one, and look into that.",
     )
     max_completion_length: int = Field(256, ge=1, le=1_048_576, description="Maximum number of tokens in a completion.")
     temperature: float = Field(
@@ -108,16 +109,23 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         1.0,
         gt=0,
         le=1,
-        description="Nucleus sampling; 1 keeps the whole vocabulary. What topP, topK and minP leave out of sampling is "
-        "left out of the trainer's log-probabilities, too.",
+        description="Nucleus sampling; 1 keeps the whole vocabulary. Lower it, for example to 0.95, where single odd "
+        "tokens spoil completions. What topP, topK and minP leave out of sampling is left out of the trainer's "
+        "log-probabilities, too.",
     )
-    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling; 0 keeps the whole vocabulary.")
+    top_k: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Top-k sampling; 0 keeps the whole vocabulary. Set it to sample as the model's card says, for "
+        "example 20.",
+    )
     min_p: float = Field(
         0.0,
         ge=0,
         le=1,
         description="Tokens of less than this share of the likeliest token's probability are not sampled; 0 keeps the "
-        "whole vocabulary.",
+        "whole vocabulary. Set it, for example 0.05, at temperatures over 1, where topP keeps too much.",
     )
     repetition_penalty: float = Field(
         1.0,
@@ -152,7 +160,12 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         "is high. It takes 1 byte for each layer and expert of a token (2 from 257 experts on): 384 bytes a token for "
         "Qwen3-30B-A3B.",
     )
-    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of data order, sampling and initialisation.")
+    seed: int = Field(
+        42,
+        ge=0,
+        le=2**31 - 1,
+        description="Seed of data order, sampling and initialisation. Change it to see how much of a result is chance.",
+    )
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -38,12 +38,19 @@ class FailureRule(Section):
     )
 
     name: Name = Field(description="Name of the rule; messages about a failure name the rule that decided.")
-    role: Literal["trainer", "generation"] | None = Field(None, description="Role of the pod that failed.")
-    exit_codes: ExitCodes | None = Field(None, description="Exit codes of the container; one must match.")
+    role: Literal["trainer", "generation"] | None = Field(
+        None,
+        description="Role of the pod that failed. Set it where the rule is for trainer pods, or engine pods, alone.",
+    )
+    exit_codes: ExitCodes | None = Field(
+        None,
+        description="Exit codes of the container; one must match. Set it for codes with which code of your own ends.",
+    )
     reasons: Reasons | None = Field(
         None,
         description="Reasons as in status.lastFailure.reason; one must match: RankFailed, EngineDied, OOMKilled, "
-        "Evicted, Preempted, NodeLost, Hung, ...",
+        "Evicted, Preempted, NodeLost, Hung, ... Set it for failures that the cluster causes, or that a restart does "
+        "not cure.",
     )
     action: Literal["Fail", "Restart", "RestartFree"] = Field(
         description="Fail ends the job. Restart restarts as onTrainerFailure or onGenerationFailure says, or all pods "
@@ -76,13 +83,20 @@ class FailurePolicy(Section):
         ge=0,
         le=86_400,
         description="Seconds to wait before the first restart; the wait doubles with each counted restart, and with "
-        "each PlacementTimeout in a row, plus or minus 20 percent.",
+        "each PlacementTimeout in a row, plus or minus 20 percent. Raise it where what fails takes longer to come "
+        "back.",
     )
-    max_backoff_seconds: int = Field(600, ge=0, le=86_400, description="Longest wait before a restart, in seconds.")
+    max_backoff_seconds: int = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="Longest wait before a restart, in seconds. Raise it where what fails may be away for hours, "
+        "lower it where waiting costs more than trying.",
+    )
     on_trainer_failure: Literal["RestartAll", "Fail"] = Field(
         "RestartAll",
         description="What to do when a trainer pod fails. RestartAll recreates all pods and continues from the last "
-        "checkpoint. Fail ends the job.",
+        "checkpoint. Fail ends the job. Set Fail to look into a failure that comes back.",
     )
     on_generation_failure: Literal["RestartAll", "RestartGeneration", "Fail"] = Field(
         "RestartAll",
@@ -91,23 +105,25 @@ class FailurePolicy(Section):
     )
     restart_strategy: Literal["Recreate", "InPlace"] = Field(
         "Recreate",
-        description="How all pods restart. Recreate deletes them, and the next attempt's look for nodes anew. With "
+        description="How all pods restart. Recreate deletes them, and the next attempt's look for nodes again. With "
         "InPlace the next attempt begins in the same pods, which keep their nodes and GPUs, if ranks or engines have "
-        "failed while all pods and nodes are well; otherwise pods are recreated.",
+        "failed while all pods and nodes are well; otherwise pods are recreated. Set InPlace where other jobs wait "
+        "for the GPUs.",
     )
     node_lost_seconds: int = Field(
         60,
         ge=0,
         le=86_400,
         description="Seconds that a node may be not ready. After that its pods are deleted by force and the failure "
-        "is NodeLost.",
+        "is NodeLost. Raise it where nodes are often not ready for a while, and come back.",
     )
     hang_seconds: int = Field(
         1800,
         ge=30,
         le=604_800,
         description="A job hangs if for this many seconds, or for ten median steps if that is longer, no step has "
-        "finished, and no rank has sampled a token, scored an answer or entered a phase, although launchers answer.",
+        "finished, and no rank has sampled a token, scored an answer or entered a phase, although launchers answer. "
+        "Raise it where one phase, such as training, takes that long.",
     )
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
         (),

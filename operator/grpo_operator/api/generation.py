@@ -59,13 +59,16 @@ class ElasticSpec(Section):
         "others go on, new engines get weights at the next push, and what a removed one was sampling goes to others.",
     )
     max_replicas: int = Field(
-        ge=1, le=4096, description="Most engine pods that there may be. Can change only while the job is suspended."
+        ge=1,
+        le=4096,
+        description="Most engine pods that there may be. Set it to the number for which there may ever be GPUs. Can "
+        "change only while the job is suspended.",
     )
     min_replicas: int | None = Field(
         None,
         ge=1,
         le=4096,
-        description="Fewest engine pods. If set, the operator itself changes `replicas`, between minReplicas and "
+        description="Fewest engine pods. Set it to let the operator itself change `replicas`, between minReplicas and "
         "maxReplicas, to the number with which neither engines nor ranks wait (metric engines/balanced).",
     )
 
@@ -89,12 +92,18 @@ class ServerSpec(Section):
         "`replicas` then does not count. Of its pods only the first has to run; where there are other groups, none. "
         "Needs failurePolicy.onGenerationFailure RestartGeneration.",
     )
-    port: int = Field(8000, ge=1024, le=65535, description="HTTP port of each engine.")
+    port: int = Field(
+        8000,
+        ge=1024,
+        le=65535,
+        description="HTTP port of each engine. Change it where it is taken, as with podTemplate.hostNetwork.",
+    )
     transfer_port: int = Field(
         29600,
         ge=1024,
         le=65535,
-        description="Port on rank 0's pod where rank 0 and the engines meet to transfer weights.",
+        description="Port on rank 0's pod where rank 0 and the engines meet to transfer weights. Change it where it "
+        "is taken, as with podTemplate.hostNetwork.",
     )
 
 
@@ -134,19 +143,29 @@ class NodeLocalSpec(Section):
         1,
         ge=1,
         le=63,
-        description="Number of engines in each pod (num_infer_workers of ms-swift); they share gpusPerNode GPUs.",
+        description="Number of engines in each pod (num_infer_workers of ms-swift); they share gpusPerNode GPUs. "
+        "Raise it where these hold several copies of the model.",
     )
     devices: Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(min_length=1, max_length=63)] | None = (
-        Field(None, description="Indices of the GPUs that vLLM uses in every pod; default: the last gpusPerNode GPUs.")
+        Field(
+            None,
+            description="Indices of the GPUs that vLLM uses in every pod; default: the last gpusPerNode GPUs. Set it "
+            "where others are better connected.",
+        )
     )
     port: int = Field(
-        8000, ge=1024, le=65000, description="HTTP port of a pod's first engine; the next engines use the next ports."
+        8000,
+        ge=1024,
+        le=65000,
+        description="HTTP port of a pod's first engine; the next engines use the next ports. Change it where one is "
+        "taken, as with podTemplate.hostNetwork.",
     )
     transfer_port: int = Field(
         29600,
         ge=1024,
         le=65535,
-        description="Port in each pod where its first rank and its engines meet to transfer weights.",
+        description="Port in each pod where its first rank and its engines meet to transfer weights. Change it where "
+        "it is taken, as with podTemplate.hostNetwork.",
     )
 
 

@@ -66,20 +66,21 @@ class SchedulingSpec(Section):
     gang: Literal["Native"] | None = Field(
         None,
         description="Native: Kubernetes' scheduler gives the pods of an attempt nodes all together, or none, so a job "
-        "that waits holds no GPU. Elastic engines are not counted: they come one by one. Needs Kubernetes 1.36 or "
-        "1.37 with gang scheduling switched on (docs/gpus-and-networks.md). Default: pods get nodes one by one, and "
-        "give them back after timeoutSeconds.",
+        "that waits holds no GPU. Set it where jobs compete for GPUs. Elastic engines are not counted: they come one "
+        "by one. Needs Kubernetes 1.36 or 1.37 with gang scheduling switched on (docs/gpus-and-networks.md). Default: "
+        "pods get nodes one by one, and give them back after timeoutSeconds.",
     )
     topology_key: LabelKey | None = Field(
         None,
         description="Label of nodes whose value says which of them are near each other, for example "
         "topology.kubernetes.io/zone, or your label for racks or NVLink domains: the job's pods look for nodes of one "
-        "value. Holds for pods created after a change.",
+        "value. Set it where the network between values is slower. Holds for pods created after a change.",
     )
     topology_policy: Literal["Preferred", "Required"] = Field(
         "Preferred",
         description="Required: a pod waits rather than take a node outside the topologyKey value of the first. "
-        "Preferred: it takes any node if none is left there.",
+        "Preferred: it takes any node if none is left there. Set Required where ranks that are further apart would be "
+        "too slow, or have no network between them.",
     )
 
 
@@ -99,7 +100,8 @@ class NetworkSpec(Section):
     )
     interface: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+$")] | None = Field(
         None,
-        description="Network interface for sockets of NCCL and gloo, for example eth0, or NCCL's list of prefixes.",
+        description="Network interface for sockets of NCCL and gloo, for example eth0, or NCCL's list of prefixes. "
+        "Set it where pods have several and the wrong one is taken.",
     )
     rdma_resource: ResourceName | None = Field(
         None,
@@ -116,12 +118,19 @@ class RendezvousSpec(Section):
         Rule("self.port != self.statusPort", "port and statusPort must differ", lambda r: r.port != r.status_port),
     )
 
-    port: int = Field(29500, ge=1024, le=65535, description="Port of torch's TCPStore in rank 0's pod.")
+    port: int = Field(
+        29500,
+        ge=1024,
+        le=65535,
+        description="Port of torch's TCPStore in rank 0's pod. Change it where it is taken, as with "
+        "podTemplate.hostNetwork.",
+    )
     status_port: int = Field(
         29501,
         ge=1024,
         le=65535,
-        description="HTTP port of the launcher in every trainer pod: progress, readiness and metrics.",
+        description="HTTP port of the launcher in every trainer pod: progress, readiness and metrics. Change it where "
+        "it is taken, as with podTemplate.hostNetwork.",
     )
     timeout_seconds: int = Field(
         600,
@@ -154,12 +163,12 @@ class CacheSpec(Section):
     )
     read_only: bool = Field(
         False,
-        description="Mount the claim read-only: several pods may then share one that is ReadOnlyMany. It must hold the "
-        "model and the files of the dataset already.",
+        description="Mount the claim read-only. Set it for a claim that is ReadOnlyMany, which several pods may then "
+        "share. It must hold the model and the files of the dataset already.",
     )
     prefetch: bool = Field(
         False,
         description="true: before the first attempt, a pod without GPUs downloads model.name and the datasets of the "
-        "hub into the claim, so that no GPU waits for it. For models that take minutes to download. Default: pods "
-        "download what they need.",
+        "hub into the claim, so that no GPU waits for it. Set it for models that take minutes to download. Default: "
+        "pods download what they need.",
     )

@@ -36,7 +36,9 @@ class EnvVar(Section):
     name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the environment variable.")
     value: Annotated[str, Field(max_length=32768)] | None = Field(None, description="Value of the variable.")
     value_from: Object | None = Field(
-        None, description="Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef."
+        None,
+        description="Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef. Set it for "
+        "credentials.",
     )
 
 
@@ -55,62 +57,99 @@ class PodTemplate(Section):
         ),
     )
 
-    labels: LabelMap = Field(default_factory=dict, max_length=64, description="Additional labels of the pod.")
-    annotations: TextMap = Field(default_factory=dict, max_length=64, description="Additional annotations of the pod.")
-    node_selector: LabelMap = Field(
-        default_factory=dict, max_length=64, description="Labels that the pod's node must have."
+    labels: LabelMap = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Additional labels of the pod. Set it where other programs choose pods by labels.",
     )
-    tolerations: Objects = Field((), description="Taints that the pod tolerates, as in a pod.")
-    affinity: Object = Field(default_factory=dict, description="Affinity and anti-affinity, as in a pod.")
+    annotations: TextMap = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Additional annotations of the pod. Set it where other programs read them, for example for a "
+        "second network.",
+    )
+    node_selector: LabelMap = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Labels that the pod's node must have. Set it to choose a kind of GPU or a pool of nodes.",
+    )
+    tolerations: Objects = Field(
+        (), description="Taints that the pod tolerates, as in a pod. Set it where nodes with GPUs have taints."
+    )
+    affinity: Object = Field(
+        default_factory=dict,
+        description="Affinity and anti-affinity, as in a pod. Set it for what nodeSelector cannot say.",
+    )
     topology_spread_constraints: Objects = Field(
         (),
         description="How the pods spread over nodes, racks or zones, as in a pod. One without a labelSelector counts "
-        "the job's own pods.",
+        "the job's own pods. Set it where the loss of one rack should not take all engines.",
     )
-    scheduler_name: ObjectName | None = Field(None, description="Scheduler of the pod; default: Kubernetes' own.")
-    priority_class_name: ObjectName | None = Field(None, description="PriorityClass of the pod.")
+    scheduler_name: ObjectName | None = Field(
+        None,
+        description="Scheduler of the pod; default: Kubernetes' own. Set it where GPUs have a scheduler of their own, "
+        "such as Volcano or KAI.",
+    )
+    priority_class_name: ObjectName | None = Field(
+        None, description="PriorityClass of the pod. Set it where jobs compete for GPUs."
+    )
     runtime_class_name: ObjectName | None = Field(
-        None, description="RuntimeClass of the pod, for example nvidia where NVIDIA's runtime is not the default."
+        None,
+        description="RuntimeClass of the pod. Set it, for example nvidia, where NVIDIA's runtime is not the default.",
     )
     service_account_name: ObjectName | None = Field(
-        None, description="Service account of the pod; its token is not mounted."
+        None,
+        description="Service account of the pod; its token is not mounted. Set it where rights hang on it, as "
+        "OpenShift's SCCs.",
     )
-    image_pull_secrets: Objects = Field((), description="Secrets for pulling the image, as in a pod: [{name: ...}].")
+    image_pull_secrets: Objects = Field(
+        (),
+        description="Secrets for pulling the image, as in a pod: [{name: ...}]. Set it for images of a private "
+        "registry.",
+    )
     security_context: Object = Field(
         default_factory=dict,
-        description="The pod's security context; its fields override the defaults: user, group and fsGroup 65532, "
-        "runAsNonRoot, seccomp RuntimeDefault.",
+        description="The pod's security context. Set it where the image or a volume needs another user: its fields "
+        "override the defaults: user, group and fsGroup 65532, runAsNonRoot, seccomp RuntimeDefault.",
     )
     env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
         (), description="Environment variables of the container.", json_schema_extra=list_map("name")
     )
     env_from: Objects = Field(
-        (), description="ConfigMaps and Secrets whose keys become environment variables, as in a pod."
+        (),
+        description="ConfigMaps and Secrets whose keys become environment variables, as in a pod. Set it for "
+        "credentials of several variables, as of buckets.",
     )
     resources: Object = Field(
         default_factory=dict, description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs."
     )
     volumes: Objects = Field(
         (),
-        description="Additional volumes, as in a pod. A job with a hostPath, or with projected tokens or certificates "
-        "of its service account, stays Invalid unless the values of the operator's chart allow them.",
+        description="Additional volumes, as in a pod. Set it for data, models or code of your own. A job with a "
+        "hostPath, or with projected tokens or certificates of its service account, stays Invalid unless the values "
+        "of the operator's chart allow them.",
     )
-    volume_mounts: Objects = Field((), description="Additional volume mounts of the container, as in a pod.")
+    volume_mounts: Objects = Field(
+        (), description="Additional volume mounts of the container, as in a pod. Set it with `volumes`."
+    )
     init_containers: Objects = Field(
         (),
         description="Containers that end before the job's own one starts, as in a pod; one with restartPolicy Always "
-        "runs beside it as a sidecar. They gain no privileges and have no capabilities unless their securityContext "
-        "says so; for privileged, capabilities.add and hostPort see `privileged` and `hostNetwork`.",
+        "runs beside it as a sidecar. Set it to fetch files, or for a proxy. They gain no privileges and have no "
+        "capabilities unless their securityContext says so; for privileged, capabilities.add and hostPort see "
+        "`privileged` and `hostNetwork`.",
     )
     host_network: bool = Field(
         False,
         description="true: the pod has the network of its node, its ports are ports of the node, and no NetworkPolicy "
-        "holds for it. A job with it stays Invalid unless jobs.allowHostNetwork of the operator's chart is set.",
+        "holds for it. Set it where the fast network is only the node's. A job with it stays Invalid unless "
+        "jobs.allowHostNetwork of the operator's chart is set.",
     )
     privileged: bool = Field(
         False,
         description="true: the container is privileged; for most uses securityContext also needs runAsUser 0 and "
-        "runAsNonRoot false. A job with it stays Invalid unless jobs.allowPrivileged of the operator's chart is set.",
+        "runAsNonRoot false. Set it where devices have no device plugin. A job with it stays Invalid unless "
+        "jobs.allowPrivileged of the operator's chart is set.",
     )
     termination_grace_period_seconds: int | None = Field(
         None,
@@ -131,8 +170,8 @@ class PodGroup(Section):
     resource_claim_template_name: ObjectName | None = Field(
         None,
         description="ResourceClaimTemplate that asks for the GPUs of each pod, `gpus` of them: dynamic resource "
-        "allocation, in place of device.resourceName. For clusters whose GPUs a DRA driver publishes, and to choose "
-        "GPUs by their attributes.",
+        "allocation, in place of device.resourceName. Set it where a DRA driver publishes the cluster's GPUs, and to "
+        "choose GPUs by their attributes.",
     )
     pod_template: PodTemplate = Field(
         default_factory=PodTemplate,

@@ -166,7 +166,9 @@ class GRPOJobSpec(TrainerConfig):
         description="Image of all pods: the workload image of the operator's release, or one built on it.",
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="When the kubelet pulls the image."
+        "IfNotPresent",
+        description="When the kubelet pulls the image. Set Always where a tag is pushed again, Never where images "
+        "come to nodes in another way.",
     )
     device: DeviceConfig = Field(default_factory=DeviceConfig, description="Device that the ranks compute on.")
     trainer: TrainerSpec = Field(description="Pods that train.")
@@ -184,11 +186,13 @@ class GRPOJobSpec(TrainerConfig):
     common_labels: LabelMap = Field(
         default_factory=dict,
         max_length=64,
-        description="Labels of all objects of the job: pods, StatefulSets, Service, ConfigMap, NetworkPolicy. Those "
-        "that the operator sets win.",
+        description="Labels of all objects of the job: pods, StatefulSets, Service, ConfigMap, NetworkPolicy. Set it "
+        "where other programs, such as accounting or schedulers, go by labels. Those that the operator sets win.",
     )
     common_annotations: TextMap = Field(
-        default_factory=dict, max_length=64, description="Annotations of all objects of the job."
+        default_factory=dict,
+        max_length=64,
+        description="Annotations of all objects of the job. Set it where other programs read them.",
     )
     pod_template: PodTemplate = Field(
         default_factory=PodTemplate,
@@ -197,12 +201,13 @@ class GRPOJobSpec(TrainerConfig):
     )
     suspend: bool = Field(
         False,
-        description="true: save a checkpoint, end all pods and give their GPUs back. false again: continue from it.",
+        description="Set true to save a checkpoint, end all pods and give their GPUs back; false again to continue "
+        "from it.",
     )
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
         None,
         description="Controller that runs the job. This operator runs a job only if this is not set or "
-        f"{names.CONTROLLER}.",
+        f"{names.CONTROLLER}. Set it where another controller runs the job, for example Kueue's MultiKueue.",
     )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What is restarted after a failure, and how often."
@@ -211,21 +216,23 @@ class GRPOJobSpec(TrainerConfig):
         None,
         ge=1,
         le=315_360_000,
-        description="The job fails after it has been active for this many seconds. Restarts do not reset the count, "
-        "suspension pauses it. Default: no deadline.",
+        description="The job fails after it has been active for this many seconds. Set it to limit what a job may "
+        "cost. Restarts do not reset the count, suspension pauses it. Default: no deadline.",
     )
     startup_deadline_seconds: int = Field(
         86_400,
         ge=1,
         le=31_536_000,
-        description="The job fails if not all pods of an attempt are ready this many seconds after it began. Attempts "
-        "that end with PlacementTimeout do not reset the count.",
+        description="The job fails if not all pods of an attempt are ready this many seconds after it began. Raise it "
+        "where jobs wait for GPUs for days, lower it to hear sooner of one that cannot start. Attempts that end with "
+        "PlacementTimeout do not reset the count.",
     )
     ttl_seconds_after_finished: int | None = Field(
         None,
         ge=0,
         le=315_360_000,
-        description="The job is deleted this many seconds after it has ended. Default: it is kept.",
+        description="The job is deleted this many seconds after it has ended. Set it where nobody deletes jobs. "
+        "Default: it is kept.",
     )
 
     @property

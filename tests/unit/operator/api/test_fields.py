@@ -1,4 +1,5 @@
-"""Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all.
+"""Every field of the CRD has a description that is a sentence, and docs/fields.md shows them all. An optional one that
+no example sets says when to set it.
 
 That the page is generated from the models, `make lint` checks.
 """
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_operator.api.crd import FIELDS_PAGE, crd, whole_schema
+from support.paths import EXAMPLES
 
 SCHEMA = whole_schema()
 
@@ -44,6 +47,31 @@ def test_every_property_at_every_depth_is_described() -> None:
 
 def test_descriptions_are_sentences() -> None:
     assert [path for path, field in PROPERTIES.items() if not field["description"].endswith((".", "..."))] == []
+
+
+def keys(node: Any) -> Iterator[str]:
+    """Yield every key of a manifest, at every depth."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        yield key
+        yield from keys(value)
+    for value in node if isinstance(node, list) else ():
+        yield from keys(value)
+
+
+def test_an_optional_field_that_no_example_sets_says_when_to_set_it() -> None:
+    manifests = [yaml.safe_load_all(path.read_text()) for path in EXAMPLES.rglob("*.yaml")]
+    shown = {key for documents in manifests for document in documents for key in keys(document)}
+    silent = []
+    for path, field in PROPERTIES.items():
+        above, _, name = path.rpartition(".")
+        section = PROPERTIES.get(above.removesuffix("[]"), SCHEMA["properties"]["spec"])
+        has_fields = "properties" in field.get("items", field)
+        is_required = name in section.get("items", section).get("required", ())
+        if not path.startswith("grpojob.spec.") or has_fields or is_required or name in shown:
+            continue
+        if not re.search(r"\b(Set|Raise|Lower|Change|set it) ", field["description"]):
+            silent.append(path)
+    assert silent == []
 
 
 def test_the_page_names_every_field_once() -> None:
