@@ -86,6 +86,13 @@ def main() -> None:
     show_default=True,
     help="Format of the log.",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["info", "debug"]),
+    default="info",
+    show_default=True,
+    help="With debug, the log has a line for each pass over a job: what it saw, what it decided, when it looks again.",
+)
 def run(
     namespaces: tuple[str, ...],
     lease: tuple[str, str] | None,
@@ -100,11 +107,13 @@ def run(
     allow_privileged: bool,
     allow_service_account_token: bool,
     log_format: str,
+    log_level: str,
 ) -> None:
     """Watch GRPOJobs and reconcile them until the process is ended."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
+    logging.getLogger("grpo_operator").setLevel(log_level.upper())
     # It writes a line for every event of every job.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     options = Options(

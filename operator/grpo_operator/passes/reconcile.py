@@ -37,6 +37,7 @@ from grpo_operator.passes import kueue
 from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, gather_all, groups_to_stop
 from grpo_operator.passes.jobs import Jobs
 from grpo_operator.passes.launchers import Launchers, Round
+from grpo_operator.passes.pass_log import log_conflict, log_pass
 from grpo_operator.passes.preflight import find_obstacle
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
 from grpo_operator.runtime.applied import Applied
@@ -101,7 +102,8 @@ class Reconciler:
             return None
         try:
             return await self._pass(key, raw)
-        except ConflictError:
+        except ConflictError as error:
+            log_conflict(key, error)
             await self._snapshots.read(key)
             raise
         except Exception as error:
@@ -117,6 +119,7 @@ class Reconciler:
         if is_live := changes_course(seen.status, decided):
             seen = await self._snapshots.live(key, seen)
             if self._misses_a_deletion(key, seen):
+                log_pass(key, seen, obstacle, decided, None, written=False, delay=DELETION_EVENT_SECONDS)
                 return DELETION_EVENT_SECONDS
             if _begins(seen) and not begins:
                 begins, obstacle = True, await self._find_obstacle(seen)
@@ -144,6 +147,7 @@ class Reconciler:
         is_over = delay is None or is_terminal(decided.status)
         self._jobs.expect(key, runs=None if is_over else holds(decided.status, Condition.RUNNING))
         self._follow(key, seen, decided)
+        log_pass(key, seen, obstacle, decided, changes, written=written, delay=delay)
         return delay
 
     def _misses_a_deletion(self, key: Key, seen: Snapshot) -> bool:

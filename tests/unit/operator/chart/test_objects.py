@@ -25,6 +25,7 @@ def test_one_release_watches_all_namespaces(helm: Path) -> None:
         "--identity=$(POD_NAME)",
         "--liveness-port=8080",
         "--log-format=full",
+        "--log-level=info",
     ]
 
 
@@ -51,7 +52,7 @@ def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) 
     assert objects["Role team-a"]["rules"] == [one for one in everywhere if one["resources"][0] not in of_clusters]
     assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert arguments[4:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
+    assert arguments[5:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
     bare = render(helm, "--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
     assert {o["metadata"].get("namespace") for o in bare.values()} == {"team-a", "grpo-system"}
 

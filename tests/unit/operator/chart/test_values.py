@@ -27,6 +27,7 @@ def test_values_reach_the_pod(helm: Path) -> None:
         "env[0].name=HTTPS_PROXY",
         "env[0].value=p",
         "logFormat=json",
+        "logLevel=debug",
         "commonLabels.cost=ml",
     ]
     values += ["podSecurityContext.runAsUser=null", "rbac.readNodes=false", "jobs.networkPolicy=false"]
@@ -44,7 +45,7 @@ def test_values_reach_the_pod(helm: Path) -> None:
     assert template["metadata"]["labels"].items() >= {"team": "x", "cost": "ml"}.items()
     allows = ["--allow-host-path", "--allow-host-network", "--allow-privileged", "--allow-service-account-token"]
     flags = ["--no-nodes", "--no-network-policies", *allows]
-    assert pod["containers"][0]["args"][3:] == ["--log-format=json", *flags]
+    assert pod["containers"][0]["args"][3:] == ["--log-format=json", "--log-level=debug", *flags]
     assert not set(allows) & set(render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"])
     assert "runAsUser" not in pod["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -106,6 +107,7 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
         "watchNamespaces={Team}",
         "crds.install=1",
         "logFormat=xml",
+        "logLevel=trace",
         "image.digest=abc",
         "networkPolicy.apiServerCIDRs={kubernetes.default}",
     ],

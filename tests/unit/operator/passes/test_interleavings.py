@@ -1,4 +1,11 @@
-"""Two operators at the same job, one of them suspended at the worst moment, or with a mirror that is far behind."""
+"""Two operators at the same job, one of them suspended at the worst moment, or with a mirror that is far behind.
+
+The log has a line for each pass.
+"""
+
+import logging
+
+import pytest
 
 from grpo_operator.api import names
 from grpo_spec.reports import ExitCode
@@ -177,3 +184,23 @@ def test_a_restart_in_place_is_finished_by_an_operator_that_begins_in_the_middle
         assert (status.attempt, status.pods_attempt, status.phase) == (1, 0, "Running"), requests
         assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
         world.end()
+
+
+def test_a_line_for_each_pass_says_what_it_saw_and_decided_and_when_it_looks_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="grpo_operator.passes"):
+        world = running()
+        fail_a_pod(world)
+        world.go_on(3)
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith(".pass_log")]
+    assert len(lines) == sum(len(operator.api.passes) for operator in world.operators)
+    said = [dict(word.split("=", 1) for word in line.split(" ")[1:]) for line in lines if "conflict=" not in line]
+    assert len(said) < len(lines), "one of two operators finds that the other has written"
+    begins = {"job": "ns/a", "phase": "Pending", "attempt": "none", "ready": "0/2", "obstacle": "none", "mode": "run"}
+    assert said[0].items() >= (begins | {"stops": "0", "deletions": "0", "written": "true"}).items()
+    assert int(said[0]["applies"]) > 2
+    assert float(said[0]["next"]) > 0
+    stopped = [line for line in said if line["mode"] == "stopped"]
+    assert next(line["stops"] for line in stopped if line["written"] == "true") == "2"
+    assert {(line["phase"], line["attempt"]) for line in stopped} >= {("Running", "0"), ("Restarting", "0")}
