@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
+from grpo_operator.decide.edits import StatusFields, edit
 from grpo_operator.layout.topology import Job
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
@@ -45,9 +46,9 @@ class Draft:
         if holds(self.status, kind):
             self.set(kind, False, reason, message)
 
-    def update(self, **fields: object) -> None:
+    def update(self, **fields: Unpack[StatusFields]) -> None:
         """Set fields."""
-        self.status = self.status.model_copy(update=fields)
+        self.status = edit(self.status, **fields)
 
     def finish(self) -> GRPOJobStatus:
         """Return the status with its derived fields filled in."""
@@ -94,24 +95,23 @@ def set_condition(
     rest = [c for c in status.conditions if c.type != kind]
     order = [str(known) for known in Condition]  # conditions that another release set come last
     conditions = sorted([*rest, new], key=lambda c: order.index(c.type) if c.type in order else len(order))
-    return status.model_copy(update={"conditions": tuple(conditions)})
+    return edit(status, conditions=tuple(conditions))
 
 
 def conclude(status: GRPOJobStatus, topology: str, *, generation: int, now: str) -> GRPOJobStatus:
     """Return the status with what follows from its other fields, at the end of a pass over this generation of the job.
 
-    That is the phase, the strings for `kubectl get` and the conditions for kstatus. A pass decides all conditions anew,
-    so all of them are of this generation.
+    That is the phase, the strings for `kubectl get` and the conditions for kstatus. A pass decides all conditions, so
+    all of them are of this generation.
     """
     status = _summarise(status, topology)
     kind = _for_kstatus(status)
     rest = [condition for condition in status.conditions if condition.type not in FOR_KSTATUS or condition.type == kind]
-    status = status.model_copy(update={"conditions": tuple(rest), "observed_generation": generation})
+    status = edit(status, conditions=tuple(rest), observed_generation=generation)
     if kind is not None:
         reason, message = status.summary.reason or status.phase, status.summary.message[:1024]
         status = set_condition(status, kind, True, reason, message, generation=generation, now=now)
-    seen = {"observed_generation": generation}
-    return status.model_copy(update={"conditions": tuple(c.model_copy(update=seen) for c in status.conditions)})
+    return edit(status, conditions=tuple(edit(c, observed_generation=generation) for c in status.conditions))
 
 
 def _for_kstatus(status: GRPOJobStatus) -> Condition | None:
@@ -141,7 +141,7 @@ def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
         reason=reason,
         message=explaining.message if explaining else "",
     )
-    return status.model_copy(update={"phase": phase, "summary": summary})
+    return edit(status, phase=phase, summary=summary)
 
 
 def _short(number: float) -> str:

@@ -21,6 +21,7 @@ from grpo_operator.api.status import (
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, holds
+from grpo_operator.decide.edits import edit
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
 from grpo_operator.layout.contracts import smaller_micro_batches
 from grpo_spec.lenient import clip
@@ -90,7 +91,7 @@ def handle_failure(draft: Draft, failure: Failure, *, in_place: bool = False) ->
     policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
     halvings = draft.status.micro_batch_halvings
     decision = decide(policy, failure, restarts, halvings)
-    draft.update(last_failure=failure.model_copy(update={"counted": decision.counted}))
+    draft.update(last_failure=edit(failure, counted=decision.counted))
     if failure.reason == Reason.HUNG:
         draft.set(Condition.HUNG, True, Reason.HUNG, failure.message)
     if decision.action == "Fail":
@@ -137,10 +138,10 @@ def correct_cause(draft: Draft, failure: Failure | None) -> None:
     ):
         return
     decision = decide(draft.job.spec.failure_policy, failure, Restarts())
-    draft.update(last_failure=failure.model_copy(update={"counted": decision.counted}))
+    draft.update(last_failure=edit(failure, counted=decision.counted))
     if last.counted and not decision.counted:
         restarts = draft.status.restarts
-        draft.update(restarts=restarts.model_copy(update={"counted": restarts.counted - 1}))
+        draft.update(restarts=Restarts(total=restarts.total, counted=restarts.counted - 1))
     count = "this restart counts towards failurePolicy.maxRestarts" if decision.counted else NOT_COUNTED
     _announce_restart(draft, failure, count, draft.status.next_restart_time)
 
@@ -159,14 +160,12 @@ def recreate(draft: Draft, why: str) -> None:
 
 def _replace_engine(draft: Draft, failure: Failure) -> None:
     members = tuple(
-        one.model_copy(update={"replacing": True}) if one.pod == failure.pod else one for one in draft.status.members
+        edit(member, replacing=True) if member.pod == failure.pod else member for member in draft.status.members
     )
     # The pod's name without its ordinal is its group's StatefulSet. A prefix would also match `gen` for `gen-2`.
     child = (failure.pod or "").rpartition("-")[0]
     groups = tuple(
-        group.model_copy(update={"incarnation": group.incarnation + 1})
-        if child == child_name(draft.job.name, group.name)
-        else group
+        edit(group, incarnation=group.incarnation + 1) if child == child_name(draft.job.name, group.name) else group
         for group in draft.status.groups
     )
     draft.update(members=members, groups=groups)

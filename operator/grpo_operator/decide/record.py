@@ -11,6 +11,7 @@ from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRP
 from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
+from grpo_operator.decide.edits import edit
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
@@ -64,14 +65,14 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
             if old is not None and old.uid in observed.gone:
                 old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
             if old is not None:
-                short = {"outcome": _short(old.outcome, limit), "disruption": _short(old.disruption, limit)}
-                members.append(old.model_copy(update=short))
+                outcome, disruption = _short(old.outcome, limit), _short(old.disruption, limit)
+                members.append(edit(old, outcome=outcome, disruption=disruption))
     return tuple(members)
 
 
 def _short(said: S | None, limit: int) -> S | None:
     """Return an outcome or a disruption with its message cut to so many bytes."""
-    return said and said.model_copy(update={"message": clip(said.message, limit)})
+    return said and edit(said, message=clip(said.message, limit))
 
 
 def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
@@ -85,7 +86,7 @@ def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) 
     failed = outcome is not None and outcome.exit_code not in EFFECTS  # before it was deleted
     if disruption is None and pod.deletion_time is not None and runs and not old.replacing and not failed:
         disruption = Disruption(reason=Reason.POD_REPLACED, message="a user or another controller deleted it")
-    return old.model_copy(update={"node": old.node or pod.node, "outcome": outcome, "disruption": disruption})
+    return edit(old, node=old.node or pod.node, outcome=outcome, disruption=disruption)
 
 
 def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
@@ -102,7 +103,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         return
     progress = ProgressStatus.read(newest, draft.now)
     if lacks_engines(topology, progress.metrics):  # the advice counts from those that sample
-        progress = progress.model_copy(update={"advice": None})
+        progress = edit(progress, advice=None)
     draft.update(
         progress=progress,
         evaluation=tried,

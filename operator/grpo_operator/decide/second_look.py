@@ -8,8 +8,9 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.status import GRPOJobStatus, Summary
 from grpo_operator.decide.conditions import FOR_KSTATUS, find, holds, is_terminal, keeps_pods
+from grpo_operator.decide.edits import edit
 from grpo_operator.decide.plan import Plan
 from grpo_spec.reasons import Reason
 
@@ -80,9 +81,7 @@ def _warning(status: GRPOJobStatus) -> str | None:
 
 def _without_progress(status: GRPOJobStatus) -> GRPOJobStatus:
     conditions = tuple(c for c in status.conditions if c.type != Condition.DEGRADED)
-    return status.model_copy(
-        update={"conditions": conditions, "progress": None, "evaluation": None, "checkpoint": None}
-    )
+    return edit(status, conditions=conditions, progress=None, evaluation=None, checkpoint=None)
 
 
 def _holds_in_vain(status: GRPOJobStatus) -> tuple[bool, bool]:
@@ -93,16 +92,16 @@ def _holds_in_vain(status: GRPOJobStatus) -> tuple[bool, bool]:
 
 def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
     derived = (*_OF_PODS, *FOR_KSTATUS)
-    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions if c.type not in derived)
+    conditions = tuple(edit(c, message="") for c in status.conditions if c.type not in derived)
     members = tuple(m for m in status.members if m.outcome or m.disruption or m.replacing)
-    groups = tuple(group.model_copy(update={"ready": 0}) for group in status.groups)
-    told = {
-        "phase": _ON_THE_WAY if status.phase in _ON_THE_WAY else status.phase,
-        "conditions": conditions,
-        "members": members,
-        "groups": groups,
-        "elastic": None,
-        "placement": None,
-        "summary": None,
-    }
-    return status.model_copy(update=told)
+    groups = tuple(edit(group, ready=0) for group in status.groups)
+    return edit(
+        status,
+        phase="Pending" if status.phase in _ON_THE_WAY else status.phase,
+        conditions=conditions,
+        members=members,
+        groups=groups,
+        elastic=None,
+        placement=None,
+        summary=Summary(),
+    )

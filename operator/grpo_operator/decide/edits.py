@@ -1,0 +1,99 @@
+"""Copies of a status and of its parts with other values of some fields, whose names and types mypy checks. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack, overload
+
+from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.status import (
+    Admission,
+    AvoidedNode,
+    ConditionStatus,
+    Disruption,
+    ElasticStatus,
+    Failure,
+    GroupStatus,
+    GRPOJobStatus,
+    MemberOutcome,
+    MemberStatus,
+    PlacementStatus,
+    PlacementTimeouts,
+    Restarts,
+    Summary,
+)
+from grpo_operator.api.status_section import StatusSection, Time
+
+
+class StatusFields(TypedDict, total=False):
+    """All fields of GRPOJobStatus."""
+
+    phase: str
+    observed_generation: int
+    conditions: tuple[ConditionStatus, ...]
+    attempt: int | None
+    pods_attempt: int | None
+    attempt_start_time: Time | None
+    running_time: Time | None
+    admission: Admission | None
+    placement: PlacementStatus | None
+    placement_timeouts: PlacementTimeouts | None
+    restarts: Restarts
+    micro_batch_halvings: int
+    next_restart_time: Time | None
+    avoid_nodes: tuple[AvoidedNode, ...]
+    start_time: Time | None
+    active_since: Time | None
+    active_seconds: int
+    completion_time: Time | None
+    groups: tuple[GroupStatus, ...]
+    members: tuple[MemberStatus, ...]
+    elastic: ElasticStatus | None
+    last_failure: Failure | None
+    progress: ProgressStatus | None
+    evaluation: EvaluationStatus | None
+    checkpoint: str | None
+    summary: Summary
+
+
+class ConditionFields(TypedDict, total=False):
+    """Fields of ConditionStatus that change by themselves."""
+
+    message: str
+    observed_generation: int
+
+
+class MemberFields(TypedDict, total=False):
+    """Fields of MemberStatus that change while it is one pod's."""
+
+    node: str | None
+    outcome: MemberOutcome | None
+    disruption: Disruption | None
+    replacing: bool
+
+
+class GroupFields(TypedDict, total=False):
+    """Fields of GroupStatus that change by themselves."""
+
+    ready: int
+    incarnation: int
+
+
+@overload
+def edit(section: GRPOJobStatus, **fields: Unpack[StatusFields]) -> GRPOJobStatus: ...
+@overload
+def edit(section: ConditionStatus, **fields: Unpack[ConditionFields]) -> ConditionStatus: ...
+@overload
+def edit(section: MemberStatus, **fields: Unpack[MemberFields]) -> MemberStatus: ...
+@overload
+def edit(section: GroupStatus, **fields: Unpack[GroupFields]) -> GroupStatus: ...
+@overload
+def edit(section: MemberOutcome, *, message: str) -> MemberOutcome: ...
+@overload
+def edit(section: Disruption, *, message: str) -> Disruption: ...
+@overload
+def edit(section: Failure, *, counted: bool) -> Failure: ...
+@overload
+def edit(section: ProgressStatus, *, advice: None) -> ProgressStatus: ...
+def edit(section: StatusSection, **fields: Any) -> StatusSection:
+    """Return a copy with these values. They are not validated, as all of them are the operator's own."""
+    return section.model_copy(update=fields)
