@@ -218,7 +218,7 @@ def _finite(name: str, values: Values, prompts: Sequence[Prompt]) -> Values:
 
 
 def _running(config: RewardConfig, running: Sequence[Reward]) -> Scorer | None:
-    return next((one.scorer for one in running if one.config == config and one.scorer.is_reusable), None)
+    return next((reward.scorer for reward in running if reward.config == config and reward.scorer.is_reusable), None)
 
 
 def _make_scorer(config: RewardConfig, source: PromptSource) -> Scorer:

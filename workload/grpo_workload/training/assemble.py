@@ -191,6 +191,14 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
         resumed.load(policy)
         logger.info("resuming from %s", resumed.checkpoint)
     try_policy(policy, contract.config)
+    if rank == 0:
+        training = contract.config.training
+        logger.info(
+            "correction of the mismatch with vLLM: %s (%s); importanceSamplingClipMax: %g",
+            contract.config.correction,
+            "training.importanceSamplingCorrection" if training.importance_sampling_correction else "the default",
+            training.importance_sampling_clip_max,
+        )
     return policy
 
 

@@ -48,7 +48,10 @@ def settle_micro_batches(
         MicroBatchMemoryError: a micro-batch ran out of memory.
     """
     config, halvings = contract.config, contract.micro_batch_halvings
-    if config.training.max_tokens_per_micro_batch is not None:
+    halved = f", halved {halvings} times after running out of memory" if halvings else ""
+    if (tokens := config.training.max_tokens_per_micro_batch) is not None:
+        if rank == 0:
+            logger.info("micro-batches of %d tokens: training.maxTokensPerMicroBatch%s", tokens, halved)
         return contract
     why = _why_fixed(config, policy, has_images=has_images)
     if why is None:
@@ -72,7 +75,6 @@ def settle_micro_batches(
     else:
         tokens = max(1, MICRO_BATCH_TOKENS >> halvings)
     if rank == 0:
-        halved = f", halved {halvings} times after running out of memory" if halvings else ""
         logger.info(
             "micro-batches of %d tokens, %s%s (training.maxTokensPerMicroBatch is not set)", tokens, why, halved
         )

@@ -7,6 +7,7 @@ step and the rewards alone, so nothing but the journal has to remember them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,8 @@ from grpo_workload.rewards.table import tabulate
 from grpo_workload.rewards.trl_signature import TrainerState
 from grpo_workload.storage.group_record import Group
 from grpo_workload.training.run import BegunBatch, Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,9 +273,21 @@ def _chosen(run: Run, pool: _Pool, rounds: int) -> SampledBatch:
         metrics["resampling/rounds"] = rounds
         metrics["resampling/groups"] = len(pool.teaches) - run.config.training.prompts_per_step
         metrics["resampling/frac_reward_zero_std"] = 1 - sum(pool.teaches.values()) / len(pool.teaches)
+    if run.rank == 0:
+        _log_replaced(run, pool, sum(slot != at for slot, at in position.items()), rounds)
     kept = {position[slot]: found for slot, found in pool.found.items() if slot in position}
     return SampledBatch(
         step=pool.begun.step,
         groups=[(prompt, replace(group, position=at)) for at, (prompt, group) in sorted(kept.items())],
         metrics=metrics,
     )
+
+
+def _log_replaced(run: Run, pool: _Pool, num_groups: int, rounds: int) -> None:
+    """Log how many of a batch's rows, over all ranks, are cut or replaced, and why."""
+    step, action = pool.begun.step + 1, run.config.dataset.overlong_prompts
+    if pool.num_overlong:
+        logger.info("step %d: %d rows are too long; dataset.overlongPrompts: %s", step, pool.num_overlong, action)
+    if num_groups:
+        text = "step %d: %d groups that teach nothing are replaced, after %d rounds (training.maxResampleTimes)"
+        logger.info(text, step, num_groups, rounds)

@@ -56,7 +56,9 @@ def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halv
     )
     assert contract.config.training.max_tokens_per_micro_batch == tokens
     assert list(Path(tmp_path).iterdir()) == [], "it enters no phase"
-    assert (f"micro-batches of {tokens} tokens, the default without a GPU" in caplog.text) == (not training)
+    why = ": training.maxTokensPerMicroBatch" if training else ", the default without a GPU"
+    assert f"micro-batches of {tokens} tokens{why}" in caplog.text
+    assert (f"halved {halvings} times after running out of memory" in caplog.text) == (halvings > 0)
 
 
 @pytest.mark.parametrize(

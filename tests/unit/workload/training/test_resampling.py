@@ -147,7 +147,10 @@ def journalled(folder: Path) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.usefixtures("_alone")
-def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(tmp_path: Path) -> None:
+def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     plain, _ = resampled(tmp_path / "plain", max_resample_times=0)
     generation, generator = resampled(tmp_path / "run")
     own, trained = rows(plain), rows(generation)
@@ -165,6 +168,8 @@ def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(tmp_pat
     }
     assert generation.generated_tokens == 2 * len(asked)
     assert [(at, row) for at, _, row in journalled(tmp_path / "run")[0]] == list(enumerate(trained))
+    num_replaced = sum(mine != row for mine, row in zip(trained, own, strict=True))
+    assert f"step 1: {num_replaced} groups that teach nothing are replaced" in caplog.text
     assert plain.rollouts[0].metrics == {}
 
 
