@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.api import names
@@ -23,6 +23,7 @@ def _groups(shape: list[tuple[int, int]]) -> dict:
     return {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4096}}
 
 
+@settings(max_examples=25)
 @given(GROUPS)
 def test_ranks_are_contiguous_and_unique_for_any_groups(shape: list[tuple[int, int]]) -> None:
     made, topology = world(**_groups(shape))
@@ -34,6 +35,7 @@ def test_ranks_are_contiguous_and_unique_for_any_groups(shape: list[tuple[int, i
     assert Contract.model_validate_json(contract.model_dump_json(by_alias=True)) == contract
 
 
+@settings(max_examples=25)
 @given(GROUPS)
 def test_the_pods_of_the_contract_are_those_of_the_statefulsets(shape: list[tuple[int, int]]) -> None:
     made, topology = world(**_groups(shape))
