@@ -20,6 +20,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMESPACE = "ns"
 
 _READY = [{"type": "Ready", "status": "True"}]
+_NO_ROOM = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]
 
 
 def attempt_in(pod: Object) -> int:
@@ -27,13 +28,19 @@ def attempt_in(pod: Object) -> int:
     return int(pod["status"].get("attempt", pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
 
 
+def is_ready(pod: Object) -> bool:
+    """Whether a pod is ready."""
+    return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", ())
+
+
 class SimulatedCluster:
-    """`clock` gives the seconds since START."""
+    """`clock` gives the seconds since START. `room`: most pods that have a node at the same time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.store = Store(lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
         self.lost: dict[str, str] = {}
+        self.room = 99
         for node in NODES:
             self._put_node(node)
 
@@ -73,18 +80,22 @@ class SimulatedCluster:
             for name in wanted:
                 if self.store.get("Pod", NAMESPACE, name) is None:
                     self._create_pod(group, name)
-            ready = sum(_is_ready(pod) for pod in self._owned(group))
+            ready = sum(is_ready(pod) for pod in self._owned(group))
             self.store.edit(group, status={"readyReplicas": ready})
 
     def run_kubelets(self) -> None:
         """Place pods on nodes, start them, and end those that are deleted; nothing happens on lost nodes."""
-        free = [node for node in NODES if node not in self.lost]
-        for number, pod in enumerate(self.store.select(Selection("Pod"))):
+        free, pods = [node for node in NODES if node not in self.lost], self.store.select(Selection("Pod"))
+        room = self.room - sum("nodeName" in pod["spec"] for pod in pods)
+        for number, pod in enumerate(pods):
             node = pod["spec"].get("nodeName")
-            if node is None and free:
+            if node is None and (not free or room <= 0):
+                self.store.edit(pod, status={"conditions": _NO_ROOM})
+            elif node is None:
+                room -= 1
                 placed = {**pod["spec"], "nodeName": free[number % len(free)]}
                 self.store.edit(pod, spec=placed, status={"podIP": f"10.0.0.{number}", "conditions": []})
-            elif node in self.lost or node is None:
+            elif node in self.lost:
                 continue
             elif "deletionTimestamp" in pod["metadata"]:
                 self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
@@ -121,9 +132,14 @@ class SimulatedCluster:
     # What happens to pods and nodes
 
     def delete_pod(self, pod: Object, **condition: str) -> None:
-        """Delete a pod as its user does, or as an eviction with this DisruptionTarget condition."""
+        """Delete a pod as its user does, or as an eviction with this DisruptionTarget condition.
+
+        One without a node is gone at once.
+        """
         status = {"conditions": [*pod["status"].get("conditions", ()), condition]} if condition else {}
-        if "deletionTimestamp" not in pod["metadata"]:
+        if "nodeName" not in pod["spec"]:
+            self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+        elif "deletionTimestamp" not in pod["metadata"]:
             self.store.edit(pod, metadata={"deletionTimestamp": self.store.time()}, status=status)
 
     def end_container(self, pod: Object, exit_code: int, reason: str) -> None:
@@ -178,7 +194,3 @@ class SimulatedCluster:
         since = self.lost.get(name)
         ready = {"type": "Ready", "status": "Unknown" if since else "True", "lastTransitionTime": self.store.time()}
         self.store.put({"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}})
-
-
-def _is_ready(pod: Object) -> bool:
-    return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", ())

@@ -9,18 +9,21 @@ from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal, keeps_pods
 from grpo_operator.decide.objects import owner_of
+from grpo_spec.reasons import Reason
 from support.control_plane.memory_api import Request
 from support.control_plane.memory_store import Change, Object, Place
-from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in
+from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in, is_ready
 from support.control_plane.simulated_operator import Pass
 
 _FROZEN = ("attempt", "phase", "restarts", "last_failure", "completion_time", "active_seconds")
+_HARMLESS = {Reason.HUNG, Reason.PLACEMENT_TIMEOUT}
+"""Failures of an attempt in which nobody ended a pod."""
 
 
 class Truth:
     """Follows a cluster and notes in `wrong` what should not have happened.
 
-    Tests tell it which pods they harm, and which objects belong to no job.
+    Tests tell it which pods they harm, which objects belong to no job, and which failures are `possible` besides.
 
     `outdated`: jobs of which a pass changed a child after another operator had changed the job's course. Two operators
     that both act can do that; it must be mended, not prevented.
@@ -32,6 +35,7 @@ class Truth:
         self.harms: Counter[tuple[str, str]] = Counter()
         self.restarts: Counter[tuple[str, str]] = Counter()
         self.foreign: dict[Place, Object] = {}
+        self.possible: set[str] = set()
         self.outdated: set[str] = set()
         self._courses: dict[str, object] = {}  # by the job's version
         self._store.listeners.append(self._changed)
@@ -101,6 +105,16 @@ class Truth:
             self._check_status(after, read_status(before.get("status")), read_status(after.get("status")))
         elif change.kind == "Pod" and before is None and after is not None:
             self._check_new_pod(after)
+        elif change.kind == "Pod" and after is not None and is_ready(after):
+            self._check_ready_pods(after["metadata"]["labels"][names.LABEL_JOB])
+
+    def _check_ready_pods(self, name: str) -> None:
+        """Check that pods that live are of one attempt; those on a lost node can only be fenced off the storage."""
+        pods = (pod for pod in self._cluster.pods(job=name) if "deletionTimestamp" not in pod["metadata"])
+        attempts = {(owner_of(pod), attempt_in(pod)) for pod in pods if is_ready(pod)}
+        job = self._cluster.job(name)
+        current = job and (job["metadata"]["uid"], read_status(job.get("status")).attempt)
+        self._must(len(attempts) <= 1 or current in attempts, f"pods of {attempts} are ready at once")
 
     def _check_status(self, job: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
         uid, name = job["metadata"]["uid"], job["metadata"]["name"]
@@ -121,6 +135,8 @@ class Truth:
         more = new.restarts.total - old.restarts.total
         if more and uid not in self.outdated:
             self.restarts[uid, str(old.attempt)] += more
+            if new.last_failure is not None and new.last_failure.reason in _HARMLESS & self.possible:
+                self.harms[uid, str(old.attempt)] += more
             restarts, harms = (counted[uid, str(old.attempt)] for counted in (self.restarts, self.harms))
             engines = any(group.incarnation for group in new.groups)
             self._must(not is_between_attempts(old), f"{name}: a failure of an attempt that has ended is counted")

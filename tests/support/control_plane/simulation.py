@@ -18,6 +18,7 @@ from support.control_plane.jobs import job as parsed
 from support.control_plane.jobs import spec
 from support.control_plane.memory_api import END, Stream
 from support.control_plane.memory_store import Object
+from support.control_plane.plan_checks import PlanChecks
 from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in
 from support.control_plane.simulated_operator import SimulatedOperator
 from support.control_plane.simulated_truth import Truth
@@ -34,6 +35,7 @@ class Simulation:
         self.loop = VirtualTimeLoop()
         self.cluster = SimulatedCluster(self.loop.time)
         self.truth = Truth(self.cluster)
+        self.plans = PlanChecks(self.truth.wrong)
         self.operators = [SimulatedOperator(self.cluster, self.truth.check) for _ in range(2)]
         for operator in self.operators:
             self._run(operator.start())
@@ -74,6 +76,11 @@ class Simulation:
         """Change spec.suspend."""
         if (raw := self.cluster.job(name)) is not None:
             self.cluster.store.edit(raw, spec=raw["spec"] | {"suspend": not raw["spec"].get("suspend", False)})
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Change fields of a job's spec."""
+        if (raw := self.cluster.job(name)) is not None:
+            self.cluster.store.edit(raw, spec=raw["spec"] | fields)
 
     def reshape(self, name: str) -> None:
         """Remove a group from a suspended job, or add it again."""
@@ -148,6 +155,12 @@ class Simulation:
 
     def end(self) -> None:
         """Stop all faults, assert what must come of the jobs, and end everything."""
+        try:
+            self._end()
+        finally:
+            self.plans.stop()
+
+    def _end(self) -> None:
         self._end_faults()
         self.go_on(120, garbage=True)
         if any(
@@ -166,6 +179,7 @@ class Simulation:
         self.loop.close()
 
     def _end_faults(self) -> None:
+        self.plans.hangs, self.cluster.room = False, 99
         for place in [*self.truth.foreign]:
             del self.truth.foreign[place]
             self.cluster.store.remove(*place)

@@ -1,9 +1,10 @@
 """Whole passes of two operators over a simulated cluster, while everything that can go wrong does.
 
 Watches are late, cut off, expire, and lose or disorder events; requests fail before or after they took effect; passes
-are suspended between any two requests; operators die; jobs are edited, suspended, deleted and created again; pods fail
-and nodes are lost. `Truth` says what holds at every moment. Once the faults stop, every job reaches what a run without
-faults reaches, costs no request any more, and is forgotten when it is deleted.
+are suspended between any two requests; operators die; jobs are edited, suspended, deleted and created again; pods fail,
+ranks hang, nodes are lost, or others take them. `Truth` says what holds at every moment, and `PlanChecks` what holds of
+every plan. Once the faults stop, every job reaches what a run without faults reaches, costs no request any more, and is
+forgotten when it is deleted.
 """
 
 from typing import Any
@@ -14,40 +15,63 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from grpo_operator.api import names
+from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 from support.control_plane.memory_api import failure
-from support.control_plane.simulated_cluster import NODES
+from support.control_plane.simulated_cluster import NAMESPACE, NODES
 from support.control_plane.simulation import Simulation
 
 JOBS = st.sampled_from(["a", "a", "a", "b"])
 OPERATORS = st.integers(0, 1)
 WHICH = st.integers(0, 7)
-SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 1, "gpus": 1}]}}
-POLICY = {"maxRestarts": 3, "backoffSeconds": 2, "maxBackoffSeconds": 4, "nodeLostSeconds": 30}
-CODES = st.sampled_from([ExitCode.RANK_FAILED, ExitCode.PEER_LOST, ExitCode.STOPPED, ExitCode.DONE, 137])
+POLICY = {"backoffSeconds": 2, "maxBackoffSeconds": 4, "nodeLostSeconds": 30, "hangSeconds": 100}
+CODES = st.sampled_from([ExitCode.RANK_FAILED, ExitCode.PEER_LOST, ExitCode.STOPPED, ExitCode.DONE, 137, -1, *ExitCode])
+SECONDS = st.integers(0, 5)
 FAULTS = st.sampled_from(
     [failure(409, "conflict"), failure(429, "busy"), failure(500, "etcd"), TimeoutError(), aiohttp.ClientError("reset")]
 )
 MINE = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: "a"}
 
 
+def server(engines: int | None) -> dict[str, Any]:
+    """Return a generation section with one group of engines, elastic if their number is given."""
+    elastic = {"elastic": {"replicas": engines, "maxReplicas": 3}} if engines else {}
+    groups = [{"name": "gen", "replicas": 1, "gpus": 1}]
+    return {"topology": "Server", "server": {"groups": groups} | elastic}
+
+
 class Passes(RuleBasedStateMachine):
     @initialize(
-        server=st.booleans(),
-        engines=st.sampled_from(["RestartAll", "RestartGeneration"]),
+        generation=st.sampled_from(["", "fixed", "elastic"]),
+        engines=st.sampled_from(["RestartAll", "RestartGeneration", "Fail"]),
+        trainers=st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
+        most=st.sampled_from([3, 4, 1, 0]),
         strategy=st.sampled_from(["Recreate", "InPlace"]),
+        ttl=st.sampled_from([{}, {}, {"ttlSecondsAfterFinished": 5}]),
+        room=st.sampled_from([99, 99, 99, 0]),
     )
-    def begin(self, server: bool, engines: str, strategy: str) -> None:
-        policy = POLICY | {"restartStrategy": strategy}
-        spec: dict[str, Any] = {"failurePolicy": policy}
-        if server:
-            spec = {"failurePolicy": policy | {"onGenerationFailure": engines}, "generation": SERVER}
+    def begin(
+        self, generation: str, engines: str, trainers: str, most: int, strategy: str, ttl: dict[str, int], room: int
+    ) -> None:
+        policy = POLICY | {"onTrainerFailure": trainers, "maxRestarts": most, "restartStrategy": strategy}
+        spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}, **ttl}
+        self.is_elastic = generation == "elastic"
+        if generation:
+            policy["onGenerationFailure"] = "RestartGeneration" if self.is_elastic else engines
+            spec["generation"] = server(1 if self.is_elastic else None)
         self.world = Simulation(**spec)
+        self.world.truth.possible |= {Reason.HUNG, Reason.PLACEMENT_TIMEOUT}
+        self.world.plans.start()
+        self.world.cluster.room = room
         self.world.create("a")
         self.world.go_on(3)
 
-    @rule(name=JOBS, what=st.sampled_from(["create", "delete", "recreate", "suspend", "suspend", "reshape"]))
-    def a_user_acts(self, name: str, what: str) -> None:
+    @rule(
+        name=JOBS,
+        what=st.sampled_from(["create", "delete", "recreate", "suspend", "suspend", "reshape", "deadline", "scale"]),
+        engines=st.integers(1, 3),
+    )
+    def a_user_acts(self, name: str, what: str, engines: int) -> None:
         if what in ("delete", "recreate"):
             self.world.delete(name)
         if what in ("create", "recreate"):
@@ -56,28 +80,46 @@ class Passes(RuleBasedStateMachine):
             self.world.suspend_or_resume(name)
         if what == "reshape":
             self.world.reshape(name)
+        if what == "deadline":
+            self.world.change(name, activeDeadlineSeconds=100)
+        if what == "scale" and self.is_elastic:
+            self.world.change(name, generation=server(engines))
         self.world.wait()
+
+    @rule(room=st.sampled_from([1, 2, 0, 99]), seconds=st.sampled_from([0, 2, 5, 40]))
+    def others_take_or_leave_nodes(self, room: int, seconds: int) -> None:
+        self.world.cluster.room = room
+        self.world.go_on(seconds)
+
+    @rule(seconds=SECONDS)
+    def ranks_hang_or_go_on(self, seconds: int) -> None:
+        self.world.plans.hangs = not self.world.plans.hangs
+        self.world.go_on(seconds)
 
     @rule(kind=st.sampled_from(["Service", "ConfigMap", "StatefulSet"]), labels=st.sampled_from([{}, MINE]))
     def somebody_takes_a_name(self, kind: str, labels: dict[str, str]) -> None:
         self.world.take_name("a", kind, labels)
 
-    @rule(which=WHICH, code=CODES)
-    def a_pod_ends(self, which: int, code: int) -> None:
+    @rule(which=WHICH, code=CODES, seconds=SECONDS)
+    def a_pod_ends(self, which: int, code: int, seconds: int) -> None:
         pod = self.world.pod(which)
         if pod is not None and pod["status"].get("over") is False:
             self.world.truth.harm(pod)
-            self.world.cluster.end_container(pod, code, "RankFailed")
+            reason = "PeerLost" if code == ExitCode.PEER_LOST else "RankFailed"
+            self.world.cluster.end_container(pod, code, reason)
+        self.world.go_on(seconds)
 
     @rule(name=JOBS)
     def a_rank_fails_and_the_others_lose_it(self, name: str) -> None:
         self.world.fail(name)
 
-    @rule(which=WHICH, how=st.sampled_from(["user", "drain", "kubelet"]))
+    @rule(which=WHICH, how=st.sampled_from(["user", "force", "drain", "kubelet"]))
     def a_pod_is_taken_away(self, which: int, how: str) -> None:
         if (pod := self.world.pod(which)) is not None:
             self.world.truth.harm(pod)
-            if how == "kubelet":
+            if how == "force":
+                self.world.cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+            elif how == "kubelet":
                 self.world.cluster.evict_by_kubelet(pod)
             elif how == "drain":
                 self.world.cluster.delete_pod(
@@ -145,7 +187,7 @@ class Passes(RuleBasedStateMachine):
             elif how == "x":
                 stream.pending[:2] = stream.pending[1::-1]
 
-    @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 5.0, 40.0]))
+    @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 5.0, 40.0, 200.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.wait(seconds)
 

@@ -1,0 +1,123 @@
+"""What must hold of every plan, judged by what its pass saw: the status is true, settles, and changes as it may."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+from unittest import mock
+
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
+from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
+from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.plan import Plan, plan
+from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.passes import reconcile
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import Progress
+
+_HANGS = Progress(step=3, total_steps=9, age_seconds=1e6, rank_phases={"0": "Training"})
+
+
+class PlanChecks:
+    """Stands between passes and `plan` from `start` to `stop`, and notes in `wrong` what should not have been planned.
+
+    `hangs`: whether the launcher of rank 0 reports that no rank makes progress.
+    """
+
+    def __init__(self, wrong: list[str]) -> None:
+        self.wrong, self.hangs = wrong, False
+        self._patch = mock.patch.object(reconcile, "plan", self._plan)
+
+    def start(self) -> None:
+        """Judge each plan from now on."""
+        self._patch.start()
+
+    def stop(self) -> None:
+        """Judge no plan any more."""
+        self._patch.stop()
+
+    def _plan(
+        self,
+        job: Job,
+        topology: Topology,
+        old: GRPOJobStatus,
+        observed: Observed,
+        reports: Reports,
+        now: str,
+        *rest: Any,
+    ) -> Plan:
+        master = observed.pods.get(topology.members[0].pod)
+        if self.hangs and master is not None and master.outcome is None and not is_terminal(old):
+            reports = {master.name: _HANGS}
+
+        def plan_from(status: GRPOJobStatus) -> Plan:
+            return plan(job, topology, status, observed, reports, now, *rest)
+
+        decided = plan_from(old)
+        try:
+            if not decided.delete_job:
+                check_it_is_true(job, topology, decided.status, observed)
+            check_transition(job, topology, old, decided.status, observed, now)
+            seen = [old, decided.status]
+            while seen[-1] != seen[-2]:
+                assert len(seen) < 8, "passes over the same facts do not settle"
+                seen.append(plan_from(seen[-1]).status)
+        except AssertionError:  # a pass would take it for a failure of its own
+            self.wrong.append(traceback.format_exc())
+        return decided
+
+
+def check_it_is_true(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed) -> None:
+    """Assert that a status says what the pass that makes it has seen."""
+    generations = {status.observed_generation, *(condition.observed_generation for condition in status.conditions)}
+    assert generations == {job.generation}
+    seen = [observed.pods.get(name) for name in topology.needed_pods]
+    own = [pod for pod in seen if pod is not None and pod.attempt == status.created_for]
+    ready = sum(pod.ready for pod in observed.pods.values() if pod.attempt == status.created_for)
+    assert not holds(status, Condition.SCHEDULED) or [pod.node is not None for pod in own] == [True] * len(seen)
+    assert not holds(status, Condition.RUNNING) or [pod.ready for pod in own] == [True] * len(seen)
+    assert not holds(status, Condition.HUNG) or own
+    assert status.attempt is None or sum(group.ready for group in status.groups) <= ready
+    assert (status.elastic is None) == (not topology.elastic_groups or status.attempt is None)
+    if is_terminal(status) or is_between_attempts(status):
+        assert not holds(status, Condition.SCHEDULED)
+        assert not holds(status, Condition.RUNNING)
+    # A job that was resumed stays Suspended until the objects of an earlier job are gone.
+    rests = status.phase == "Suspended" and not observed.pods and (job.spec.suspend or observed.foreign)
+    assert holds(status, Condition.STALLED) == (status.phase == "Failed")
+    is_settled = status.phase in ("Running", "Succeeded") or rests
+    is_changing = status.phase != "Failed" and (holds(status, Condition.BLOCKED) or not is_settled)
+    assert holds(status, Condition.RECONCILING) == is_changing
+    assert 0 <= status.restarts.counted <= min(status.restarts.total, job.spec.failure_policy.max_restarts)
+    assert not (holds(status, Condition.COMPLETE) and holds(status, Condition.FAILED))
+    if is_terminal(status):
+        assert status.completion_time is not None
+        assert status.next_restart_time is None
+
+
+def check_transition(
+    job: Job, topology: Topology, old: GRPOJobStatus, new: GRPOJobStatus, observed: Observed, now: str
+) -> None:
+    """Assert that attempts begin when they may, in no pods or in those that wait, and that failures are counted once.
+
+    `Truth` asserts the rest, of the statuses that are written.
+    """
+    if new.attempt != old.attempt:
+        assert is_about_to_begin(job, old, observed, now), "the reconciler foresaw it"
+        if keeps_pods(old):
+            assert [pod.uid for pod in observed.pods.values()] == [member.uid for member in old.members], "the same"
+            assert all(pod.outcome for name, pod in observed.pods.items() if name in topology.trainer_pods)
+        else:
+            assert not observed.pods, "an attempt begins only when no pod is left"
+        assert new.members == ()
+    assert 0 <= new.restarts.total - old.restarts.total <= 1
+    assert abs(new.restarts.counted - old.restarts.counted) <= 1
+    if new.restarts.total > old.restarts.total:
+        assert new.last_failure is not None
+        assert not is_between_attempts(old), "the failure of an attempt is counted once"
+        placed = [name in observed.pods and observed.pods[name].node is not None for name in topology.needed_pods]
+        in_part = any(placed) and not all(placed)
+        assert in_part or new.last_failure.reason != Reason.PLACEMENT_TIMEOUT, "pods hold nodes, and others have none"
