@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,13 @@ EXIT_LEFT = 5
 @click.option("--nodes", type=click.IntRange(1), help="Nodes of the trainer, if no file says it.")
 @click.option("--gpus", type=click.IntRange(1), help="GPUs of each node, if no file says it.")
 @click.option("--rows", type=click.IntRange(1), help="Rows of the dataset, to compute steps from epochs.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=value",
+    help="Value of a variable that the script does not set, or not without being run; may be repeated.",
+)
 @click.option("--strict", is_flag=True, help="Write nothing, and fail, if an option has no place in a job.")
 def convert(
     files: tuple[Path, ...],
@@ -35,6 +43,7 @@ def convert(
     nodes: int | None,
     gpus: int | None,
     rows: int | None,
+    settings: tuple[str, ...],
     strict: bool,
 ) -> None:
     """Convert a configuration of another trainer to a GRPOJob.
@@ -55,9 +64,12 @@ def convert(
     from grpo_cli.convert.report import report
     from grpo_cli.convert.settle import Given
 
+    variables = dict(_setting(text) for text in settings)
     try:
         # --from is for the trainer's files; accelerate's are recognised whatever it says.
-        sources = [source for file in files for source in read(str(file), _text(file), format_)]
+        sources = [source for file in files for source in read(str(file), _text(file), format_, variables)]
+        if unused := variables.keys() - {name for source in sources for name in source.used}:
+            raise ValueError(f"--set {min(unused)}: no script uses it, or the script sets it itself")
         conversion = convert_sources(sources, Given(nodes=nodes, gpus=gpus, rows=rows), name)
     except ValueError as error:
         raise CliError(str(error), Exit.INVALID) from error
@@ -72,6 +84,13 @@ def convert(
         except OSError as error:
             raise CliError(f"--output {output} cannot be written: {error}", Exit.INVALID) from error
     sys.exit(EXIT_LEFT if conversion.left else 0)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"\w+", name):
+        raise CliError(f"--set {text}: write NAME=value", Exit.INVALID)
+    return name, value
 
 
 def _text(file: Path) -> str:

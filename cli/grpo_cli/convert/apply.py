@@ -10,7 +10,7 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
-from grpo_cli.convert.read import Source
+from grpo_cli.convert.read import SERVER, Source
 from grpo_cli.convert.rows import UNSET, Finding, Kind, LeftError, Row, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
@@ -19,9 +19,7 @@ from grpo_spec.contract import RESERVED_ENV
 
 TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL)}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
-_UNRESOLVED = re.compile(r"\$\{?[\w(@]")
-_NO_VALUE = "the script does not set this variable: put its value there"
-_PATHS = {"dataset", "evaluation.dataset", "model.name"}  # a path with an unknown part is still better than none
+_NEEDED = {"dataset", "model.name"}  # a job cannot do without
 SHOWN_CHARS = 60
 
 
@@ -32,8 +30,10 @@ def apply(source: Source, draft: Draft) -> None:
         applying.option(name, value)
     for name, text in source.environment.items():
         applying.variable(name, text)
+    for name, why in source.remarks:
+        draft.left(name, "", f"{why}: give with --set what the script needs of it", "")
     # `swift rollout` is one half of a run: the defaults are those of `swift rlhf`.
-    if not all(name.startswith("rollout.") for name in source.options):
+    if not all(name.startswith(SERVER) for name in source.options):
         applying.defaults()
 
 
@@ -57,6 +57,9 @@ class _Applying:
         if row is not None:
             self._take(name, value, row)
             return
+        if name in self.source.unknown:
+            self._tell(name, value, Kind.LEFT, note=f"it may be options: {self._why(name)}")
+            return
         near = difflib.get_close_matches(name, self.table.rows, n=1, cutoff=0.6)
         meant = f": did you mean {near[0]}?" if near else ""
         self._tell(name, value, Kind.LEFT, note=f"not a known option of {self.table.format}{meant}")
@@ -69,8 +72,8 @@ class _Applying:
         elif _SECRET.search(name):
             note = "a secret: put it into a Secret, and name the Secret in podTemplate.envFrom"
             self._tell(name, "(hidden)", Kind.LEFT, note=note)
-        elif _UNRESOLVED.search(text):
-            self._tell(name, text, Kind.LEFT, "podTemplate.env", _NO_VALUE)
+        elif name in self.source.unknown:
+            self._tell(name, text, Kind.LEFT, "podTemplate.env", self._why(name))
         else:
             self.draft.fields.setdefault("podTemplate.env", []).append({"name": name, "value": text})
             self._tell(name, text, Kind.DIFFERENT, "podTemplate.env", "set in every pod")
@@ -86,11 +89,13 @@ class _Applying:
 
     def _take(self, name: str, value: Any, row: Row) -> None:
         harmless = any(v.equal(value, one) for one in row.harmless)
-        unresolved = isinstance(value, str) and _UNRESOLVED.search(value) and row.field not in _PATHS
+        unknown = name in self.source.unknown and row.kind is not Kind.NOT_NEEDED
+        if unknown and row.field in _NEEDED:
+            raise ValueError(f"{self.source.file}: {name}: {value} has no value: {self._why(name)}")
         if v.is_none(value) and row.default is UNSET and not harmless:
             self._tell(name, value, Kind.NOT_NEEDED, note="has no value")
-        elif unresolved and row.kind is not Kind.NOT_NEEDED:
-            self._tell(name, value, Kind.LEFT, row.field, _NO_VALUE)
+        elif unknown:
+            self._tell(name, value, Kind.LEFT, row.field, self._why(name))
         elif row.kind is Kind.LEFT and harmless:
             self._tell(name, value, Kind.NOT_NEEDED, note=f"a job does so anyway: {row.note}")
         elif row.kind is Kind.LEFT:
@@ -105,6 +110,9 @@ class _Applying:
                 raise ValueError(f"{self.source.file}: {name}: {error}") from error
             self._put(row, converted, row.note if row.kind is Kind.DIFFERENT else "")
             self._tell(name, value, row.kind, row.field, row.note)
+
+    def _why(self, name: str) -> str:
+        return f"{self.source.unknown[name]}: put its value there, or give it with --set"
 
     def _put(self, row: Row, value: Any, why: str) -> None:
         if row.to:

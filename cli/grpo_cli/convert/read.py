@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 import yaml
 
-from grpo_cli.convert.shell import Command, commands
+from grpo_cli.convert.shell.script import Command, Script
+from grpo_cli.convert.shell.words import is_mark
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
 _ACCELERATE_KEYS = {"compute_environment", "distributed_type", "num_machines", "machine_rank"}
+SERVER = "rollout."
+"""Begins the names of options of commands that serve the model, beside those of the command that trains."""
 _VERL = "verl.trainer.main_ppo"
+_RUNNERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +30,19 @@ class Source:
     format: str
     options: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
+    remarks: tuple[tuple[str, str], ...] = ()  # what else a script does, and why it may matter
+    used: frozenset[str] = frozenset()  # variables of --set that the script uses
 
 
-def read(file: str, text: str, format_: str | None = None) -> list[Source]:
-    """Return the options in `text`; a script may have more than one command with options.
+def read(file: str, text: str, format_: str | None = None, variables: Mapping[str, str] | None = None) -> list[Source]:
+    """Return the options in `text`; a script may have a command that trains and others that serve the model.
 
-    Raises ValueError saying what is wrong with the file, and what was found instead of options.
+    `variables` fill those that a script does not set. Raises ValueError saying what is wrong with the file, and what
+    was found instead of options.
     """
     if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
-        return _script(file, text, format_)
+        return _script(file, text, format_, variables or {})
     try:
         found = json.loads(text) if PurePath(file).suffix == ".json" else yaml.safe_load(text)
     except ValueError as error:
@@ -46,9 +54,17 @@ def read(file: str, text: str, format_: str | None = None) -> list[Source]:
     format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
-        return [Source(file, format_, dict(_flat(found, sections)))]
-    inner = found.get("model_init_kwargs")
-    return [Source(file, format_, _with_sampling((inner if isinstance(inner, dict) else {}) | found))]
+        options = dict(_flat(found, sections))
+    else:
+        inner = found.get("model_init_kwargs")
+        options = _with_sampling((inner if isinstance(inner, dict) else {}) | found)
+    return [Source(file, format_, options, unknown=_references(options))]
+
+
+def _references(options: dict[str, Any]) -> dict[str, str]:
+    """Values that refer to others, as OmegaConf writes it."""
+    why = "it refers to another value: write the value itself"
+    return {name: why for name, value in options.items() if isinstance(value, str) and re.search(r"\$\{?[\w.]", value)}
 
 
 def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
@@ -83,37 +99,85 @@ def _flat(found: dict[str, Any], sections: set[str] | None, prefix: str = "") ->
             yield f"{prefix}{name}", value
 
 
-def _script(file: str, text: str, format_: str | None) -> list[Source]:
-    found = [source for command in commands(text) if (source := _command(file, command, format_))]
-    trained = sorted({source.format for source in found})
-    if len(trained) != 1:
+def _script(file: str, text: str, format_: str | None, variables: Mapping[str, str]) -> list[Source]:
+    try:
+        script = Script(text, variables)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    found = [(command, source) for command in script.commands if (source := _command(file, command, format_, script))]
+    trained = [(command, source) for command, source in found if not _serves(source)]
+    lines = sorted({command.line for command, _ in trained})
+    if not trained:
         wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL}"
-        raise ValueError(f"{file}: one command of {wanted} is needed, found {', '.join(trained) or 'none'}")
-    return found
+        ended = f"; line {script.ended} ends the script" if script.ended else ""
+        asked = "".join(f"; {name} is not set: --set {name}=value" for name in sorted(script.asked)) if ended else ""
+        raise ValueError(f"{file}: one command of {wanted} is needed, found none{ended}{asked}")
+    if any((source.format, source.options) != (trained[0][1].format, trained[0][1].options) for _, source in trained):
+        where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}, several times"
+        unknown = sorted({command.condition for command, _ in trained if command.condition})
+        why = f" (only a run decides line {', '.join(map(str, unknown))})" if unknown else ""
+        raise ValueError(f"{file}: several commands train: {where}{why}. A job is one of them: delete the others")
+    return [source for _, source in found if _serves(source)] + [trained[0][1]]
 
 
-def _command(file: str, command: Command, format_: str | None) -> Source | None:
-    """Return the options of a command that trains; None for other commands."""
-    words, environment = command.words, command.environment
-    if _VERL in words:
-        return Source(file, "verl", dict(_overrides(words[words.index(_VERL) + 1 :])), environment)
+def _serves(source: Source) -> bool:
+    return all(name.startswith(SERVER) for name in source.options) and bool(source.options)
+
+
+def _command(file: str, command: Command, format_: str | None, script: Script) -> Source | None:
+    """Return the options of a command that trains or serves; None for other commands."""
+    words = command.words
     first = next((number for number, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
-    head, flags = words[:first], _flags(words[first:])
-    swift = any(PurePath(word).name in ("swift", "megatron") for word in head)
-    if (swift and "rollout" in head) or head[-1:] == ["rollout"]:
-        return Source(file, "ms-swift", {f"rollout.{name}": value for name, value in flags.items()})
-    if (swift and "rlhf" in head) or "rlhf_type" in flags or format_ == "ms-swift":
-        return Source(file, "ms-swift", flags, environment)
-    if words[:2] == ["trl", "grpo"]:
-        flags.pop("config", None)
-        return Source(file, "trl", _with_sampling(flags), environment)
+    head, tools = words[:first], {PurePath(word).name for word in words[:first]}
+    tail = [*filter(is_mark, head), *words[first:]]  # what is not known may be options
+    is_swift, is_trl = bool(tools & {"swift", "megatron"}), "trl" in tools
+    if _VERL in words:
+        return _source(file, "verl", _overrides(words[words.index(_VERL) + 1 :]), command, script)
+    if (is_swift and "rollout" in head) or (is_trl and "vllm-serve" in head) or head[-1:] == ["rollout"]:
+        served = {f"{SERVER}{name}": value for name, value in _flags(tail).items()}
+        return _source(file, "trl" if is_trl else "ms-swift", served, None, script)
+    is_rlhf = (is_swift and "rlhf" in head) or "--rlhf_type" in words
+    is_meant = bool(words[first:]) and (not head or bool(tools & _RUNNERS))  # by `format_`
+    if is_rlhf or (format_ == "ms-swift" and is_meant):
+        return _source(file, "ms-swift", _flags(tail), command, script)
+    if (is_trl and "grpo" in head) or (format_ == "trl" and is_meant):
+        return _source(file, "trl", _with_sampling(_flags(tail)), command, script)
     if format_ == "verl" and any("=" in word for word in words):
-        return Source(file, "verl", dict(_overrides(words)), environment)
-    return Source(file, "trl", _with_sampling(flags), environment) if format_ == "trl" and flags else None
+        return _source(file, "verl", _overrides(words), command, script)
+    return None
+
+
+def _source(file: str, format_: str, options: dict[str, Any], command: Command | None, script: Script) -> Source:
+    """Options as people read them, and why some have no value."""
+    environment = command.environment if command else {}
+    unknown = _references(options)
+    for name, value in (options | environment).items():
+        texts = [name, *(value if isinstance(value, list) else [value])]
+        if marks := script.marks_in([text for text in texts if isinstance(text, str)]):
+            unknown[script.shown(name)] = f"line {marks[0].line}: {marks[0].why}"
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, list):
+            return [shown(item) for item in value]
+        return script.shown(value) if isinstance(value, str) else value
+
+    remarks = [(f"source {name}", f"line {line}: its variables are not known") for line, name in script.sourced]
+    return Source(
+        file,
+        format_,
+        {script.shown(name): shown(value) for name, value in options.items()},
+        {name: script.shown(value) for name, value in environment.items()},
+        unknown,
+        tuple(remarks) if command else (),
+        frozenset(script.used),
+    )
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
-    """`--name value...`, `--name=value` and bare `--name`; a name given twice has its last value, as in argparse."""
+    """`--name value...`, `--name=value` and bare `--name`; a name given twice has its last value, as in argparse.
+
+    A word of which nothing is known may be options as well as a value: it is an option of its own after a value.
+    """
     found: dict[str, Any] = {}
     name = None
     for word in words:
@@ -121,16 +185,14 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
             found[name] = [value] if equals else []
+        elif is_mark(word) and (name is None or found[name]):
+            found[word] = [""]
         elif name is not None:
             found[name].append(word)
     return {name: "true" if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
-def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _overrides(words: Sequence[str]) -> dict[str, Any]:
     """Overrides as hydra reads them, `name=value` or `+name=value`; other words are options without a value."""
-    for word in words:
-        name, equals, value = word.lstrip("+~-").partition("=")
-        if equals:
-            yield name, value
-        elif not re.match(r"^(\$\{?@|\d?[<>])", word):
-            yield word, ""
+    parts = [word.lstrip("+~-").partition("=") for word in words]
+    return {name: value for name, _, value in parts}

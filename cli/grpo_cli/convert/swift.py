@@ -115,14 +115,9 @@ OWN = rows(
 )
 
 ROLLOUT = rows(
+    trl.SERVER,
     under("rollout.",
-        differs("vllm_tensor_parallel_size tensor_parallel_size", "generation.tensorParallel", v.integer,
-            "generation.tensorParallel"),
-        differs("vllm_data_parallel_size data_parallel_size", "@server_copies", v.positive,
-            "a server group has tensorParallel x this many GPUs"),
-        same("vllm_max_model_len max_model_len", "generation.maxModelLen", v.integer),
-        same("vllm_gpu_memory_utilization gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share),
-        not_needed("model port host torch_dtype infer_backend use_hf", trl.ADDRESS),
+        not_needed("infer_backend use_hf", trl.ADDRESS),
         left("multi_turn_scheduler max_turns external_plugins use_gym_env", _TURNS, False),
         not_needed("vllm_use_async_engine use_async_engine vllm_enable_lora vllm_max_lora_rank", _INSIDE),
     ),

@@ -6,7 +6,7 @@ A test checks that each field of the installed TRL has a row.
 from __future__ import annotations
 
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same
+from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same, under
 
 _EVAL_INSIDE = "an evaluation samples as training does (docs/evaluation.md)"
 _LOSS = "this term of the loss is not supported"
@@ -229,4 +229,17 @@ OLDER = rows(
     left("dataset_prompt_column", "the column is prompt: rename it in dataset.preprocess (docs/datasets.md)", "prompt"),
 )
 
-TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER)
+SERVER = under("rollout.",  # of `trl vllm-serve`, and of `swift rollout`
+    differs("vllm_tensor_parallel_size tensor_parallel_size", "generation.tensorParallel", v.integer,
+        "generation.tensorParallel"),
+    differs("vllm_data_parallel_size data_parallel_size", "@server_copies", v.positive,
+        "a server group has tensorParallel x this many GPUs"),
+    same("vllm_max_model_len max_model_len", "generation.maxModelLen", v.integer),
+    same("vllm_gpu_memory_utilization gpu_memory_utilization", "generation.gpuMemoryUtilization", v.share),
+    not_needed("model port host torch_dtype dtype", ADDRESS),
+)
+
+# Of `trl grpo` in a script.
+COMMAND = differs("config", "", v.as_is, "its options count if that file is given to grpo convert, too")
+
+TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER, SERVER, COMMAND)

@@ -636,7 +636,7 @@ def test_an_error_is_one_line(text: str, complaint: str) -> None:
 
 @pytest.mark.parametrize("text", ["echo hello", "swift sft --model x", "swift rlhf 'open"])
 def test_a_script_without_a_training_command_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"run\.sh: one command of|is not closed"):
+    with pytest.raises(ValueError, match=r"run\.sh: one command of|line 1: .*without closing quote"):
         _text("run.sh", text)
 
 
@@ -673,10 +673,80 @@ def test_no_value_of_any_option_causes_a_traceback(value: Any) -> None:
 def test_commands_of_a_script_are_not_run(tmp_path: Path) -> None:
     target = tmp_path / "made"
     conversion = _text(
-        "run.sh", f"X=$(touch {target})\nswift rlhf --rlhf_type grpo --model a/b --dataset $X --reward_funcs accuracy"
+        "run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d --num_generations $(touch {target}) --seed 7"
     )
     assert not target.exists()
-    assert any(finding.name == "dataset" for finding in conversion.left)
+    (left,) = (finding for finding in conversion.left if finding.name == "num_generations")
+    assert left.note.startswith("line 1: commands are not run")
+    assert conversion.spec["training"]["seed"] == 7, "$(...) does not end the command"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("trl grpo --model_name_or_path $MODEL --seed 1", "line 1: MODEL is not set in the script"),
+        ("D=$(pwd)/x\npython3 -m verl.trainer.main_ppo data.train_files=$D/a", "line 1: commands are not run"),
+        ("case $1 in a) D=x/y;; esac\nif [ -e z ]; then D=z; fi\nswift rlhf --rlhf_type grpo --dataset $D", "line 2"),
+    ],
+)
+def test_a_model_or_dataset_that_only_a_run_says_is_refused_by_line(text: str, complaint: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^run\.sh: \S+: .*{complaint}.*: put its value there, or give it with --set"
+    ):
+        _text("run.sh", text)
+
+
+def test_options_that_only_a_run_says_are_named_and_the_others_taken() -> None:
+    conversion = _text(
+        "run.sh",
+        "source env.sh\nARGS+=(--seed 3)\n[ -e x ] && ARGS+=(--bf16 true)\n"
+        "trl grpo --model_name_or_path a/b --dataset_name c/d --temperature $T "
+        '--beta 0.1 $MORE "${ARGS[@]}" 2>&1 | tee x',
+    )
+    left = {finding.name: finding.note for finding in conversion.left}
+    assert left["temperature"].startswith("line 4: T may be set: line 1 reads env.sh: put its value there")
+    assert left["$MORE"].startswith("it may be options: line 4: MORE may be set")
+    assert left["$ARGS"].startswith("it may be options: line 3: it depends on line 3")
+    assert left["source env.sh"].startswith("line 1: its variables are not known")
+    training = conversion.spec["training"]
+    assert (training["beta"], training["seed"], training.get("temperature")) == (0.1, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("trl grpo --seed 1\ntrl grpo --seed 2", "several commands train: lines 1, 2. A job is one of them"),
+        ("for s in 1 2; do\n trl grpo --seed $s\ndone", "several commands train: line 2, several times"),
+        (
+            "if [ -e x ]; then trl grpo --seed 1\nelse trl grpo --seed 2; fi",
+            r"lines 1, 2 \(only a run decides line 1\)",
+        ),
+        ('if [ -z "$M" ]; then\n exit 1\nfi\ntrl grpo --model $M', "line 2 ends the script; M is not set: --set M="),
+    ],
+)
+def test_a_script_that_trains_more_or_less_than_once_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        _text("run.sh", text)
+
+
+def test_a_server_of_trl_has_its_gpus() -> None:
+    text = "trl vllm-serve --model a/b --tensor_parallel_size 2 --data_parallel_size 2 &\ntrl grpo --use_vllm true "
+    conversion = _text("run.sh", text + "--vllm_mode server --model_name_or_path a/b --dataset_name c/d")
+    assert conversion.spec["generation"]["server"]["groups"][0]["gpus"] == 4
+    assert not [finding.name for finding in conversion.left if finding.name.startswith("rollout")]
+
+
+def test_variables_of_a_script_are_given_on_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("trl grpo --model_name_or_path $MODEL --dataset_name $DATA --seed ${SEED:-1}\n")
+    arguments = (str(script), "--gpus", "1", "--set", "MODEL=a/b", "--set", "DATA=c/d")
+    result = _run(*arguments, "--set", "SEED=4")
+    spec = yaml.safe_load(result.stdout)["spec"]
+    assert (spec["model"]["name"], spec["dataset"]["name"], spec["training"]["seed"]) == ("a/b", "c/d", 4)
+    for setting, complaint in (("X=1", "--set X: no script uses it"), ("MODEL", "--set MODEL: write NAME=value")):
+        result = _run(*arguments, "--set", setting)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert complaint in result.stderr
 
 
 def test_exit_codes_show_whether_an_option_was_not_taken_over(tmp_path: Path) -> None:

@@ -1,0 +1,7 @@
+trl a \
+  # b
+
+trl a \
+  b 'c
+ d' "e\
+f"

@@ -1,0 +1,1 @@
+trl ${C:-a b} "${C:-a b}" ${C:-"a b" c} x${C:-a b}y

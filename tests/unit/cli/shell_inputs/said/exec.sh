@@ -1,0 +1,3 @@
+exec > log
+exec trl a b
+trl never

@@ -1,0 +1,3 @@
+trl a
+exit 1
+trl never

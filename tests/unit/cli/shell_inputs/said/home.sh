@@ -1,0 +1,1 @@
+trl ~/a "~/a" $HOME/b a~ ~

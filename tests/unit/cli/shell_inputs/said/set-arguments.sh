@@ -1,0 +1,4 @@
+set -- a 'b c' d
+shift
+trl "$@" $# "$1" ${2}
+for x; do trl $x; done

@@ -1,0 +1,2 @@
+A=' a  b '
+trl $A x$A"$A"x ${A}y z$A

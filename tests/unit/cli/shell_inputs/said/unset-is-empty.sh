@@ -1,0 +1,4 @@
+if [ -z "$DEBUG" ]; then A=1; else A=2; fi
+[ "$RUN" == x ] && A=3
+[[ -n ${V:-} ]] || B=4
+trl $A $B

@@ -1,0 +1,3 @@
+A=1
+unset A
+trl ${A:-gone}

@@ -1,0 +1,1 @@
+trl $0 $$ $RANDOM

@@ -1,0 +1,1 @@
+trl --lr $(cat file) --b 2 x$(date)y

@@ -1,0 +1,3 @@
+f() { A=1; [ -e /no ] && return; A=2; }
+f
+trl $A

@@ -1,0 +1,1 @@
+trl --out "run-$(date +%s)" "a $(hostname) b"

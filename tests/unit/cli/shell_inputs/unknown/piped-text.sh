@@ -1,0 +1,3 @@
+A=$(echo x | cat)
+B=$(false || cat < /dev/null)
+trl "$A" "$B"

@@ -1,0 +1,3 @@
+set -- $(hostname) b
+shift
+trl $1

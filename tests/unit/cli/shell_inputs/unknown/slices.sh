@@ -1,0 +1,3 @@
+A=abcdef
+B=A
+trl ${A:1:2} ${!B} ${A/b*/x}

@@ -1,0 +1,2 @@
+case $(uname) in Linux) A=1;; *) A=2;; esac
+trl $A

@@ -1,0 +1,3 @@
+A=(a b)
+if [ -d /no ]; then A+=(c); fi
+trl "${A[@]}"

@@ -1,0 +1,1 @@
+trl --model $MODEL --x "$X/y" ${Y} --last 1
