@@ -80,10 +80,10 @@ class _Applying:
 
     def defaults(self) -> None:
         """Write what the other tool does by default where a job would do something else."""
-        given = {(row.to, row.fact) for name in self.source.options if (row := find(self.table, name))}
+        given = {(row.field, row.fact) for name in self.source.options if (row := find(self.table, name))}
         why = f"{self.table.format}'s default"
         for row in self.table.rows.values():
-            if row.default is not UNSET and (row.to, row.fact) not in given:
+            if row.default is not UNSET and (row.field, row.fact) not in given:
                 self._put(row, row.convert(row.default), why)
                 self._tell(row.name, row.default, row.kind, row.field, f"not set: {why}")
 
@@ -115,9 +115,9 @@ class _Applying:
         return f"{self.source.unknown[name]}: put its value there, or give it with --set"
 
     def _put(self, row: Row, value: Any, why: str) -> None:
-        if row.to:
-            self.draft.set(row.to, value, why)
-        if row.fact and value is not None:
+        if row.field and not row.fact:
+            self.draft.set(row.field, value, why)
+        elif row.fact and value is not None:
             self.draft.facts[row.fact] = value
 
     def _tell(self, name: str, value: Any, kind: Kind, to: str = "", note: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from grpo_cli.convert.shell.script import Command, Script
-from grpo_cli.convert.shell.words import is_mark
+from grpo_cli.convert.shell.state import is_mark
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
 _ACCELERATE_KEYS = {"compute_environment", "distributed_type", "num_machines", "machine_rank"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from grpo_cli.convert.shell.state import matches
 from grpo_cli.convert.shell.tree import Node
-from grpo_cli.convert.shell.words import Words, matches
+from grpo_cli.convert.shell.words import Words
 
 _COMPARE = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 _CHANGES = ("++", "--", "=", "+=", "-=", "*=", "/=", "%=")

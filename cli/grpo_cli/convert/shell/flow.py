@@ -1,0 +1,284 @@
+"""The course of a script: its statements, conditions and loops, also where only a run decides them."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
+
+from grpo_cli.convert.shell.conditions import Conditions
+from grpo_cli.convert.shell.state import State, is_known, matches
+from grpo_cli.convert.shell.tree import Node, RefusedError
+
+_MAX_STEPS = 20_000
+_Run = Callable[[], bool | None]
+
+
+class Stop(Exception):  # noqa: N818 - no error: what ends a block early
+    def __init__(self, line: int, status: bool | None = None, kind: str = "") -> None:
+        self.line, self.status, self.kind = line, status, kind
+
+
+class Exit(Stop):
+    pass
+
+
+class Return(Stop):
+    pass
+
+
+class Break(Stop):
+    pass
+
+
+class Flow(Conditions):
+    """Statements, evaluated; a status is True, False, or None where it is not known."""
+
+    def __init__(self, source: bytes, given: dict[str, str]) -> None:
+        super().__init__(source, given)
+        self._functions: dict[str, Node] = {}
+        self._early: list[tuple[Stop, State, int]] = []  # ends of blocks under conditions that are not known
+        self._condition: int | None = None  # the line of the outermost of these conditions
+        self._printed: list[str | None] | None = None  # within $(...); None: not known
+        self._document: Node | None = None  # a here-document
+        self._steps = 0
+        self._at = 1
+
+    @abstractmethod
+    def _call(self, cmd: Node) -> bool | None:
+        """Run a command, or set variables."""
+
+    @abstractmethod
+    def _declare(self, cmd: Node) -> bool | None:
+        """Do what local, declare, export and readonly say."""
+
+    def _print(self, text: str | None) -> None:
+        if self._printed is not None:
+            self._printed.append(text)
+
+    def _step(self, line: int) -> None:
+        self._at = line
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise RefusedError("this loop does not end")
+
+    def _block(self, stmts: list[Node] | None) -> bool | None:
+        status: bool | None = True
+        for stmt in stmts or []:
+            status = self._stmt(stmt)
+        return status
+
+    def _stmt(self, stmt: Node) -> bool | None:
+        self._step(self.line(stmt))
+        redirects, cmd = stmt.get("Redirs") or [], stmt.get("Cmd")
+        if cmd is None:
+            self._print(None)
+            return True
+        self._document = next((redirect for redirect in redirects if "Hdoc" in redirect), None)
+        # Output that goes to a file or to stderr is not what $(...) prints.
+        elsewhere = any(
+            redirect["Op"] in (">", ">>", ">|", "&>", "&>>", ">&") and redirect.get("N", {"Value": "1"})["Value"] == "1"
+            for redirect in redirects
+        )
+        kept = self._printed
+        self._printed = [] if elsewhere and kept is not None else kept
+        status = self._apart(lambda: self._run(cmd)) if stmt.get("Background") else self._run(cmd)
+        self._printed = kept
+        return status if status is None or not stmt.get("Negated") else not status
+
+    def _run(self, cmd: Node) -> bool | None:
+        match cmd["Type"]:
+            case "CallExpr":
+                return self._call(cmd)
+            case "DeclClause":
+                return self._declare(cmd)
+            case "Block":
+                return self._block(cmd["Stmts"])
+            case "Subshell":
+                return self._apart(lambda: self._block(cmd["Stmts"]))
+            case "TimeClause":
+                return self._stmt(cmd["Stmt"]) if "Stmt" in cmd else True
+            case "TestClause":
+                return self.test(cmd["X"])
+            case "ArithmCmd" | "LetClause":
+                values = [self.arithmetic(node) for node in (cmd.get("Exprs") or [cmd["X"]])]
+                return None if values[-1] is None else values[-1] != 0
+            case "FuncDecl":
+                self._functions[cmd["Name"]["Value"]] = cmd["Body"]
+                return True
+            case "BinaryCmd":
+                return self._pair(cmd)
+            case "IfClause":
+                return self._if(cmd)
+            case "CaseClause":
+                return self._case(cmd)
+            case "WhileClause":
+                return self._loop(cmd, lambda: self._while_status(cmd))
+            case "ForClause":
+                return self._for(cmd)
+        raise RefusedError(f"{cmd['Type']} is not read")
+
+    def _apart(self, run: _Run) -> bool | None:
+        """A subshell: its variables go with it."""
+        kept, self.state = self.state, copy.deepcopy(self.state)
+        try:
+            return run()
+        except Exit:
+            return None
+        finally:
+            self.state = kept
+
+    def _pair(self, cmd: Node) -> bool | None:
+        if cmd["Op"] in ("|", "|&"):
+            kept, self._printed = self._printed, None if self._printed is None else []
+            self._apart(lambda: self._stmt(cmd["X"]))
+            self._printed = kept
+            return self._apart(lambda: self._stmt(cmd["Y"]))
+        status = self._stmt(cmd["X"])
+        if status is None:
+            return self._fork(self.line(cmd), [lambda: self._stmt(cmd["Y"]), lambda: None])
+        return self._stmt(cmd["Y"]) if status == (cmd["Op"] == "&&") else status
+
+    def _if(self, cmd: Node) -> bool | None:
+        if not cmd.get("Cond"):  # else
+            return self._block(cmd.get("Then"))
+
+        def otherwise() -> bool | None:
+            return self._if(cmd["Else"]) if "Else" in cmd else True
+
+        status = self._block(cmd["Cond"])
+        if status is None:
+            return self._fork(self.line(cmd), [lambda: self._block(cmd.get("Then")), otherwise])
+        return self._block(cmd.get("Then")) if status else otherwise()
+
+    def _case(self, cmd: Node) -> bool | None:
+        text, items = self.plain(self.word(cmd["Word"])), cmd.get("Items") or []
+        for number, item in enumerate(items):
+            if item["Op"] != ";;":
+                raise RefusedError(f"{item['Op']} in a case is not read")
+            found = [matches(text, self.plain(self.pattern(pattern))) for pattern in item["Patterns"]]
+            if True in found:
+                return self._block(item.get("Stmts"))
+            if None in found:
+                rest = [partial(self._block, item.get("Stmts")) for item in items[number:]]
+                return self._fork(self.line(cmd), [*rest, lambda: None])
+        return True
+
+    # Conditions that are not known
+
+    def _fork(self, line: int, branches: Sequence[_Run]) -> bool | None:
+        """Run all branches of a condition; variables on which they differ are not known afterwards."""
+        before, outer, first = self.state, self._condition, len(self._early)
+        ends: list[State] = []
+        stops: list[Stop] = []
+        self._condition = outer or line
+        for branch in branches:
+            self.state = copy.deepcopy(before)
+            try:
+                branch()
+                ends.append(self.state)
+            except Stop as stop:  # after an exit there is nothing left to know
+                stops.append(stop)
+                if not isinstance(stop, Exit):
+                    self._early.append((stop, self.state, line))
+        self._condition = outer
+        if ends:
+            self.state = self._merged(ends, line)
+            return None
+        if len(self._early) > first:
+            early, self.state, _ = self._early.pop()
+            raise early
+        self.state = before
+        raise stops[0]
+
+    def _merged(self, states: list[State], line: int) -> State:
+        self.state, why = states[0], f"it depends on line {line}, which only a run decides"
+        for name in sorted(set().union(*(state.variables for state in states))):
+            values = [state.variables.get(name) for state in states]
+            if all(value == values[0] for value in values):
+                continue
+            unknown = self.mark_line(line, f"${name}", why)
+            lists = [value for value in values if isinstance(value, list)]
+            if len(lists) == len(values):  # what all begin with is known
+                shared = takewhile(lambda words: len(set(words)) == 1, zip(*lists, strict=False))
+                self.put(name, [*(words[0] for words in shared), unknown])
+            else:
+                self.put(name, unknown)
+        if any(state.arguments != states[0].arguments for state in states):
+            self.state.arguments = [self.mark_line(line, "$@", why)]
+        self.state.exported = set().union(*(state.exported for state in states))
+        self.state.sourced = next((state.sourced for state in states if state.sourced), "")
+        return self.state
+
+    def _join(self, kind: type[Stop], since: int) -> None:
+        """Take into account that the block may have ended early, by a `return` or `break` of `kind`."""
+        for entry in self._early[since:]:
+            if isinstance(entry[0], kind):
+                self._early.remove(entry)
+                self.state = self._merged([self.state, entry[1]], entry[2])
+
+    # Loops
+
+    def _while_status(self, cmd: Node) -> bool | None:
+        status = self._block(cmd["Cond"])
+        return status if status is None else status != bool(cmd.get("Until"))
+
+    def _loop(self, cmd: Node, condition: _Run, after: Callable[[], object] = lambda: None) -> bool | None:
+        since, before = len(self._early), None
+        while True:
+            self._step(self.line(cmd))
+            status = condition()
+            if status is None:
+                self._fork(self.line(cmd), [lambda: self._body(cmd), lambda: None])
+            if not status:
+                break
+            before = copy.deepcopy(self.state)
+            if self._body(cmd):
+                break
+            after()
+            if self.state == before:
+                if len(self._early) > since:  # a `break` that only a run decides
+                    break
+                raise RefusedError(f"line {self.line(cmd)}: this loop does not end")
+        self._join(Break, since)
+        return None
+
+    def _body(self, cmd: Node) -> bool:
+        """Run the body of a loop once; return whether a `break` ended the loop."""
+        try:
+            self._block(cmd["Do"])
+        except Break as stop:
+            return stop.kind == "break"
+        return False
+
+    def _for(self, cmd: Node) -> bool | None:
+        if cmd.get("Select"):
+            raise RefusedError("select is not read")
+        loop, since = cmd["Loop"], len(self._early)
+        if loop["Type"] == "CStyleLoop":
+            if "Init" in loop:
+                self.arithmetic(loop["Init"])
+
+            def condition() -> bool | None:
+                value = self.arithmetic(loop["Cond"]) if "Cond" in loop else 1
+                return None if value is None else value != 0
+
+            return self._loop(cmd, condition, lambda: self.arithmetic(loop["Post"]) if "Post" in loop else None)
+        written = loop.get("Items") or []
+        is_in = "InPos" in loop
+        values = [word for item in written for word in self.fields(item)] if is_in else list(self.state.arguments)
+        for value in values:
+
+            def turn(value: str = value) -> bool:
+                self.put(loop["Name"]["Value"], value)
+                return self._body(cmd)
+
+            self._step(self.line(cmd))
+            if not is_known(value):  # it may stand for several words, or none
+                self._fork(self.line(cmd), [turn, lambda: None])
+            elif turn():
+                break
+        self._join(Break, since)
+        return None
