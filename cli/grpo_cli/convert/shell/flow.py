@@ -168,7 +168,7 @@ class Flow(Conditions):
 
     # Conditions that are not known
 
-    def _fork(self, line: int, branches: Sequence[_Run]) -> bool | None:
+    def _fork(self, line: int, branches: Sequence[Callable[[], object]]) -> bool | None:
         """Run all branches of a condition; variables on which they differ are not known afterwards."""
         before, outer, first = self.state, self._condition, len(self._early)
         ends: list[State] = []
@@ -212,12 +212,13 @@ class Flow(Conditions):
         self.state.sourced = next((state.sourced for state in states if state.sourced), "")
         return self.state
 
-    def _join(self, kind: type[Stop], since: int) -> None:
-        """Take into account that the block may have ended early, by a `return` or `break` of `kind`."""
-        for entry in self._early[since:]:
-            if isinstance(entry[0], kind):
-                self._early.remove(entry)
-                self.state = self._merged([self.state, entry[1]], entry[2])
+    def _join(self, kind: type[Stop], since: int) -> bool:
+        """Take into account that the block may have ended early, by a `return` or `break`; return whether it may."""
+        ends = [entry for entry in self._early[since:] if isinstance(entry[0], kind)]
+        for entry in ends:
+            self._early.remove(entry)
+            self.state = self._merged([self.state, entry[1]], entry[2])
+        return bool(ends)
 
     # Loops
 
@@ -231,7 +232,7 @@ class Flow(Conditions):
             self._step(self.line(cmd))
             status = condition()
             if status is None:
-                self._fork(self.line(cmd), [lambda: self._body(cmd), lambda: None])
+                self._some_times(cmd)
             if not status:
                 break
             before = copy.deepcopy(self.state)
@@ -253,6 +254,17 @@ class Flow(Conditions):
             return stop.kind == "break"
         return False
 
+    def _some_times(self, cmd: Node, before: Callable[[], object] = lambda: None) -> None:
+        """Run the body of a loop that only a run counts; the second turn sees what the first one changed."""
+
+        def turn() -> None:
+            before()
+            if self._body(cmd):
+                raise Break(self._at, kind="break")
+
+        for _ in range(2):
+            self._fork(self.line(cmd), [turn, lambda: None])
+
     def _for(self, cmd: Node) -> bool | None:
         if cmd.get("Select"):
             raise RefusedError("select is not read")
@@ -269,16 +281,14 @@ class Flow(Conditions):
         written = loop.get("Items") or []
         is_in = "InPos" in loop
         values = [word for item in written for word in self.fields(item)] if is_in else list(self.state.arguments)
+        name = loop["Name"]["Value"]
         for value in values:
-
-            def turn(value: str = value) -> bool:
-                self.put(loop["Name"]["Value"], value)
-                return self._body(cmd)
-
             self._step(self.line(cmd))
             if not is_known(value):  # it may stand for several words, or none
-                self._fork(self.line(cmd), [turn, lambda: None])
-            elif turn():
+                self._some_times(cmd, partial(self.put, name, value))
+                continue
+            self.put(name, value)
+            if self._body(cmd):
                 break
         self._join(Break, since)
         return None

@@ -40,8 +40,8 @@ class Script(Flow):
         self.sourced: list[tuple[int, str]] = []  # files whose variables are not known
         self.ended: int | None = None  # the line of an `exit`
         self._locals: dict[str, Value | None] | None = None  # variables to restore after the function
-        self._printed_under: int | None = None
-        self._depth = 0
+        self._printed_under: tuple[int | None, int] = (None, 0)  # conditions around that $(...)
+        self._depth = self._substitutions = 0
         try:
             self._block(parse(self._source).get("Stmts"))
         except Exit as stop:
@@ -91,12 +91,13 @@ class Script(Flow):
             self.state.exported.add(name)
 
     def _call(self, cmd: Node) -> bool | None:
-        assigns, before = cmd.get("Assigns") or [], len(self.marks)
+        assigns, before, substituted = cmd.get("Assigns") or [], len(self.marks), self._substitutions
         words = [word for argument in cmd.get("Args") or [] for word in self.fields(argument)]
         if not words:
             for node in assigns:
                 self.assign(node)
-            return True if all(mark.is_unset for mark in self.marks[before:]) else None
+            is_sure = all(mark.is_unset for mark in self.marks[before:]) and self._substitutions == substituted
+            return True if is_sure else None  # else it has the status of $(...)
         own = {node["Name"]["Value"]: self.word(node["Value"]) if node.get("Value") else "" for node in assigns}
         if words[0] in self._functions:
             return self._function(words, own)
@@ -111,15 +112,17 @@ class Script(Flow):
         arguments, outer, since = self.state.arguments, self._locals, len(self._early)
         self._locals = {name: self.state.variables.get(name) for name in own}
         self.state.variables |= own
-        self.state.arguments = words[1:]
+        self.state.arguments = self.unsure(words[1:])
         self._depth += 1
+        status: bool | None = None
         try:
             status = self._stmt(self._functions[words[0]])
         except Return as stop:
             status = stop.status
         finally:
             self._depth -= 1
-            self._join(Return, since)
+            if self._join(Return, since):
+                status = None
             self.state.arguments = arguments
             for name, value in self._locals.items():
                 self.state.variables.pop(name, None)
@@ -146,7 +149,7 @@ class Script(Flow):
                     raise RefusedError(f"{name} {rest[0]} is not read")
                 raise Break(self._at, kind=name)
             case "set" if "--" in rest:
-                state.arguments = rest[rest.index("--") + 1 :]
+                state.arguments = self.unsure(rest[rest.index("--") + 1 :])
             case "shift":
                 count = rest[0] if rest else "1"
                 is_sure = count.isdigit() and is_known(state.arguments[: int(count)])
@@ -193,7 +196,7 @@ class Script(Flow):
 
     def _other(self, words: list[str], own: dict[str, str]) -> bool | None:
         name = words[0]
-        if self._printed is not None and self._condition == self._printed_under:
+        if self._printed is not None and (self._condition, len(self._early)) == self._printed_under:
             known = self._pure(words)
             if known is not None:
                 self._printed.append(known)
@@ -212,7 +215,8 @@ class Script(Flow):
                 own, words = own | {found[1]: found[2]}, words[1:]
         values = ((name, self.state.variables.get(name, "")) for name in sorted(self.state.exported))
         exported = {name: value for name, value in values if isinstance(value, str)}
-        self.commands.append(Command(self._at, words, exported | own, self._condition))
+        condition = self._condition or (self._early[-1][2] if self._early else None)
+        self.commands.append(Command(self._at, words, exported | own, condition))
         if is_exec:
             raise Exit(self._at)
         return None
@@ -222,7 +226,8 @@ class Script(Flow):
     def printed(self, node: Node) -> str:
         """Return what `_pure` knows to be printed; a mark where a command would have to run."""
         kept, count, at = (self._printed, self._printed_under), len(self.commands), self._at
-        self._printed, self._printed_under = [], self._condition
+        self._printed, self._printed_under = [], (self._condition, len(self._early))
+        self._substitutions += 1
         try:
             self._apart(lambda: self._block(node.get("Stmts")))
         except Stop:

@@ -89,6 +89,14 @@ class Knowledge:
             self.marks[int(found[1])] for found in _MARK.finditer(value if isinstance(value, str) else " ".join(value))
         ]
 
+    def unsure(self, words: list[str]) -> list[str]:
+        """Return words of a list: one that nothing sets may be an empty word, or none."""
+        marks = [self.marks_in(word)[0] if is_mark(word) else None for word in words]
+        return [
+            self.mark_line(mark.line, mark.text, mark.why) if mark else word
+            for word, mark in zip(words, marks, strict=True)
+        ]
+
     def shown(self, text: str) -> str:
         """Return `text` as the script writes it, for people."""
         return _MARK.sub(lambda found: self.marks[int(found[1])].text, text)

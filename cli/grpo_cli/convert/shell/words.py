@@ -40,7 +40,7 @@ class Words(Knowledge, ABC):
             self.put(name, self.mark(node, f"{name}[...]= is not read"))
         elif "Array" in node:
             new = [word for element in elements if "Value" in element for word in self.fields(element["Value"])]
-            self.put(name, ([old] if isinstance(old, str) else old or []) + new)
+            self.put(name, ([old] if isinstance(old, str) else old or []) + self.unsure(new))
         else:
             value = self.word(node["Value"]) if node.get("Value") else ""
             if isinstance(old, list):

@@ -1,0 +1,3 @@
+f() { [ -d / ] && return 0; echo x; }
+A=$(f)
+trl "a$A"
