@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from grpo_cli.convert.shell.branches import Break, Exit, Return, Stop
 from grpo_cli.convert.shell.conditions import calculate
-from grpo_cli.convert.shell.flow import Break, Exit, Flow, Return, Stop
+from grpo_cli.convert.shell.flow import Flow
 from grpo_cli.convert.shell.state import Value, is_known
 from grpo_cli.convert.shell.tree import Node, RefusedError, parse
 
@@ -180,19 +181,12 @@ class Script(Flow):
     def _read(self, name: str, words: list[str]) -> bool | None:
         document = self._document
         if name == "read" and "-d" in words and document is not None:
-            self.put(words[-1], self._lines(document).strip(" \t\n"))
+            self.put(words[-1], self.document(document).strip(" \t\n"))
             return None
         names = [word for word in words if _NAME.fullmatch(word)]
         for variable in names or ["REPLY"]:
             self.put(variable, self.mark_line(self._at, f"${variable}", f"{name} reads it"))
         return None
-
-    def _lines(self, document: Node) -> str:
-        """A here-document; with a quoted delimiter its text means itself."""
-        parts = document["Hdoc"].get("Parts") or []
-        if any(part["Type"] != "Lit" or "\\" in part["Value"] for part in document["Word"]["Parts"]):
-            return "".join(part["Value"] for part in parts)
-        return self.word({"Parts": parts}, quoted=True)
 
     def _other(self, words: list[str], own: dict[str, str]) -> bool | None:
         name = words[0]
@@ -246,7 +240,7 @@ class Script(Flow):
             case ["echo", *rest]:
                 return " ".join(rest)
             case ["cat"] if self._document is not None:
-                return self._lines(self._document).rstrip("\n")
+                return self.document(self._document).rstrip("\n")
             case ["basename", path] if is_known(path) and path.strip("/"):
                 return path.rstrip("/").rsplit("/", 1)[-1]
             case ["expr", first, ("+" | "-" | "*" | "/" | "%") as op, second] if first.isdigit() and second.isdigit():

@@ -90,6 +90,13 @@ class Words(Knowledge, ABC):
                 current = None
         return done if current is None else [*done, current]
 
+    def document(self, redirect: Node) -> str:
+        """Return the text of a here-document; with a quoted delimiter its text means itself."""
+        parts = redirect["Hdoc"].get("Parts") or []
+        if any(part["Type"] != "Lit" or "\\" in part["Value"] for part in redirect["Word"]["Parts"]):
+            return "".join(part["Value"] for part in parts)
+        return self.word({"Parts": parts}, quoted=True)
+
     def parts(self, parts: list[Node], quoted: bool, *, within: bool = False) -> Iterator[Part]:
         """Yield the values of a word's parts; text `within` an unquoted ${A:-...} is split, too."""
         for part in parts:
