@@ -38,7 +38,7 @@ def test_the_readme_counts_what_was_tried() -> None:
     )
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"{trained} families take the steps" in text
-    assert f"vLLM followed each push of {followed} of them there, and of {on_a_gpu} on an H100, under ZeRO-3" in text
+    assert f"checked for {followed} of them there, and for {on_a_gpu} on an H100, under ZeRO-3" in text
 
 
 def test_each_vision_family_has_a_row_and_pushes_that_were_tried() -> None:
