@@ -42,7 +42,8 @@ class Accuracy(Scorer):
     An answer that cannot be compared is wrong, not a failure, and is counted.
     """
 
-    limits_itself: ClassVar[bool] = True  # each answer has its own limit
+    limits_itself: ClassVar[bool] = True  # each answer has its own limit, so all together may take long
+    is_watched: ClassVar[bool] = False
 
     def __init__(self, config: RewardConfig, *, processes: int | None = None) -> None:
         """Start nothing yet. By default there is a process for each core that the rank has, up to 8."""

@@ -19,7 +19,7 @@ class RewardError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What a call of a reward is told beside completions."""
+    """Arguments of a call of a reward beside prompts and completions."""
 
     moved: Callable[[], None] = lambda: None  # to call when an answer has been scored while others are still to be
     state: TrainerState = TrainerState()
@@ -30,7 +30,9 @@ class Scorer:
     """Scores completions. Where a kind of reward has nothing to do, it leaves the method as it is here."""
 
     limits_itself: ClassVar[bool] = False
-    """Whether `score` ends in time by itself, and holds no lock of Python's meanwhile."""
+    """Whether `score` ends in time by itself."""
+    is_watched: ClassVar[bool] = True
+    """Whether the rank ends if Python's lock is held for longer than the reward's limit while this one scores."""
     is_reusable: ClassVar[bool] = False
     """Whether a reward with the same settings, of an evaluation, may use the same object."""
 

@@ -147,9 +147,9 @@ async def score(
         return tabulate(weights, [[] for _ in rewards])
     circumstances = Circumstances(moved=moved, state=state, seed=seed)
     calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, circumstances)) for reward in rewards}
-    if limited := [reward for reward in rewards if not reward.scorer.limits_itself]:
-        with _interpreter_watched(max(reward.timeout_seconds for reward in limited) + LOCK_GRACE):
-            await asyncio.gather(*(calls[reward] for reward in limited))
+    if watched := [reward for reward in rewards if reward.scorer.is_watched]:
+        with _interpreter_watched(max(reward.timeout_seconds for reward in watched) + LOCK_GRACE):
+            await asyncio.gather(*(calls[reward] for reward in watched))
     return tabulate(weights, list(await asyncio.gather(*calls.values())))
 
 

@@ -29,7 +29,7 @@ from grpo_workload.training.sampling import Sampled, SampledBatch, begin, sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What all ranks need of the completions that one rank has of a batch."""
+    """One rank's completions of a batch, as far as all ranks need them."""
 
     table: RewardTable
     facts: list[Fact]  # before advantages are known

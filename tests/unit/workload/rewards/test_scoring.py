@@ -5,15 +5,19 @@ import math
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 from trl.rewards import get_soft_overlong_punishment
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.launcher.rank_processes import describe_error
+from grpo_workload.rewards import scoring
+from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.scorer import Function, RewardError
 from grpo_workload.rewards.scoring import Reward, build_rewards, score
 from grpo_workload.rewards.table import RewardTable
+from grpo_workload.rewards.user_function import UserFunction
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 SCHEMA = {
@@ -168,6 +172,23 @@ async def test_functions_run_concurrently():
 
     rewards = [Reward(name=name, weight=1, scorer=Function(meets)) for name in ("a", "b")]
     assert (await score(rewards, [make_prompt()], [make_completion()])).totals == [4.0]
+
+
+async def test_the_interpreter_is_watched_while_any_reward_but_accuracy_scores(monkeypatch):
+    """Also one that limits itself, as a user's function in a process of its own does."""
+    watched = []
+    monkeypatch.setattr(scoring, "_interpreter_watched", lambda seconds: watched.append(seconds) or nullcontext())
+
+    class LimitsItself(Function):
+        limits_itself = True
+
+    scorer = LimitsItself(lambda prompts, completions: [1.0])
+    of_user = Reward(name="own", weight=1.0, scorer=scorer, timeout_seconds=7.0)
+    await score([of_user], [make_prompt()], [make_completion()])
+    assert watched == [7.0 + scoring.LOCK_GRACE]
+    assert UserFunction.limits_itself
+    assert UserFunction.is_watched
+    assert not Accuracy.is_watched
 
 
 def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(tmp_path):
