@@ -25,11 +25,11 @@ EXAMPLES = {
     "Server, all weights": {"generation": {"topology": "Server"}},
     "Server, LoRA": {"generation": {"topology": "Server"}, "lora": {"push": "adapters"}},
 }
-"""What jobs may be like, where there is none."""
+"""Settings of jobs to check a model with where no manifest is given."""
 COLUMN = 24
 
 Findings = Sequence[tuple[str, str, str]]
-"""Of each aspect: its name, a word for what is known (works, refused, unknown), and why or how."""
+"""For each aspect: its name, a verdict (works, refused or unknown), and why or how."""
 
 
 @click.command("check-model")

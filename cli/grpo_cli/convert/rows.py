@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What becomes of an option."""
+    """Treatment of an option."""
 
     SAME = "same"  # a field of the job means the same
     DIFFERENT = "differently"  # a field of the job takes its place, and the note says how
@@ -49,7 +49,7 @@ Rows = list[Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of one option."""
+    """An option of the user's, and its place in the job."""
 
     source: str  # the format
     name: str  # as the user wrote it

@@ -20,7 +20,7 @@ MAX_STEPS = TrainingConfig.model_fields["max_steps"].default
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line says in addition to the files; None: nothing."""
+    """Answers from the command line that the files do not have; None: not given."""
 
     nodes: int | None = None
     gpus: int | None = None  # of a node

@@ -1,4 +1,4 @@
-"""What must hold of every plan, judged by what its pass saw: the status is true, settles, and changes as it may."""
+"""Checks of every plan, by what its pass saw: the status is true, settles, and changes as it may."""
 
 from __future__ import annotations
 

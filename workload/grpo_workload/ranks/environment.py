@@ -45,5 +45,5 @@ def show(module: str) -> None:
     """Let a module that `prepare` hides be imported."""
     if sys.modules.get(module) is None:
         sys.modules.pop(module, None)
-    # When it is imported, it reports that it does without an optional package for CPUs.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    if module == "bitsandbytes":  # reports at its import that it does without an optional package for CPUs
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

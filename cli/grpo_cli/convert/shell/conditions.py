@@ -34,7 +34,7 @@ def calculate(op: str, first: int, second: int) -> int | None:
 
 
 class Conditions(Words):
-    """What (( )), [ ] and [[ ]] say; None where that is not known."""
+    """Results of (( )), [ ] and [[ ]]; None where they are not known."""
 
     def arithmetic(self, node: Node) -> int | None:
         """Return the value of an arithmetic expression; None if it is not known."""

@@ -1,4 +1,4 @@
-"""What is known while a script is evaluated: its variables, and marks for what is not known."""
+"""Variables of a script that is evaluated, and marks for values that are not known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mark:
 
 @dataclass(slots=True)
 class State:
-    """What a subshell has of its own."""
+    """Variables and arguments, of which each subshell has its own copy."""
 
     variables: dict[str, Value]
     exported: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 """The values of model.dtype, in the order in which they are suggested."""
 
 _SLOW = (
-    "model.dtype: the CPUs of {ranks} have no instructions for {dtype}: matrix products take some 70 times as long as "
+    "model.dtype: the CPUs of {ranks} have no instructions for {dtype}: matrix products take many times as long as "
     "in float32, which would work"
 )
 
