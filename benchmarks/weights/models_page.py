@@ -17,8 +17,7 @@ from benchmarks.weights.train_families import MODES
 
 PAGE = ROOT / "docs" / "models.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BEFORE, NOW = "H100 with vLLM 0.26", "H100"
-PLACES = {"cpu": "CPU", "h100_vllm033": NOW, "h100": BEFORE, "h200": "H200"}
+PLACES = {"cpu": "CPU", "h100": "H100", "h200": "H200"}
 # Modes of the lines of before, in which weights were changed by hand.
 PUSHES = {"all": "2:full", "zero3": "3:full", "adapters": "2:lora"}
 ROW = re.compile(r"^\| `(?!model_type)(\w+)` \|([^|\n]*)\|[^|\n]*\|[^|\n]*\|[^|\n]*\|$", re.MULTILINE)
@@ -39,7 +38,6 @@ def fill(text: str) -> str:
     def row(found: re.Match[str]) -> str:
         family, example = found.groups()
         left = {place: modes - followed[family][place] for place, modes in pushed[family].items()}
-        left[BEFORE] = left.get(BEFORE, set()) - followed[family][NOW]
         cells = [
             _cell(trained[family], MODES),
             _cell(followed[family], MODES),
@@ -56,8 +54,6 @@ def trainings(*, of_pushes: bool = False) -> Tried:
     for place, row in _rows("train_families"):
         if "error" not in row and (row["pushed"] or not of_pushes):
             tried[row["family"]][place].add(row["mode"])
-    for places in tried.values():
-        places[BEFORE] -= places[NOW]
     return tried
 
 

@@ -37,12 +37,10 @@ TESTED: dict[str, tuple[str, ...]] = (
             ),
             *("hy_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "ministral3", "ernie4_5_moe", "gemma4_text"),
             *("granite_swa", "granitemoe_swa", "mellum", "hunyuan_v1_moe", "qwen3_5_text", "qwen3_5_moe_text"),
-            *("minimax_m2", "gemma3n_text"),
+            *("minimax_m2", "gemma3n_text", "jamba", "nemotron_h", "falcon_mamba"),
         ),
         (ALL, ZERO3, ADAPTERS),
     )
-    | dict.fromkeys(("jamba", "nemotron_h"), (ALL, ZERO3))
-    | {"falcon_mamba": (ZERO3,)}
     | dict.fromkeys(VISION_FAMILIES, (ALL,))
     | dict.fromkeys(("phimoe", "olmo_hybrid", "kimi_linear", "deepseek_v32", "glm_moe_dsa"), ())
 )
