@@ -66,17 +66,20 @@ def test_a_cell_without_a_proof_is_refused(old: str, new: str, message: str) -> 
         load(text.replace(old, new))
 
 
-@pytest.fixture
-def mirror(tmp_path: Path) -> check.Mirror:
-    """A repository whose one file has two lines."""
-    folder = tmp_path / "them+it"
+def _repository(folder: Path) -> str:
+    """Make a repository whose one file has two lines, and return its commit."""
     (folder / "src").mkdir(parents=True)
     (folder / "src/loss.py").write_text("def loss():\n    clip_ratio = 0.2\n")
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "--quiet", "--message", "a"], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> check.Mirror:
+    commit = _repository(tmp_path / "them+it")
     return check.Mirror(Source("It", "them/it", commit, "2026-01-01", ("src",)), tmp_path)
 
 
@@ -110,6 +113,15 @@ def test_a_cell_that_is_not_so_is_named(cell: Cell, message: str, mirror: check.
 def test_a_commit_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"It: .*them\+it has no commit c; --fetch gets it"):
         check.tree(Source("It", "them/it", "c", "2026-01-01", ("src",)), tmp_path)
+
+
+def test_a_commit_that_is_not_there_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = _repository(tmp_path / "github/them/it")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{(tmp_path / 'github').as_uri()}/.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://github.com/")
+    files = check.tree(Source("It", "them/it", commit, "2026-01-01", ("src",)), tmp_path / "mirrors", fetch=True)
+    assert check.look_up(_cell(("src/loss.py", "clip_ratio")), files)["at"]
 
 
 def test_every_row_links_to_tests_unless_it_is_not_here() -> None:
