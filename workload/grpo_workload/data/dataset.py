@@ -122,14 +122,31 @@ def find_commit(config: DatasetConfig) -> str:
 def _of_hub(config: DatasetConfig) -> Any:
     import datasets
 
+    is_commit = config.revision is not None and _COMMIT.fullmatch(config.revision)
+    if is_commit and (cached := _cached(config)):
+        return cached
     builder = datasets.load_dataset_builder(config.name, config.config, revision=config.revision)
     # If the hub does not answer, `datasets` takes the newest commit in the cache, whatever was asked for.
-    if config.revision is not None and _COMMIT.fullmatch(config.revision) and builder.hash != config.revision:
+    if is_commit and builder.hash != config.revision and not Path(config.source).is_dir():
         raise ConnectionError(
             f"dataset.name: the hub does not give {config.name} at commit {config.revision}, and the cache has "
             f"{builder.hash}"
         )
     return builder
+
+
+def _cached(config: DatasetConfig) -> Any:
+    """Return the builder of a commit that is in the cache, without a request to the hub; None if it is not there."""
+    import datasets
+    from datasets.packaged_modules.cache.cache import Cache
+
+    *namespace, name = config.source.split("/")
+    folder = "___".join([*namespace, datasets.naming.camelcase_to_snakecase(name)])
+    below = Path(datasets.config.HF_DATASETS_CACHE) / folder / (config.config or "default")
+    for path in below.glob(f"*/{config.revision}"):
+        version, commit = path.parts[-2:]
+        return Cache(repo_id=config.name, dataset_name=name, config_name=below.name, version=version, hash=commit)
+    return None
 
 
 def _no_rows(config: DatasetConfig) -> ConfigError:

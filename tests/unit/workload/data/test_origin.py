@@ -12,7 +12,6 @@ from datasets import Dataset, Features, Image, Value, concatenate_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.layout.contracts import make_contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import DatasetConfig
 from grpo_workload.algorithm.samples import Prompt
@@ -22,8 +21,6 @@ from grpo_workload.data.origin import DataOrigin, fingerprint, origin_of, settle
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.storage.base_model import Origin
 from grpo_workload.storage.checkpoint_content import TrainerState
-from grpo_workload.training.checks import check_rows
-from support.control_plane.jobs import world
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 ROWS = [{"prompt": f"{index} + 1?", "answer": [index, {"text": str(index + 1)}][:1]} for index in range(10)]
@@ -67,8 +64,8 @@ def test_large_datasets_are_read_in_part(monkeypatch: pytest.MonkeyPatch) -> Non
     texts = [f"{index:>98}" for index in range(1000)]
     monkeypatch.setattr(module, "MAX_BYTES", rows_of(texts).data.nbytes // 10)
     whole = fingerprint(rows_of(texts))
-    noticed = [fingerprint(rows_of([*texts[:at], "x" * 98, *texts[at + 1 :]])) != whole for at in range(0, 1000, 5)]
-    assert 5 < sum(noticed) < 40, "a tenth of the rows is read"
+    noticed = [fingerprint(rows_of([*texts[:at], "x" * 98, *texts[at + 1 :]])) != whole for at in range(0, 1000, 20)]
+    assert 0 < sum(noticed) < 15, "a tenth of the rows is read"
     assert fingerprint(rows_of([text.replace(" ", "_") for text in texts])) != whole
 
 
@@ -149,21 +146,6 @@ def test_a_run_trains_on_the_rows_that_it_began_with_in_their_order_whatever_bec
             found = [prompt.text for prompt in source.batch(step, PER_STEP)]
             assert found == [order[(position + at) % len(order)] for at in range(PER_STEP)]
             step, position = step + 1, position + PER_STEP
-
-
-def test_ranks_that_find_other_rows_are_named_with_their_pods() -> None:
-    groups = [{"name": "a", "gpus": 2}, {"name": "b", "replicas": 2, "gpus": 1}]
-    contract = make_contract(*world(trainer={"groups": groups}), 0)
-    same, other = plain(["a", "b"]), plain(["x"])
-    check_rows("dataset.path", [same] * 4, contract)
-    with pytest.raises(ConfigError) as refusal:
-        check_rows("dataset.path", [same, same, other, replace(same, fingerprint="y")], contract)
-    pods = [member.pod for member in contract.members]
-    assert str(refusal.value) == (
-        f"dataset.path: ranks find other rows in /data/rows.jsonl than rank 0 (pod {pods[0]}): rank 2 (pod {pods[1]}): "
-        f"1 rows instead of 2, fingerprint x instead of a,b; rank 3 (pod {pods[2]}): fingerprint y instead of a,b. "
-        "Every trainer pod must read the same files, and nothing may write to them while the job starts"
-    )
 
 
 def test_checkpoints_say_which_rows_they_were_trained_on_and_older_ones_are_read(tmp_path: Path) -> None:
