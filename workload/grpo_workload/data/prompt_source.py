@@ -91,7 +91,8 @@ class PromptSource:
         if (round_number := slot // prompts_per_step) > 0:
             rows = _further(len(self), (self._seed, step, round_number), prompts_per_step)
             return Draw(int(rows[slot % prompts_per_step % len(rows)]), seed)
-        epoch, offset = divmod((step - self.first_step) * prompts_per_step + slot, len(self))
+        taken = max(0, step - self.first_step)  # rewards are tried with a prompt of step 0 wherever the run begins
+        epoch, offset = divmod(taken * prompts_per_step + slot, len(self))
         index = int(_order(len(self), self._seed, epoch)[offset]) if self._shuffle else offset
         return Draw(index, seed)
 
