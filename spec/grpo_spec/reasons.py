@@ -28,6 +28,7 @@ class Reason(StrEnum):
     PEERS_MISSING = "PeersMissing"
 
     # Given by rank 0, in the warnings of its progress; so is NotFinite.
+    SAMPLING_MISMATCH = "SamplingMismatch"
     CONSTANT_REWARD = "ConstantReward"
     NO_REWARD_DIFFERENCE = "NoRewardDifference"
     COMPLETIONS_CUT = "CompletionsCut"

@@ -42,7 +42,7 @@ def settle_loss(draft: Draft) -> None:
     if scale := _SCALES.get(draft.fields.get("training.advantageEstimator", "grpo")):
         draft.fields.setdefault("training.scaleRewards", scale)
     if facts.get("correct_importance") is False:
-        draft.set("training.importanceSamplingCorrection", "none")
+        draft.set("training.importanceSamplingCorrection", "none", "vllm_importance_sampling_correction is false")
     if "verl_batch" in facts:
         _correction(draft)
 

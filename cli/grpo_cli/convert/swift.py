@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grpo_cli.convert import trl
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import Table, differs, left, not_needed, rows, same, under
+from grpo_cli.convert.rows import UNSET, Table, differs, left, not_needed, rows, same, under
 
 _TURNS = "completions have one turn: tools and environments are not supported"
 _REWARD = "write the reward as a function (docs/rewards.md)"
@@ -144,7 +146,12 @@ ENVIRONMENT = rows(
 # fmt: on
 
 _OWN_NAMES = {row.name for row in OWN}
+_OWN_DEFAULTS = {(row.field, row.fact) for row in OWN if row.default is not UNSET}
 _SHARED = rows(trl.BATCH, trl.OPTIMIZER, trl.LOSS, trl.GENERATION, trl.SAVING, trl.DATA)
-_INHERITED = [row for row in _SHARED if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")]
+_INHERITED = [
+    replace(row, default=UNSET) if (row.field, row.fact) in _OWN_DEFAULTS else row
+    for row in _SHARED
+    if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")
+]
 
 SWIFT = Table.of("ms-swift", "4.5.2", OWN, ROLLOUT, ENVIRONMENT, _INHERITED)

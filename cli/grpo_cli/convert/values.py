@@ -184,7 +184,7 @@ truncation = one_of(
 )
 correction = one_of(
     {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
-    "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",
+    "{value} is not supported: token_truncate is taken; docs/training.md lists the others",
 )
 _replay = one_of(
     {"disabled": "disabled", "R3": "r3"}, "{value} would replay what the trainer chose; R3 replays what vLLM chose"

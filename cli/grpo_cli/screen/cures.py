@@ -6,6 +6,8 @@ CURES = {
     "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
     "OutOfMemory": "nothing: the next attempt has smaller micro-batches; docs/training.md says what leaves more memory",
     "NotFinite": "read the steps in metrics.jsonl; lower learningRate, the rewards' weights or beta",
+    "SamplingMismatch": "compare precision and engineArgs of engine and model; routerReplay for experts; lower "
+    "maxStaleness or learningRate; importanceSamplingCorrection token_truncate if only weights are lost",
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",

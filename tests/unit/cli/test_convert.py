@@ -92,7 +92,6 @@ def test_every_field_of_accelerate_has_a_row() -> None:
 
 def test_options_not_set_mean_the_same_as_in_trl() -> None:
     ours = {path.split(".")[1]: value for path, value in _fields(TrainingConfig(), "training").items()}
-    ours["importanceSamplingCorrection"] = "sequence_mask"  # None depends on the rest of the job
     defaults = {
         field.name: field.default
         for config in (trl.GRPOConfig, trl.ModelConfig)
@@ -385,6 +384,20 @@ def test_defaults_of_the_other_tool_are_written_out() -> None:
     )
     assert (training["lossType"], training["importanceSamplingCorrection"]) == ("grpo", "none")
     assert "temperature: 0.9  # ms-swift's default" in _convert("swift-all-maps.sh").manifest
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ("", "sequence_mask  # trl's default"),
+        ("vllm_importance_sampling_mode: token_mask", "token_mask"),
+        ("vllm_importance_sampling_correction: false", "none  # vllm_importance_sampling_correction is false"),
+    ],
+)
+def test_a_job_from_trl_keeps_trls_correction(options: str, written: str) -> None:
+    """A job's own default is another: the loss of long completions does not vanish with it."""
+    manifest = _text("trl.yaml", f"model_name_or_path: a/b\nuse_vllm: true\n{options}\n").manifest
+    assert f"importanceSamplingCorrection: {written}\n" in manifest
 
 
 def test_a_batch_stays_small_when_ranks_outnumber_its_prompts() -> None:

@@ -167,9 +167,8 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
     if rank == 0:
         training = contract.config.training
         logger.info(
-            "correction of the mismatch with vLLM: %s (%s); importanceSamplingClipMax: %g",
-            contract.config.correction,
-            "training.importanceSamplingCorrection" if training.importance_sampling_correction else "the default",
+            "training.importanceSamplingCorrection: %s; importanceSamplingClipMax: %s",
+            training.importance_sampling_correction,
             training.importance_sampling_clip_max,
         )
     return policy

@@ -192,3 +192,19 @@ def test_a_mean_over_no_token_is_left_out():
     sums = {"num_tokens": 0.0, "clip_ratio/low_mean": 0.0, "trained/entropy": 0.0}
     assert token_means(sums, 8) == {"clip_ratio/low_mean": 0.0}
     assert token_means(sums, 0) == {}
+
+
+@pytest.mark.parametrize("variant", [{"importance_sampling_level": "sequence"}, {"loss_type": "gmpo"}])
+def test_weights_of_tokens_multiply_a_loss_of_sequences_by_their_mean(variant):
+    """So the default correction does not vanish with the length of a completion there, either."""
+    training = TrainingConfig(**{"loss_type": "grpo"} | variant)
+    logprobs, old, advantages, mask, _ = (tensor[1:] for tensor in make_batch(1))
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    means = (weights * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    scale, found = LossScale(num_sequences=6, num_tokens=int(mask.sum())), []
+    for factors in (weights, means):
+        trained = logprobs.clone().requires_grad_()
+        one = grpo_loss(trained, old, advantages, mask, scale=scale, training=training, weights_BT=factors)
+        one.loss.backward()
+        found.append((one.loss.detach(), trained.grad))
+    torch.testing.assert_close(found[0], found[1])
