@@ -260,6 +260,9 @@ SERVER = under("rollout.",  # of `trl vllm-serve`, and of `swift rollout`
 )
 
 # Of `trl grpo` in a script.
-COMMAND = differs("config", "", v.as_is, "its options count if that file is given to grpo convert, too")
+COMMAND = rows(
+    left("config", "its options are not known: give grpo convert that file, too"),
+    differs("accelerate_config", "parallelism@deepspeed", v.accelerate_config, "its stage, as its name says"),
+)
 
 TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER, SERVER, COMMAND)

@@ -221,7 +221,7 @@ def deepspeed(value: Any) -> dict[str, Any]:
         return {"stage": integer(zero.get("stage", 0)), "offload": device not in ("none", None)}
     found = re.search(r"(?:zero|z|stage)[-_]?([0-3])", str(value).lower())
     if found is None:
-        raise LeftError("the name does not show the stage: set parallelism.zeroStage and offloadOptimizer")
+        raise LeftError("the name does not show the stage: give grpo convert that file, too, or set zeroStage")
     return {"stage": int(found[1]), "offload": "offload" in str(value).lower()}
 
 
@@ -230,3 +230,11 @@ def fsdp(value: Any) -> dict[str, Any]:
     words = str(value).lower()
     stage = 0 if "no_shard" in words else 2 if "shard_grad_op" in words or words == "false" else 3
     return {"stage": stage, "offload": "offload" in words}
+
+
+def accelerate_config(value: Any) -> dict[str, Any]:
+    """Return the ZeRO stage of one of TRL's configurations of accelerate, by its name."""
+    name = str(value).lower()
+    if name in ("single_gpu", "multi_gpu"):
+        return {"stage": 0, "offload": False}
+    return fsdp(name) if "fsdp" in name else deepspeed(name)

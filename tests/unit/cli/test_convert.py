@@ -626,6 +626,10 @@ def test_the_loss_is_taken_over(file: str, options: str, expected: dict[str, Any
         ("learning_rate: fast", "job.yaml: learning_rate: use a number, not 'fast'"),
         ("[1, 2]", "job.yaml: write options as `name: value`; found list"),
         ("a: [", "job.yaml: this is not YAML"),
+        (
+            "num_machines: 1\ndeepspeed_config: {gradient_accumulation_steps: 0.25}",
+            "job.yaml: deepspeed_config.gradient_accumulation_steps: use a whole number, not 0.25",
+        ),
         ("temperature: 20", "spec.training.temperature"),
     ],
 )
@@ -735,6 +739,68 @@ def test_a_server_of_trl_has_its_gpus() -> None:
     conversion = _text("run.sh", text + "--vllm_mode server --model_name_or_path a/b --dataset_name c/d")
     assert conversion.spec["generation"]["server"]["groups"][0]["gpus"] == 4
     assert not [finding.name for finding in conversion.left if finding.name.startswith("rollout")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "gpus", "stage", "dtype"),
+    [
+        (
+            "accelerate launch --num_processes 8 --num_machines=2 --mixed_precision bf16 train.py",
+            2,
+            4,
+            None,
+            "bfloat16",
+        ),
+        ("accelerate launch --use_deepspeed --zero-stage 3 --num_processes 2 -m my.train", 1, 2, 3, None),
+        ("accelerate launch --config_file zero3.yaml --num_processes=4 --multi_gpu train.py", 2, 2, 3, "bfloat16"),
+        ("accelerate launch --use_deepspeed --deepspeed_config_file ds.json --num_processes 2 train.py", 1, 2, 2, None),
+        ("torchrun --nnodes 2 --nproc_per_node 4 train.py", 2, 4, None, None),
+        ("python -m torch.distributed.run --nproc_per_node=4 train.py", 1, 4, None, None),
+        ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", 1, 4, 2, None),
+        ("trl grpo --num_processes 4 --accelerate_config zero1", 1, 4, 1, None),
+    ],
+)
+def test_options_of_a_launcher_are_not_those_of_the_script(
+    launcher: str, nodes: int, gpus: int, stage: int | None, dtype: str | None
+) -> None:
+    """They say how many GPUs there are, the ZeRO stage and the type of the weights; so do files that they name."""
+    files = {
+        "zero3.yaml": (INPUTS / "accelerate-zero3.yaml").read_text(),
+        "ds.json": '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+    }
+    text = f"{launcher} --model_name_or_path a/b --dataset_name c/d --seed 7 --gradient_accumulation_steps 2\n"
+    sources = read("run.sh", text, "trl")
+    for file in (file for file in files if file in launcher):
+        sources += read(file, files[file])
+    conversion = convert(sources, Given())
+    spec = conversion.spec
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": nodes, "gpus": gpus}]
+    assert spec.get("parallelism", {}).get("zeroStage") == stage
+    assert spec["model"].get("dtype") == dtype
+    assert spec["training"]["seed"] == 7
+    assert {finding.name for finding in conversion.left} == {"epochs", "rewards"}
+
+
+def test_what_a_launcher_reads_elsewhere_is_named() -> None:
+    launcher = "accelerate launch --config_file zero3.yaml --dynamo_backend inductor --fp8_format HYBRID train.py"
+    conversion = convert(read("run.sh", f"{launcher} --model_name_or_path a/b --use_vllm true", "trl"), Given())
+    left = {finding.name: finding.note for finding in conversion.left}
+    assert left["config_file"] == "its options are not known: give grpo convert that file, too"
+    assert left["fp8_format"].startswith("not a known option of accelerate")
+    assert "dynamo_backend" in left
+    assert "topology" in conversion.spec["generation"]
+
+
+def test_options_of_a_file_that_the_command_names_count_unless_the_command_says_otherwise() -> None:
+    command = "trl grpo --config trl.yaml --num_generations 4 --model_name_or_path a/b"
+    for files in (("run.sh", "trl.yaml"), ("trl.yaml", "run.sh")):
+        texts = {"run.sh": command, "trl.yaml": (INPUTS / "trl.yaml").read_text()}
+        conversion = convert([source for file in files for source in read(file, texts[file])], Given())
+        training = conversion.spec["training"]
+        assert (training["numGenerations"], conversion.spec["model"]["name"]) == (4, "a/b")
+        assert training["maxCompletionLength"] == 1024, "TRL's default does not replace what the file says"
+        assert "config" not in {finding.name for finding in conversion.left}
+    assert "config" in {finding.name for finding in _text("run.sh", command).left}
 
 
 def test_variables_of_a_script_are_given_on_the_command_line(tmp_path: Path) -> None:
