@@ -12,7 +12,7 @@ from grpo_cli.convert import values as v
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.read import SERVER, Source
-from grpo_cli.convert.rows import UNSET, Finding, Kind, LeftError, Row, Table
+from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
@@ -107,7 +107,7 @@ class _Applying:
         else:
             try:
                 converted = row.convert(value)
-            except LeftError as error:
+            except v.LeftError as error:
                 self.tell(name, value, Kind.LEFT, row.field, str(error))
                 return
             except ValueError as error:

@@ -15,7 +15,7 @@ from accelerate.utils import DeepSpeedPlugin
 from click.testing import CliRunner, Result
 from trl.scripts.grpo import GRPOScriptArguments
 
-from grpo_cli.convert import settle, values
+from grpo_cli.convert import fields, settle, values
 from grpo_cli.convert.apply import TABLES, find
 from grpo_cli.convert.conversion import Conversion, convert
 from grpo_cli.convert.pages import page
@@ -134,6 +134,7 @@ def test_every_row_leads_to_a_field_that_exists() -> None:
             assert _exists(row.field), f"{table.format}: {row.name} -> {row.field}"
             assert row.note or row.kind is Kind.SAME, f"{row.name} lacks a note"
     facts = {row.fact for table in TABLES.values() for row in table.rows.values() if row.fact}
+    assert fields._OF_FACTS.keys() <= facts
     read_of_them = "".join(path.read_text() for path in Path(settle.__file__).parent.glob("*.py"))
     assert [fact for fact in sorted(facts) if f'"{fact}"' not in read_of_them] == []
 
@@ -847,6 +848,35 @@ def test_text_from_a_file_stays_text() -> None:
 def test_a_job_name_that_looks_like_a_number_stays_text() -> None:
     conversion = _text("job.yaml", "model_name_or_path: a/8\ndataset_name: c/d\n")
     assert yaml.safe_load(conversion.manifest)["metadata"]["name"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "value"),
+    [
+        ("training.topP", "9e-1", 0.9),
+        ("training.epsilonHigh", "0.28", 0.28),
+        ("training.numGenerations", "8", 8),
+        ("training.routerReplay", "True", True),
+        ("training.stop", "['a', 'b']", ["a", "b"]),
+        ("training.lossType", "DAPO", "dapo"),
+        ("model.dtype", "bf16", "bfloat16"),
+        ("model.attention", "flash_attention_2", "varlen"),
+        ("dataset.chatTemplateKwargs", '{"a": 1}', {"a": 1}),
+        ("model.revision", "main", "main"),
+    ],
+)
+def test_values_are_read_by_the_type_of_their_field(path: str, given: str, value: Any) -> None:
+    assert fields.converter(path)(given) == value
+
+
+def test_a_value_that_a_field_cannot_have_is_named_with_those_that_it_can() -> None:
+    for path, given, complaint in (
+        ("training.numGenerations", "0", "use a number of at least 1, not '0'"),
+        ("training.lossType", "real", "real is not supported: dapo is taken; use grpo, dapo, dr_grpo, "),
+        ("training.importanceSamplingCorrection", "x", "x is not supported: use none, token_truncate, "),
+    ):
+        with pytest.raises(ValueError, match=f"^{complaint}"):
+            fields.converter(path)(given)
 
 
 def test_values_are_read_from_their_notations() -> None:
