@@ -43,9 +43,9 @@ def convert(sources: Sequence[Source], given: Given, name: str | None = None) ->
     sources = sorted(sources, key=lambda source: (source.format not in _FIRST, source.is_command))
     files = {PurePath(source.file).name for source in sources}
     for source in sources:
-        named = {name: file for name, file in source.options.items() if _is_of(file, files)}
-        for name, file in named.items():
-            draft.find(Kind.NOT_NEEDED, name, file, "that file is read, too", "")
+        named = {option for option, value in source.options.items() if _is_of(value, files)}
+        for option in sorted(named):
+            draft.find(Kind.NOT_NEEDED, option, source.options[option], "that file is read, too", "")
         apply(replace(source, options={k: v for k, v in source.options.items() if k not in named}), draft)
     for format_ in dict.fromkeys(source.format for source in sources):
         apply_defaults([source for source in sources if source.format == format_], draft)

@@ -22,6 +22,17 @@ SERVER = "rollout."
 """Begins the names of options of commands that serve the model, beside those of the command that trains."""
 _VERL = "verl.trainer.main_ppo"
 _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
+_LAUNCHER_FLAGS = {
+    "multi_gpu",
+    "use_deepspeed",
+    "use_fsdp",
+    "cpu",
+    "quiet",
+    "debug",
+    "module",
+    "same_network",
+    "standalone",
+}
 _LAUNCHER_MODULES = {"launch", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
@@ -139,7 +150,8 @@ def _command(file: str, command: Command, format_: str | None, script: Script) -
     launcher, words = _split(command.words)
     first = next((number for number, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
     head, tools = words[:first], {PurePath(word).name for word in words[:first]}
-    tail = [*filter(is_mark, head), *words[first:]]  # what is not known may be options
+    # What is not known may be options, but for the script that a launcher runs.
+    tail = [*filter(is_mark, head[bool(launcher) :]), *words[first:]]
     is_swift, is_trl = bool(tools & {"swift", "megatron"}), "trl" in tools
     if _VERL in words:
         return [_source(file, "verl", _overrides(words[words.index(_VERL) + 1 :]), command, script)]
@@ -167,10 +179,11 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     begin = next((number for number, word in enumerate(words) if PurePath(word).name in _LAUNCHERS), len(words))
     for number in range(begin + 1, len(words)):
         word, before = words[number], words[number - 1]
-        is_value = before.startswith("--") and "=" not in before and not word.endswith(".py") and before != "--module"
+        is_flag = "=" in before or before[2:].replace("-", "_") in _LAUNCHER_FLAGS
+        is_value = before.startswith("--") and not is_flag and not word.endswith(".py")
         if not (word.startswith("-") or is_value or word in _LAUNCHER_MODULES):
             return [word for word in words[:number] if word != "-m"], words[number:]
-    return [], words
+    return ([], words) if begin == len(words) else (words[: begin + 1], words[begin + 1 :])
 
 
 def _source(file: str, format_: str, options: dict[str, Any], command: Command | None, script: Script) -> Source:

@@ -755,6 +755,7 @@ def test_a_server_of_trl_has_its_gpus() -> None:
         ("accelerate launch --use_deepspeed --zero-stage 3 --num_processes 2 -m my.train", 1, 2, 3, None),
         ("accelerate launch --config_file zero3.yaml --num_processes=4 --multi_gpu train.py", 2, 2, 3, "bfloat16"),
         ("accelerate launch --use_deepspeed --deepspeed_config_file ds.json --num_processes 2 train.py", 1, 2, 2, None),
+        ("accelerate launch --num_processes 2 --multi_gpu $SCRIPT", 1, 2, 0, None),
         ("torchrun --nnodes 2 --nproc_per_node 4 train.py", 2, 4, None, None),
         ("python -m torch.distributed.run --nproc_per_node=4 train.py", 1, 4, None, None),
         ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", 1, 4, 2, None),
@@ -775,6 +776,7 @@ def test_options_of_a_launcher_are_not_those_of_the_script(
         sources += read(file, files[file])
     conversion = convert(sources, Given())
     spec = conversion.spec
+    assert yaml.safe_load(conversion.manifest)["metadata"]["name"] == "b", "the model's"
     assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": nodes, "gpus": gpus}]
     assert spec.get("parallelism", {}).get("zeroStage") == stage
     assert spec["model"].get("dtype") == dtype
