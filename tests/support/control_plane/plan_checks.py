@@ -1,4 +1,7 @@
-"""Checks of every plan, by what its pass saw: the status is true, settles, and changes as it may."""
+"""Checks of every plan, of simulations and unit tests, by what its pass saw.
+
+The status is true, settles, and changes as it may.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from unittest import mock
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
-from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.blame import Reports, seconds_between
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.plan import Plan, plan
@@ -107,6 +110,7 @@ def check_transition(
     """
     if new.attempt != old.attempt:
         assert is_about_to_begin(job, old, observed, now), "the reconciler foresaw it"
+        assert old.next_restart_time is None or seconds_between(old.next_restart_time, now) >= 0, "the back-off is over"
         if keeps_pods(old):
             assert [pod.uid for pod in observed.pods.values()] == [member.uid for member in old.members], "the same"
             assert all(pod.outcome for name, pod in observed.pods.items() if name in topology.trainer_pods)

@@ -114,6 +114,14 @@ def test_it_waits_for_all_ranks_and_for_the_reason_of_each_container() -> None:
     assert case.status.attempt == 1
 
 
+def test_it_waits_for_the_back_off() -> None:
+    case = Case(failurePolicy={"restartStrategy": "InPlace", "backoffSeconds": 100})
+    held = [holds(one) for one in case.see_all_ready()]
+    case.see(*held, at=10)
+    assert case.see(*held, at=60).status.attempt == 0
+    assert case.see(*held, at=140).status.attempt == 1
+
+
 @pytest.mark.parametrize(
     "loss",
     [
