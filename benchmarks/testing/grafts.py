@@ -39,9 +39,9 @@ def _functions(namespace: dict[str, Any], module: str) -> Iterator[tuple[str, Fu
             if value.__module__ == module and key != "__base__":
                 yield from _functions(dict(vars(value)), module)
             continue
-        parts = [value.fget, value.fset] if isinstance(value, property) else [value]
+        parts: list[Any] = [value.fget, value.fset] if isinstance(value, property) else [value]
         for part in parts:
-            function = getattr(part, "__func__", part)
+            function: Any = getattr(part, "__func__", part)
             while hasattr(function, "__wrapped__"):
                 if hasattr(function, "cache_clear"):
                     function.cache_clear()

@@ -4,13 +4,13 @@ cosmic-ray makes the mutants, a seeded sample for each module; two more kinds ar
 It and coverage are in an environment of their own, as they are no dependency of the project:
 
     python -m venv ~/.cache/grpo-operator/mutants
-    ~/.cache/grpo-operator/mutants/bin/pip install cosmic-ray==8.7.0 coverage==7.15.2
+    ~/.cache/grpo-operator/mutants/bin/pip install cosmic-ray==8.7.0 coverage==7.17.5
     nice python -m benchmarks.testing.mutants --tools ~/.cache/grpo-operator/mutants --output mutants.jsonl [ROOM...]
 
 The tests of a room are collected once. A mutant lives in a fork of that process, which replaces the code of functions
 in place, or constants of the module, and runs the tests that execute its line, the shortest first. Not mutated are
 annotations, classes outside of methods, and imports. Children of a test process that import the code anew run without
-the mutant, so what only they would find counts as survived.
+the mutant, so what only they would find counts as survived. A run tries again what survived in the last one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -137,8 +137,8 @@ def _removals(tree: ast.Module) -> Iterator[tuple[Any, str]]:
 class Catch:
     """A plugin of pytest: it runs the tests once for their coverage, then for each mutant in a fork."""
 
-    def __init__(self, room: str, count: int, seed: int, write: Callable[[dict[str, Any]], None]) -> None:
-        self._room, self._count, self._seed, self._write = room, count, seed, write
+    def __init__(self, room: str, count: int, seed: int, output: Path) -> None:
+        self._room, self._count, self._seed, self._output = room, count, seed, output
         self._failed = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -149,6 +149,7 @@ class Catch:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run everything."""
         paths = [path for pattern in ROOMS[self._room][0] for path in sorted(ROOT.glob(pattern))]
+        known = rows(self._output)
         executed, seconds = self._cover(session.items, paths)
         for path in paths:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
@@ -157,12 +158,18 @@ class Catch:
             every = list(mutants(path.read_text()))
             chosen = random.Random(f"{self._seed} {name}").sample(every, min(self._count, len(every)))
             for mutant in sorted(chosen):
+                row = {"room": self._room, "module": name, **mutant._asdict()}
+                del row["text"]
+                if any(row.items() <= one.items() for one in known):
+                    continue
                 lines = executed[str(path)]
                 own = lines.get(mutant.line) or {item for items in lines.values() for item in items}
                 asked = sorted(own, key=lambda item: seconds[item])
-                result, test = self._try(sys.modules[name], mutant, asked, 3 * sum(map(seconds.get, asked)) + SECONDS)
-                where = {"room": self._room, "module": name, "line": mutant.line, "operator": mutant.operator}
-                self._write(where | {"occurrence": mutant.occurrence, "result": result, "test": test})
+                result, test = self._try(
+                    sys.modules[name], mutant, asked, 3 * sum(seconds[item] for item in asked) + SECONDS
+                )
+                with self._output.open("a") as file:
+                    file.write(json.dumps({**row, "result": result, "test": test}) + "\n")
         return True
 
     def _cover(self, items: list[pytest.Item], paths: list[Path]) -> tuple[Any, dict[pytest.Item, float]]:
@@ -183,7 +190,7 @@ class Catch:
                 executed[path][line] = {items[int(number)] for number in contexts if number}
         return executed, seconds
 
-    def _try(self, module: ModuleType, mutant: Mutant, items: list[pytest.Item], limit: float) -> tuple[str, str]:
+    def _try(self, module: ModuleType, mutant: Mutant, items: list[Any], limit: float) -> tuple[str, str]:
         """Return what becomes of a mutant, and the test that killed it."""
         read, write = os.pipe()
         if not (child := os.fork()):
@@ -194,7 +201,7 @@ class Catch:
             try:
                 graft(module, mutant.text, mutant.line)
                 for item in items:
-                    item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does
+                    item._initrequest()  # as pytest-rerunfailures does
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                     if self._failed:
                         break
@@ -209,6 +216,11 @@ class Catch:
         return ("survived", "") if said == "-" else ("killed", said) if said else ("timeout", "")
 
 
+def rows(output: Path) -> list[dict[str, Any]]:
+    """Return what a file of results has."""
+    return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+
+
 @click.command(help=__doc__)
 @click.argument("rooms", nargs=-1)
 @click.option("--tools", type=click.Path(path_type=Path), required=True, help="environment of cosmic-ray and coverage")
@@ -216,17 +228,14 @@ class Catch:
 @click.option("--count", default=8, help="mutants of a module")
 @click.option("--seed", default=1)
 def main(rooms: tuple[str, ...], tools: Path, output: Path, count: int, seed: int) -> None:
-    """Try mutants of rooms; append a line for each to `output`."""
+    """Try mutants of rooms, but for those that `output` has as killed."""
     sys.path += map(str, tools.expanduser().glob("lib/python*/site-packages"))  # last: the project's own come first
-
-    def write(row: dict[str, Any]) -> None:
-        with output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
+    killed = [row for row in rows(output) if row["result"] != "survived" or row["room"] not in (rooms or ROOMS)]
+    output.write_text("".join(json.dumps(row) + "\n" for row in killed))
     for room in rooms or ROOMS:
         if not os.fork():  # rooms do not share imports
             flags = ["-q", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "--timeout=0"]
-            os._exit(pytest.main([*flags, *_files(room)], plugins=[Catch(room, count, seed, write)]))
+            os._exit(pytest.main([*flags, *_files(room)], plugins=[Catch(room, count, seed, output)]))
         _, status = os.wait()
         if status:
             raise click.ClickException(f"the tests of {room} fail or cannot be run")
