@@ -114,6 +114,13 @@ def test_each_loss_is_divided_by_what_its_paper_says(options, expected):
     assert math.isfinite(alone.loss), "no token of the step is in the loss"
 
 
+def test_the_kl_divergence_is_added():
+    logprobs, ref = torch.full((1, 2), -1.0), torch.full((1, 2), -1.0 + math.log(2))
+    options = {"scale": LossScale(num_sequences=1, num_tokens=2), "training": TrainingConfig(beta=0.5)}
+    loss = grpo_loss(logprobs, logprobs, torch.tensor([1.0]), torch.ones(1, 2), ref_logprobs_BT=ref, **options).loss
+    assert loss.item() == pytest.approx(-1 + 0.5 * (2 - math.log(2) - 1))
+
+
 def test_the_cut_keeps_tokens_of_high_entropy_and_their_mean_entropy_is_subtracted():
     entropies = [[0.5, 1.0, 2.0, 3.0], [1.5, 9, 9, 9], [9, 9, 9, 9]]  # those of padding do not count
     scale = LossScale(num_sequences=4, num_tokens=5)
