@@ -38,7 +38,10 @@ from grpo_workload.weights.differ import WeightsDifferError
 from support.trainer.listeners import Heard
 from support.trainer.stops import are_stopped, word_in
 
-NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE, MAX_MODEL_LEN = 4, 12, 2, 0.7, 64
+NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+LONG = tuple(3 + 7 * place % 250 for place in range(300))
+"""The beginning of a prompt, longer than two blocks of vLLM's prefix cache, which have 128 tokens on CPUs: what old
+weights made of it may not be used after a push."""
 # Buckets end inside fused layers (q, k and v; gate and up), of which vLLM keeps the first parts until the rest arrives.
 export.GATHER_BYTES = 2**12
 
@@ -138,6 +141,8 @@ def complaints(policy, generator, check):
 
 def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     rank = int(os.environ["RANK"])
+    beginning = LONG if trains == "4bit" else ()  # one case is enough: it takes longer
+    max_model_len = 64 + len(beginning)
     config = TrainerConfig.model_validate(
         {
             "model": {"path": model, "dtype": dtype},
@@ -155,7 +160,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
             **({} if trains == "all" else {"lora": {"modulesToSave": ["norm"], "loadIn4Bit": trains == "4bit"}}),
             "generation": {
                 "tensorParallel": tensor_parallel,
-                "maxModelLen": MAX_MODEL_LEN,
+                "maxModelLen": max_model_len,
                 "kvCacheMemory": "64Mi",
                 "engineArgs": {"enforce_eager": True} | (ENGINE_ARGS if staleness else {}),
             },
@@ -169,7 +174,12 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     generator.sync_weights(policy.weights(), 0)  # the weights that the engine has loaded
     check.run(policy, generator, 0)
     prompts = [
-        Prompt(index=index, text="", token_ids=tuple(range(10 + rank, 20 + 2 * index)), seed=index)
+        Prompt(
+            index=index,
+            text="",
+            token_ids=(*beginning, *range(10 + rank, 20 + 2 * index)),
+            seed=index,
+        )
         for index in range(1 + rank)
     ]
 
@@ -205,7 +215,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     generator._sampling |= sampling_parameters(config.training)
     is_stopped = None if staleness else stops(generator, prompts, config.training)
     samples = list(generate())
-    ahead = sample_ahead(policy, generator, rank, TEMPERATURE, 3, MAX_MODEL_LEN) if staleness else None
+    ahead = sample_ahead(policy, generator, rank, TEMPERATURE, 3, max_model_len) if staleness else None
     result = {
         "ahead": ahead,
         "texts": [sample.completion.text for sample in samples],
