@@ -46,6 +46,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     HUNG = "Hung"
+    REPEATED_FAILURE = "RepeatedFailure"
     PLACEMENT_TIMEOUT = "PlacementTimeout"
     DOWNLOAD_FAILED = "DownloadFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -114,6 +115,7 @@ OF_FAILURES: tuple[str, ...] = (
     Reason.PREEMPTED,
     Reason.NODE_LOST,
     Reason.HUNG,
+    Reason.REPEATED_FAILURE,
     Reason.PLACEMENT_TIMEOUT,
     Reason.DOWNLOAD_FAILED,
     Reason.DEADLINE_EXCEEDED,
@@ -122,5 +124,6 @@ OF_FAILURES: tuple[str, ...] = (
     "StartError",
     "ContainerCannotRun",
     "ContainerStatusUnknown",
+    "UnexpectedAdmissionError",
 )
 """Reasons that `status.lastFailure` can have, of launchers, the operator and kubelets; these may give others."""

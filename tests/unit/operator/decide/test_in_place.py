@@ -191,7 +191,8 @@ def test_pods_are_recreated_if_no_rank_has_failed() -> None:
     """Ranks lost each other: a node or the network is to blame, and may not be well."""
     case = Case(**IN_PLACE)
     lost = [holds(one, ExitCode.PEER_LOST) for one in case.see_all_ready()]
-    case.see(*lost, at=60)
+    for at in (15, 60):
+        case.see(*lost, at=at)
     assert case.status.last_failure.reason == "PeerLost"
     assert case.last.mode == Mode.STOPPED
 
