@@ -16,7 +16,8 @@ AVOID_SECONDS = 1800
 """Seconds during which new pods avoid a node."""
 
 ATTEMPTS = 2
-"""Number of attempts that have to fail on a node before it is avoided: one may fail anywhere."""
+"""Number of attempts that have to fail on a node before it is avoided: one may fail anywhere. One more if pods are kept:
+the second attempt could begin nowhere else."""
 
 _MOST = 64
 
@@ -24,8 +25,11 @@ _NOT_OF_NODES = frozenset({Reason.EVICTED, Reason.POD_REPLACED, Reason.WEIGHTS_D
 """Failures that say nothing about the node, although they count."""
 
 
-def note_failure(draft: Draft, failure: Failure) -> str:
-    """Note where an attempt or an engine failed. Return the words that say which node is avoided now, or nothing."""
+def note_failure(draft: Draft, failure: Failure, *, keeps_pods: bool = False) -> str:
+    """Note where an attempt or an engine failed. Return the words that say which node is avoided now, or nothing.
+
+    `keeps_pods`: the next attempt is to begin in the same pods, unless their node is avoided.
+    """
     if failure.node is None:
         return ""
     if failure.reason == Reason.NODE_LOST:
@@ -37,7 +41,11 @@ def note_failure(draft: Draft, failure: Failure) -> str:
     attempts = (old.attempts if old else 0) + (old is None or old.last != failure.attempt)
     new = FailedNode(name=failure.node, attempts=attempts, last=failure.attempt)
     draft.update(failed_nodes=(*nodes.values(), new)[-_MOST:])
-    return "" if attempts < ATTEMPTS else _avoid(draft, failure.node, f", where {attempts} attempts have failed")
+    return (
+        ""
+        if attempts < ATTEMPTS + keeps_pods
+        else _avoid(draft, failure.node, f", where {attempts} attempts have failed")
+    )
 
 
 def _avoid(draft: Draft, name: str, why: str) -> str:

@@ -37,7 +37,8 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
         return decision
     at = _wait(draft)
     draft.update(restarts=Restarts(total=restarts.total + 1, counted=restarts.counted + decision.counted))
-    avoided = nodes.note_failure(draft, failure)
+    keeps_pods = decision.action == "RestartAll" and in_place.may_keep(draft, failure, observed)
+    avoided = nodes.note_failure(draft, failure, keeps_pods=keeps_pods)
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
     if decision.action == "RestartGeneration":
         _replace_engine(draft, failure, observed, at)
@@ -50,7 +51,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
         count += "; micro-batches are halved" + (f", to {tokens} tokens" if tokens else "")
         draft.update(micro_batch_halvings=halvings + 1)
     draft.update(next_restart_time=at)
-    kept = not avoided and in_place.may_keep(draft, failure, observed)
+    kept = keeps_pods and not avoided
     _announce_restart(draft, failure, count, at, ", in the same pods" if kept else avoided, in_place=kept)
     return decision
 

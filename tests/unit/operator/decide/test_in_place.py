@@ -197,6 +197,21 @@ def test_pods_are_recreated_if_no_rank_has_failed() -> None:
     assert case.last.mode == Mode.STOPPED
 
 
+def test_pods_leave_a_node_on_which_three_attempts_failed() -> None:
+    """The second attempt could begin nowhere else."""
+    case, held = after_a_failure()
+    for attempt in (1, 2):
+        assert keeps_pods(case.status)
+        at = 20 * attempt
+        fresh = [replace(one, ready=True) for one in begins_in_place(case, held, at=at)]
+        case.see(*fresh, at=at + 1)
+        held = [holds(one, attempt=attempt, at=at + 5) for one in fresh]
+        case.see(*held, at=at + 5)
+    assert find(case.status, Condition.RESTARTING).reason == "Restarting"
+    where = "on other nodes than node if possible, where 3 attempts have failed"
+    assert where in case.message(Condition.RESTARTING)
+
+
 def test_a_contract_that_cannot_change_means_new_pods() -> None:
     case = Case(**IN_PLACE)
     running = case.see_all_ready()
