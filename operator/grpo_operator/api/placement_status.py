@@ -11,18 +11,17 @@ from grpo_operator.api.status_section import StatusSection, Time
 
 
 class AvoidedNode(StatusSection):
-    """A node that new pods avoid if another one is free: it was lost, or attempts failed on it."""
+    """A node that new pods avoid if another one is free: it was lost, or pods failed on it again."""
 
     name: str = Field(max_length=253, description="Name of the node.")
     until: Time = Field(description="Attempts that begin after this time no longer avoid the node.")
 
 
 class FailedNode(StatusSection):
-    """A node on which attempts failed since the job last made progress."""
+    """A node on which attempts or engines failed since the job last made progress."""
 
     name: str = Field(max_length=253, description="Name of the node.")
-    attempts: int = Field(1, description="Number of attempts that failed there; from two on, the node is avoided.")
-    last: int = Field(description="Number of the last of these attempts.")
+    failures: int = Field(description="Number of failures there; from two on, new pods avoid the node.")
 
 
 class PlacementStatus(StatusSection):

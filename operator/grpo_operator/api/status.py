@@ -202,13 +202,13 @@ class GRPOJobStatus(StatusSection):
     )
     avoid_nodes: Annotated[tuple[AvoidedNode, ...], Field(max_length=64)] = Field(
         (),
-        description="Nodes that new pods avoid if another one is free: lost ones, and those on which attempts failed "
+        description="Nodes that new pods avoid if another one is free: lost ones, and those on which pods failed "
         "again.",
         json_schema_extra=list_map("name"),
     )
     failed_nodes: Annotated[tuple[FailedNode, ...], Field(max_length=64)] = Field(
         (),
-        description="Nodes on which attempts failed since the job last made progress.",
+        description="Nodes on which attempts or engines failed since the job last made progress.",
         json_schema_extra=list_map("name"),
     )
     start_time: Time | None = Field(None, description="Time when the job was accepted.")

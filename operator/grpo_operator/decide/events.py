@@ -56,7 +56,7 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
     replaced = {member.uid for member in old.members if member.replacing}
     for member in new.members if runs else ():
         if member.replacing and member.uid not in replaced:
-            events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=_replacement(member)))
+            events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=_replacement(member, new)))
     if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
         consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
         message = f"spec.storage.claimName is not set: {consequence}"
@@ -64,9 +64,11 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
     return tuple(events)
 
 
-def _replacement(member: MemberStatus) -> str:
+def _replacement(member: MemberStatus, new: GRPOJobStatus) -> str:
     needed = "the job does not need it" if member.failures else "the trainer waits for it"
-    said = f"only this engine is recreated, and no trainer pod, not before {member.replace_time}; {needed}"
+    is_avoided = any(node.name == member.node for node in new.avoid_nodes)
+    where = f", on other nodes than {member.node} if possible" if is_avoided else ""
+    said = f"only this engine is recreated, and no trainer pod, not before {member.replace_time}{where}; {needed}"
     return f"{lifecycle.describe_end(member)}; {said}"
 
 

@@ -68,7 +68,7 @@ def seconds_to_next(
         ahead = (seconds_between(now, at) for at in _deadlines(job, status, observed))
         most = min([max(POLL_SECONDS, least), *(seconds for seconds in ahead if seconds > 0)])
     replaced = (seconds_between(now, one.replace_time) for one in status.members if one.replacing and one.replace_time)
-    most = min([most, *(max(0.2, seconds) for seconds in replaced if seconds > -POLL_SECONDS)])
+    most = min([most, *(seconds for seconds in replaced if seconds > 0)])
     return most if left is None else min(most, left)
 
 

@@ -15,9 +15,9 @@ from grpo_spec.reasons import Reason
 AVOID_SECONDS = 1800
 """Seconds during which new pods avoid a node."""
 
-ATTEMPTS = 2
-"""Number of attempts that have to fail on a node before it is avoided: one may fail anywhere. One more if pods are kept:
-the second attempt could begin nowhere else."""
+FAILURES = 2
+"""Number of failures on a node after which it is avoided: one may happen anywhere. If pods are kept, it is one more,
+because the second attempt could begin nowhere else."""
 
 _MOST = 64
 
@@ -36,16 +36,14 @@ def note_failure(draft: Draft, failure: Failure, *, keeps_pods: bool = False) ->
         return _avoid(draft, failure.node, "")
     if not failure.counted or failure.exit_code in EFFECTS or failure.reason in _NOT_OF_NODES:
         return ""
-    nodes = {node.name: node for node in draft.status.failed_nodes}
-    old = nodes.pop(failure.node, None)
-    attempts = (old.attempts if old else 0) + (old is None or old.last != failure.attempt)
-    new = FailedNode(name=failure.node, attempts=attempts, last=failure.attempt)
-    draft.update(failed_nodes=(*nodes.values(), new)[-_MOST:])
-    return (
-        ""
-        if attempts < ATTEMPTS + keeps_pods
-        else _avoid(draft, failure.node, f", where {attempts} attempts have failed")
-    )
+    known = {node.name: node.failures for node in draft.status.failed_nodes}
+    failures = known.pop(failure.node, 0) + 1
+    known[failure.node] = failures  # the newest comes last
+    noted = tuple(FailedNode(name=name, failures=number) for name, number in known.items())
+    draft.update(failed_nodes=noted[-_MOST:])
+    if failures < FAILURES + keeps_pods:
+        return ""
+    return _avoid(draft, failure.node, f", where pods have failed {failures} times")
 
 
 def _avoid(draft: Draft, name: str, why: str) -> str:

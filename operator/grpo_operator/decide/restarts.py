@@ -135,6 +135,7 @@ def replace_spare(draft: Draft, failure: Failure, observed: Observed) -> None:
     long_ago = after(draft.now, -2 * policy.max_backoff_seconds)
     earlier = 0 if member.replace_time is None or member.replace_time < long_ago else member.failures
     wait = backoff_seconds(policy, earlier, member.pod + draft.job.uid, earlier)
+    nodes.note_failure(draft, failure)
     _replace_engine(draft, failure, observed, after(draft.now, wait), earlier + 1)
 
 

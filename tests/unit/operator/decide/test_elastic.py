@@ -139,6 +139,7 @@ def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and
         assert plan.deletions == (), "it waits"
         assert [(one.type, one.reason) for one in plan.events] == [("Warning", "EngineRestarting")]
         assert "the job does not need it" in plan.events[0].message
+        assert ("on other nodes than node if possible" in plan.events[0].message) == (number > 0)
         due = next(one.replace_time for one in case.status.members if one.pod == "job-gen-1")
         assert f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {due}" in case.message(
             Condition.RUNNING

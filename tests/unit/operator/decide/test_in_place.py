@@ -208,7 +208,7 @@ def test_pods_leave_a_node_on_which_three_attempts_failed() -> None:
         held = [holds(one, attempt=attempt, at=at + 5) for one in fresh]
         case.see(*held, at=at + 5)
     assert find(case.status, Condition.RESTARTING).reason == "Restarting"
-    where = "on other nodes than node if possible, where 3 attempts have failed"
+    where = "on other nodes than node if possible, where pods have failed 3 times"
     assert where in case.message(Condition.RESTARTING)
 
 

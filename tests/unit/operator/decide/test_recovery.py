@@ -216,7 +216,7 @@ def test_a_node_on_which_two_attempts_failed_is_avoided_for_a_time_and_said() ->
     assert case.status.avoid_nodes == ()
     fail(case, 3 * WEEK, 8, node="bad")
     assert [(one.name, one.until) for one in case.status.avoid_nodes] == [("bad", after(NOW, 3 * WEEK + 1840))]
-    assert "on other nodes than bad if possible, where 2 attempts have failed" in case.message(Condition.RESTARTING)
+    assert "on other nodes than bad if possible, where pods have failed 2 times" in case.message(Condition.RESTARTING)
     case.see(at=3 * WEEK + 4000)
     assert case.status.avoid_nodes == ()
 
@@ -225,5 +225,5 @@ def test_progress_clears_a_node() -> None:
     case = Case()
     fail(case, 0, 5, node="n")
     fail(case, WEEK, 50, node="n")
-    assert [(one.name, one.attempts) for one in case.status.failed_nodes] == [("n", 1)]
+    assert [(one.name, one.failures) for one in case.status.failed_nodes] == [("n", 1)]
     assert case.status.avoid_nodes == ()
