@@ -46,9 +46,8 @@ class MemberOutcome(StatusSection):
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
     reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
     message: str = Field(max_length=4096, description="Why it ended, in the words of the launcher or the kubelet.")
-    finished_at: TimeIfKnown = Field(description="Time when it ended, by the clock of its node.")
-    seen_at: Time | None = Field(
-        None, description="Time when the operator first saw that it had ended; says which of several pods ended first."
+    finished_at: TimeIfKnown = Field(
+        description="Time when the operator first saw that it had ended: the clocks of nodes differ."
     )
 
 

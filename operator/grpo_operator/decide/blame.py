@@ -46,7 +46,7 @@ def find_failure(
     if not found:
         return None
     first = min(_rank(failure) for _, failure in found)
-    return _first_of_one_pass([one for one in found if _rank(one[1]) == first], needed)
+    return _first_of_one_pass([one for one in found if _rank(one[1]) == first], observed, needed)
 
 
 def find_spare_failures(
@@ -75,7 +75,7 @@ def _failures(
             exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
             reason=verdict.reason,
             message=_whole_message(member, verdict, observed),
-            time=verdict.seen_at or now,
+            time=verdict.finished_at or now,
             attempt=status.attempt or 0,
             counted=verdict.reason != Reason.EVICTED or (taken is not None and taken.own_fault),
         )
@@ -89,7 +89,9 @@ def _rank(failure: Failure) -> tuple[bool, bool, str]:
     return failure.reason not in _TAKEN, failure.exit_code in EFFECTS, failure.time
 
 
-def _first_of_one_pass(found: Sequence[tuple[MemberStatus, Failure]], order: Mapping[str, int]) -> Failure:
+def _first_of_one_pass(
+    found: Sequence[tuple[MemberStatus, Failure]], observed: Observed, order: Mapping[str, int]
+) -> Failure:
     """Return the first of failures that were seen in one pass.
 
     Only the times of pods on one node are compared. Of several nodes' first failures an engine's comes before that of
@@ -98,7 +100,8 @@ def _first_of_one_pass(found: Sequence[tuple[MemberStatus, Failure]], order: Map
 
     def on_its_node(one: tuple[MemberStatus, Failure]) -> tuple[str, bool, int]:
         member, failure = one
-        ended = member.outcome.finished_at if member.outcome else ""
+        pod = _pod(member, observed)
+        ended = pod.outcome.finished_at if pod and pod.outcome else ""
         return ended or "unknown", failure.role == Role.TRAINER, order[member.pod]
 
     firsts: dict[str | None, tuple[MemberStatus, Failure]] = {}
@@ -109,12 +112,17 @@ def _first_of_one_pass(found: Sequence[tuple[MemberStatus, Failure]], order: Map
 
 def _whole_message(member: MemberStatus, verdict: MemberOutcome, observed: Observed) -> str:
     """Return the message of a verdict as the pod still says it; the status holds its beginning."""
-    pod = observed.pods.get(member.pod)
-    pod = observed.gone.get(member.uid) if pod is None or pod.uid != member.uid else pod
+    pod = _pod(member, observed)
     said = {
         one.message for one in (pod and pod.outcome, pod and pod.disruption) if one and one.reason == verdict.reason
     }
     return max(said | {verdict.message}, key=len)
+
+
+def _pod(member: MemberStatus, observed: Observed) -> ObservedPod | None:
+    """Return the member as it is, or was last."""
+    pod = observed.pods.get(member.pod)
+    return observed.gone.get(member.uid) if pod is None or pod.uid != member.uid else pod
 
 
 def has_unexplained_pods(status: GRPOJobStatus, observed: Observed) -> bool:

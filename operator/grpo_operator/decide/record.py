@@ -72,8 +72,9 @@ def _members(
             if old is None or (begins and was_refused(old.outcome)):
                 continue
             outcome, disruption = _short(old.outcome, limit), _short(old.disruption, limit)
-            if outcome is not None and outcome.seen_at is None:
-                outcome = edit(outcome, seen_at=now)
+            was = known.get(name)
+            if outcome is not None and (was is None or was.uid != old.uid or was.outcome is None):
+                outcome = edit(outcome, finished_at=now)
             members.append(edit(old, outcome=outcome, disruption=disruption))
     return tuple(members)
 

@@ -143,9 +143,7 @@ def _replace_engine(draft: Draft, failure: Failure, observed: Observed, at: str,
     """Have an engine's pod deleted at `at`; its StatefulSet creates another one, or has created it if it is gone."""
     there = {pod.uid for pod in observed.pods.values()}
     code = -1 if failure.exit_code is None else failure.exit_code
-    ended = MemberOutcome(
-        exit_code=code, reason=failure.reason, message=failure.message, finished_at="", seen_at=failure.time
-    )
+    ended = MemberOutcome(exit_code=code, reason=failure.reason, message=failure.message, finished_at=failure.time)
     members = tuple(
         edit(
             one,

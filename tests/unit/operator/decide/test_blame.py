@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import Disruption, read_status
+from grpo_operator.api.status import Disruption
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_spec.reports import ExitCode, Progress
-from grpo_spec.schema import dump
 from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import SERVER, A, B, Case, failed
 
@@ -74,20 +73,6 @@ def test_of_failures_seen_in_one_pass_effects_come_last_and_only_times_of_one_no
     assert blamed(late, early, engine) == B
     effect = failed(A, ExitCode.PEER_LOST, "PeerLost", at=1)
     assert blamed(effect, replace(early, node="ahead")) == B
-
-
-def test_an_outcome_that_an_older_release_recorded_counts_as_seen_now() -> None:
-    case = Case()
-    pods = case.see_all_ready()
-    case.see(failed(A, ExitCode.PEER_LOST, "PeerLost"), pods[1], at=2)
-    old = dump(case.status)
-    for member in old["members"]:
-        member.get("outcome", {}).pop("seenAt", None)
-    case.status = read_status(old)
-    case.see(failed(A, ExitCode.PEER_LOST, "PeerLost"), pods[1], at=100)
-    assert case.status.phase == "Starting"
-    case.see(failed(A, ExitCode.PEER_LOST, "PeerLost"), pods[1], at=145)
-    assert case.status.last_failure.reason == "PeerLost"
 
 
 def test_a_restarted_container_without_a_result_is_a_lost_outcome() -> None:

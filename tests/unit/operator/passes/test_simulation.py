@@ -58,7 +58,7 @@ class Passes(RuleBasedStateMachine):
         self.is_elastic = generation == "elastic"
         if generation:
             policy["onGenerationFailure"] = "RestartGeneration" if self.is_elastic else engines
-            spec["generation"] = server(1 if self.is_elastic else None)
+            spec["generation"] = server(2 if self.is_elastic else None)
         self.world = Simulation(**spec)
         self.world.truth.possible |= {Reason.HUNG, Reason.PLACEMENT_TIMEOUT}
         self.world.plans.start()
