@@ -12,10 +12,9 @@ from grpo_operator.api.status import Failure, GRPOJobStatus
 from grpo_operator.decide.edits import edit
 from grpo_spec.reasons import Reason
 
-_EXCEPTION = re.compile(
-    r"(?:failed with exit code \d+: (?=\w+: )|\b(?=[A-Za-z_]\w*(?:Error|Exception): ))(.*)", re.DOTALL
-)
-"""Finds an exception in a message, with the end of its traceback: `rank 3 failed with exit code 1: KeyError: 'x'`."""
+_EXCEPTION = re.compile(r"failed with exit code \d+: (?=\w+: )(.*)", re.DOTALL)
+"""Finds a rank's exception, with its traceback, in a launcher's message: `rank 3 failed with exit code 1: KeyError: 1`.
+Where a rank left none, its phase or its log follows, which is no single word."""
 
 _PASSES = re.compile(
     r"memory|alloc|killed|signal|cuda|cublas|cudnn|nccl|gloo|nvlink|\becc\b|accelerator|distbackend|distnetwork"

@@ -174,7 +174,7 @@ def test_an_exception_that_comes_again_at_the_same_step_ends_the_job_and_is_name
 
 
 MESSAGES = [
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB",
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB",
     "MemoryError: ",
     "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
