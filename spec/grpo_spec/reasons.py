@@ -47,6 +47,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     HUNG = "Hung"
+    REPEATED_FAILURE = "RepeatedFailure"
     PLACEMENT_TIMEOUT = "PlacementTimeout"
     DOWNLOAD_FAILED = "DownloadFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -115,6 +116,7 @@ OF_FAILURES: tuple[str, ...] = (
     Reason.PREEMPTED,
     Reason.NODE_LOST,
     Reason.HUNG,
+    Reason.REPEATED_FAILURE,
     Reason.PLACEMENT_TIMEOUT,
     Reason.DOWNLOAD_FAILED,
     Reason.DEADLINE_EXCEEDED,
@@ -123,5 +125,6 @@ OF_FAILURES: tuple[str, ...] = (
     "StartError",
     "ContainerCannotRun",
     "ContainerStatusUnknown",
+    "UnexpectedAdmissionError",
 )
 """Reasons that `status.lastFailure` can have, of launchers, the operator and kubelets; these may give others."""
