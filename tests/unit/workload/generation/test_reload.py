@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader import reload
 
 from grpo_workload.generation.audit import audited
 from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.digest import with_sums
 
 
 class Sinks(nn.Module):
@@ -62,7 +63,7 @@ def push(model: Any, **weights: Tensor) -> None:
     """Load weights as a vLLM worker does; names have `_` in place of the dot."""
     with audited(model, is_initial=False, is_quantized=False):
         reload.initialize_layerwise_reload(model)
-        model.load_weights((name.replace("_", "."), tensor) for name, tensor in weights.items())
+        model.load_weights(with_sums([(name.replace("_", "."), one) for name, one in weights.items()], "cpu"))
         config: Any = None  # that of attention layers
         reload.finalize_layerwise_reload(model, config)
 
