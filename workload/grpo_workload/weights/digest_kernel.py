@@ -1,8 +1,8 @@
 """The kernel that computes a tensor's digest on GPUs. It reads each number once."""
 
-from __future__ import annotations
+# mypy: ignore-errors
 
-from typing import Any
+from __future__ import annotations
 
 import torch
 import triton
@@ -21,16 +21,16 @@ def digest_on_gpu(words_N: Tensor) -> Tensor:
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _mix(bits: Any) -> Any:
+@triton.jit
+def _mix(bits):
     mixed = bits * 2654435761
     mixed ^= mixed >> 15
     mixed *= 2246822519
     return mixed ^ (mixed >> 13)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _add(words: Any, out: Any, count: Any, BLOCK: tl.constexpr, ROUNDS: tl.constexpr) -> None:
+@triton.jit
+def _add(words, out, count, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * (BLOCK * ROUNDS) + tl.arange(0, BLOCK)
     order = tl.zeros((BLOCK,), dtype=tl.int64)
     bits = tl.zeros((BLOCK,), dtype=tl.int64)
