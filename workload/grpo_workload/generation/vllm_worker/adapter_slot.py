@@ -46,7 +46,8 @@ class AdapterSlot:
             ValueError: names the modules that vLLM has no adapters for.
             WeightsDifferError: names the tensors that are not those that were sent.
         """
-        if not self._tensors:
+        tensors, self._tensors = self._tensors, {}  # a refused update is finished once more
+        if not tensors:
             return
         self._arrivals.check()
         # Imported here: this module is loaded as a plugin, before vLLM is ready to import its models.
@@ -54,24 +55,23 @@ class AdapterSlot:
         from vllm.lora.peft_helper import PEFTHelper
         from vllm.lora.utils import parse_fine_tuned_lora_name
 
-        rank = max(tensor.size(0) for name, tensor in self._tensors.items() if ".lora_A." in name)
+        rank = max(tensor.size(0) for name, tensor in tensors.items() if ".lora_A." in name)
         renames = adapter_renames(self._model)
         received = LoRAModel.from_lora_tensors(
             1,
-            self._tensors,
+            tensors,
             PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
-            device=str(next(iter(self._tensors.values())).device),
+            device=str(next(iter(tensors.values())).device),
             dtype=self._config.lora_dtype,
             weights_mapper=renames,
         )
         self._check(received.loras)
-        for name, tensor in self._tensors.items():
+        for name, tensor in tensors.items():
             module, is_a = parse_fine_tuned_lora_name(name, renames)
             kept = received.loras[module].lora_a if is_a else received.loras[module].lora_b
             if not torch.equal(digest(kept, sums=True), digest(tensor.to(kept), sums=True)):
                 raise WeightsDifferError(f"{MARK}vLLM keeps something else than {name} as it was sent")
         self._received = received
-        self.clear()
 
     def _in_place_of(self, adapter: Any) -> Any:
         if self._received is None:

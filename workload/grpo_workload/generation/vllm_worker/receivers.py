@@ -87,11 +87,11 @@ class Receiver:
         if self._slot is not None:
             self._slot.fill()
             return
-        before = self._before if self._is_initial else None
-        self._before, self._is_initial = {}, False
+        before, has_arrived = self._before if self._is_initial else None, self._has_arrived
+        self._before, self._is_initial, self._has_arrived = {}, False, False  # vLLM finishes a refused update once more
         with self._audit:
             super().finish_weight_update()  # type: ignore[misc]
-        if self._has_arrived:  # else the update is abandoned
+        if has_arrived:  # else the update is abandoned
             self._audit.finish(before or {})
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:

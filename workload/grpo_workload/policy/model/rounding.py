@@ -1,4 +1,4 @@
-"""Moves what a model's layers compute by as much as rounding does, to see what rounding does to its log-probabilities."""
+"""Moves what a model's layers compute by as much as rounding does, to see what that does to its log-probabilities."""
 
 from __future__ import annotations
 
