@@ -156,7 +156,7 @@ class Writes:
             if part is None:
                 return None
             parts.append(part)
-        return [self._arrivals.take(part, sums=self._needs_sums(name)) for part in parts]
+        return [self._arrivals.take(part, sums=False) for part in parts]
 
     def _needs_sums(self, name: str) -> bool:
         return self._is(name, Kind.ORDER, None)

@@ -37,7 +37,7 @@ def digest(tensor: Tensor, *, sums: bool) -> Tensor:
         return digest_on_gpu(words(flat_N))
     order = xxhash.xxh3_64_intdigest(flat_N.contiguous().view(torch.uint8).numpy().data)
     bits, mixed = any_order(words(flat_N)) if sums else (0, 0)
-    return torch.tensor([order - 2**64 if order >= 2**63 else order, bits, mixed])
+    return torch.tensor([order - 2**64 if order >= 2**63 else order, bits, mixed], device="cpu")
 
 
 def words(flat_N: Tensor) -> Tensor:
