@@ -10,6 +10,7 @@ sampling, and what is said of weights that differ. With a `training.maxStaleness
 
 import os
 import sys
+from unittest import mock
 
 from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
@@ -26,6 +27,7 @@ from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
+from grpo_workload.generation import own_engine
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.generation.vllm_api import sampling_parameters, whole_text
 from grpo_workload.policy.logprobs.head import LogprobHead
@@ -35,6 +37,7 @@ from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsDifferError
+from support.trainer.corrupt import CHANGES, changing
 from support.trainer.listeners import Heard
 from support.trainer.stops import are_stopped, word_in
 
@@ -119,9 +122,20 @@ def text_of(tokenizer, prompt, completion):
 
 
 def complaints(policy, generator, check):
-    """Return what is said of an engine with other weights, of weights that change, and of missing ones."""
+    """Return what is said of weights that change on their way, of an engine with other ones, and of missing ones."""
     said: list[str | None] = []
     generator.sync_weights(policy.weights(), 3)  # it was asleep
+    changed = next(spec.name for spec in policy.weights().specs if len(spec.shape) > 1 and ".1." in spec.name)
+    for how in CHANGES:
+        with mock.patch.object(own_engine, "with_sums", changing(changed, how)):
+            try:
+                generator.sync_weights(policy.weights(), 3)
+                said.append(None)
+            except WeightsDifferError as error:
+                said.append(str(error))
+    assert all(text and f"weights differ: {changed} changed between the trainer" in text for text in said), said
+    said = []
+    generator.sync_weights(policy.weights(), 3)
     with torch.no_grad():
         for parameter in policy.module.parameters():
             if parameter.is_floating_point():
