@@ -4,22 +4,18 @@ import pytest
 import torch
 
 from grpo_workload.weights import digest
+from support.trainer.plain_digest import plain_order
 
 pytestmark = pytest.mark.gpu
-
-
-def plain(words_N: torch.Tensor) -> list[int]:
-    """Return the digest of a tensor's bits (`digest.words`) by its definition, on the CPU."""
-    places_N = torch.arange(len(words_N), dtype=torch.int64).to(torch.int32)
-    odd_N = digest.mix(places_N).to(torch.int64) & 0xFFFFFFFF | 1
-    return [int((odd_N * words_N.to(torch.int64)).sum()), *digest.any_order(words_N)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("count", [0, 1, 100, 1024 * 16, 100_003])
 def test_the_kernel_gives_what_pytorch_does(dtype, count):
     values = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
-    assert digest.digest(values.cuda(), sums=True).tolist() == plain(digest.words(values))
+    order = plain_order(digest.wide(values))
+    assert digest.digest(values.cuda(), sums=True).tolist() == [order, *digest.any_order(digest.words(values))]
+    assert digest.digest(values.cuda(), sums=False).tolist() == [order, 0, 0]
 
 
 def test_numbers_far_behind_count_as_others_do():

@@ -81,7 +81,7 @@ class Copies(TorchDispatchMode):
 
     def _digest(self, owner: str, to: Tensor, src: Tensor) -> int:
         sums = self._needs_sums(owner)
-        if self._last is not None and not (sums and src.device.type == "cpu"):
+        if self._last is not None and not sums:
             tensor, at = self._last
             is_whole = src.data_ptr() == tensor.data_ptr() and src.numel() == tensor.numel()
             if is_whole and src.dtype == to.dtype == tensor.dtype and src.is_contiguous() and tensor.is_contiguous():

@@ -1,8 +1,8 @@
 """Digests of tensors: three numbers that change when a bit, a number or an order does. Equal tensors have equal ones.
 
-Trainer and engine compute them apart, of the same kind of device, and compare them. On GPUs a kernel of Triton reads
-each tensor once. On CPUs a hash of the bytes takes the first number's place: it reads 10 GB/s for each core, and the
-other two, 0.3 GB/s, are computed where they are needed.
+Trainer and engine compute them apart, of the same kind of device, and compare them. On CPUs a hash of the bytes takes
+the first number's place: it reads 10 GB/s for each core. The other two, 0.3 GB/s there, are computed where they are
+needed. On GPUs kernels of Triton compute them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,29 @@ PART = 2**15  # numbers at a time on CPUs; their sums' intermediate values stay 
 def digest(tensor: Tensor, *, sums: bool) -> Tensor:
     """Return [order, bits, mixed] as int64 on the tensor's device, modulo 2^64.
 
-    `order` depends on each bit and its place: on GPUs the sum of all numbers' bits, each times an odd number by its
+    `order` depends on each bit and its place: on GPUs the sum of all bits as numbers, each times an odd one by its
     place; on CPUs the XXH3 of the bytes. `bits` and `mixed`, the sums of bits and of mixed bits, are the same in any
-    order: those of parts add up, and zeros add nothing. On CPUs they are 0 without `sums`.
+    order: those of parts add up, and zeros add nothing. They are 0 without `sums`.
     """
     flat_N = tensor.detach().reshape(-1)
     if flat_N.is_cuda:
         from grpo_workload.weights.digest_kernel import digest_on_gpu
 
-        return digest_on_gpu(words(flat_N))
+        return digest_on_gpu(wide(flat_N), words(flat_N) if sums else None)
     order = xxhash.xxh3_64_intdigest(flat_N.contiguous().view(torch.uint8).numpy().data)
     bits, mixed = any_order(words(flat_N)) if sums else (0, 0)
     return torch.tensor([order - 2**64 if order >= 2**63 else order, bits, mixed], device="cpu")
+
+
+def wide(flat_N: Tensor) -> Tensor:
+    """Return a tensor's bits as numbers of 64, or as `words` where they do not fill such.
+
+    It depends on the tensor's size and type alone: what is not where such numbers may be is copied.
+    """
+    if flat_N.nbytes % 8:
+        return words(flat_N)
+    bytes_B = flat_N.contiguous().view(torch.uint8)
+    return (bytes_B.clone() if bytes_B.data_ptr() % 8 else bytes_B).view(torch.int64)
 
 
 def words(flat_N: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernel that computes a tensor's digest on GPUs. It reads each number once."""
+"""The kernels that compute a tensor's digest on GPUs. Each reads the tensor once; most digests need the first alone."""
 
 # mypy: ignore-errors
 
@@ -10,14 +10,20 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, ROUNDS = 1024, 16
-"""Numbers that a program reads at a time, and how many times."""
+"""Words that a program reads at a time, and how many times."""
 
 
-def digest_on_gpu(words_N: Tensor) -> Tensor:
-    """Return [order, bits, mixed] of a tensor's bits (`digest.words`), as int64 on its device."""
-    out = torch.zeros(3, dtype=torch.int64, device=words_N.device)
-    if words_N.numel():
-        _add[(triton.cdiv(words_N.numel(), BLOCK * ROUNDS),)](words_N, out, words_N.numel(), BLOCK=BLOCK, ROUNDS=ROUNDS)
+def digest_on_gpu(wide_M: Tensor, words_N: Tensor | None) -> Tensor:
+    """Return [order, bits, mixed] of a tensor's bits, as int64 on its device.
+
+    Args:
+        wide_M: its bits as `digest.wide` reads them.
+        words_N: its bits as `digest.words` reads them; None: without `bits` and `mixed`, which are 0 then.
+    """
+    out = torch.zeros(3, dtype=torch.int64, device=wide_M.device)
+    for kernel, some in ((_order, wide_M), (_any_order, words_N)):
+        if some is not None and some.numel():
+            kernel[(triton.cdiv(some.numel(), BLOCK * ROUNDS),)](some, out, some.numel(), BLOCK=BLOCK, ROUNDS=ROUNDS)
     return out
 
 
@@ -30,18 +36,28 @@ def _mix(bits):
 
 
 @triton.jit
-def _add(words, out, count, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
+def _order(words, out, count, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * (BLOCK * ROUNDS) + tl.arange(0, BLOCK)
     order = tl.zeros((BLOCK,), dtype=tl.int64)
+    for _ in range(ROUNDS):
+        word = tl.load(words + places, mask=places < count, other=0).to(tl.int64)
+        # Folded, so that no difference has its lowest bit where the product of two swapped words would lose it.
+        word ^= (word >> 32) & 0xFFFFFFFF
+        odd = _mix(places.to(tl.uint32) ^ ((places >> 32) * 40503).to(tl.uint32)) | 1
+        order += word * odd.to(tl.int64)
+        places += BLOCK
+    tl.atomic_add(out, tl.sum(order))
+
+
+@triton.jit
+def _any_order(words, out, count, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * (BLOCK * ROUNDS) + tl.arange(0, BLOCK)
     bits = tl.zeros((BLOCK,), dtype=tl.int64)
     mixed = tl.zeros((BLOCK,), dtype=tl.int64)
     for _ in range(ROUNDS):
         word = tl.load(words + places, mask=places < count, other=0).to(tl.int32)
-        odd = _mix(places.to(tl.uint32) ^ ((places >> 32) * 40503).to(tl.uint32)) | 1
-        order += word.to(tl.int64) * odd.to(tl.int64)
         bits += word.to(tl.int64)
         mixed += _mix(word.to(tl.uint32, bitcast=True)).to(tl.int32, bitcast=True).to(tl.int64)
         places += BLOCK
-    tl.atomic_add(out, tl.sum(order))
     tl.atomic_add(out + 1, tl.sum(bits))
     tl.atomic_add(out + 2, tl.sum(mixed))

@@ -192,11 +192,13 @@ for entropy in (None, (torch.rand(5), torch.randn(5))):
         fold_plain.unfold(plain, targets - start, lse, gradient, 0.7, entropy)
         torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
 from grpo_workload.weights import digest, digest_kernel
-for dtype, count in ((torch.bfloat16, 100), (torch.float32, 40_000), (torch.float64, 33), (torch.float16, 0)):
-    words = digest.words(torch.randn(count).to(dtype))
-    odd = digest.mix(torch.arange(len(words), dtype=torch.int32)).to(torch.int64) & 0xFFFFFFFF | 1
-    expected = [int((odd * words.to(torch.int64)).sum()), *digest.any_order(words)]
-    assert digest_kernel.digest_on_gpu(words).tolist() == expected
+from support.trainer.plain_digest import plain_order
+for dtype, count in ((torch.bfloat16, 101), (torch.float16, 100), (torch.float32, 40_000), (torch.float64, 33)):
+    values = torch.randn(count).to(dtype)
+    wide, words = digest.wide(values), digest.words(values)
+    order, rest = plain_order(wide), list(digest.any_order(words))
+    assert digest_kernel.digest_on_gpu(wide, words).tolist() == [order, *rest]
+    assert digest_kernel.digest_on_gpu(wide, None).tolist() == [order, 0, 0]
 """
 
 
