@@ -10,7 +10,7 @@ from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
-from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
 from grpo_operator.decide.observe import Observed
@@ -163,7 +163,7 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
 def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
     if is_terminal(status):
         return Reason.FINISHED, "the job has ended"
-    if holds(status, Condition.SUSPENDED):
+    if rests(status):
         return Reason.SUSPENDED, "the job is suspended"
     if keeps_pods(status):
         return Reason.RESTARTING_IN_PLACE, "the next attempt begins in the same pods, which keep their nodes"
