@@ -11,7 +11,7 @@ from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.objects import controller_of, owner_of
 from grpo_operator.decide.observe import (
     KINDS_WITH_PODS,
     Child,
@@ -195,7 +195,8 @@ class SnapshotReader:
             if live is None or live["metadata"]["uid"] != uid:
                 self._jobs.of(key).gone_sets.add(uid)
             else:
-                found.append((owner_of(live), read_child(kind, live)))
+                is_ours = controller_of(live).get("uid") == key.uid
+                found.append((key.uid if is_ours else owner_of(live), read_child(kind, live)))
         return found
 
     async def _node(self, name: str, age: float) -> Object | None:

@@ -8,6 +8,7 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal, keeps_pods
+from grpo_operator.decide.objects import controller_of
 from grpo_spec.reasons import Reason
 from support.control_plane.children import job_of
 from support.control_plane.memory_api import Request
@@ -103,7 +104,7 @@ class Truth:
             self._courses[after["metadata"]["resourceVersion"]] = _course(after)
         if change.kind == names.KIND and before is not None and after is not None:
             self._check_status(after, read_status(before.get("status")), read_status(after.get("status")))
-        elif change.kind == "Pod" and before is None and after is not None:
+        elif change.kind == "Pod" and before is None and after is not None and controller_of(after):
             self._check_new_pod(after)
         elif change.kind == "Pod" and after is not None and is_ready(after):
             self._check_ready_pods(after["metadata"]["labels"][names.LABEL_JOB])
