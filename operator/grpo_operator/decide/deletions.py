@@ -62,6 +62,15 @@ def describe_held_children(observed: Observed) -> str | None:
     return None
 
 
+def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
+    """Say which pod should end and nothing ends, because somebody took its owner from it, or None."""
+    if is_terminal(status) or is_between_attempts(status):
+        for pod in observed.pods.values():
+            if pod.is_orphan and pod.deletion_time is None:
+                return f"pod {pod.name} on node {pod.node} has lost its owner, so no StatefulSet ends it: delete it"
+    return None
+
+
 def describe_held(observed: Observed, policy: FailurePolicy, now: str) -> str | None:
     """Say which pod does not end although its node is not lost, what holds it and until when, or None."""
     held = [

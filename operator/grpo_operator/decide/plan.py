@@ -24,7 +24,13 @@ from grpo_operator.decide.blame import (
     seconds_between,
 )
 from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods, rests
-from grpo_operator.decide.deletions import Deletion, describe_held, describe_held_children, find_deletions
+from grpo_operator.decide.deletions import (
+    Deletion,
+    describe_held,
+    describe_held_children,
+    describe_orphan,
+    find_deletions,
+)
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.next_pass import POLL_SECONDS, seconds_to_next
@@ -165,8 +171,10 @@ def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Repo
         draft.set(Condition.SCHEDULED, False, Reason.NAME_TAKEN, observed.taken + describe_hold(draft, topology))
     if held := describe_held(observed, draft.job.spec.failure_policy, draft.now):
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
+    elif orphan := describe_orphan(draft.status, observed):
+        draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, orphan)
     running = find(draft.status, Condition.RUNNING)
-    if running is not None and (held := describe_held_children(observed)):
+    if running is not None and (held := describe_held_children(observed)) and held not in running.message:
         value = {"True": True, "False": False}.get(running.status)
         draft.set(Condition.RUNNING, value, running.reason, f"{running.message}; {held}")
 

@@ -34,7 +34,7 @@ from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
 from grpo_spec.lenient import mapping, text
 
-TAKEN_SECONDS = 3.0
+TAKEN_SECONDS = 5.0
 """Seconds after the start of an attempt from which on a pod that it lacks may be somebody else's."""
 
 NODE_SECONDS = 2.0

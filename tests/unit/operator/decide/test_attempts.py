@@ -78,17 +78,19 @@ def test_a_job_owns_what_its_uid_controls_and_labels_say_nothing() -> None:
     """`kubectl expose` and `kubectl debug --copy-to --keep-labels` copy a pod's labels."""
     ours = ("GRPOJob", "job", "uid")
     group = _made("StatefulSet", A[:-2], ours, job="another label")
+    download = _made("Job", "job-download", ours, job="another label")
     copied = [_made("Service", A, None, job="uid"), _made("ConfigMap", "theirs", ("Deployment", "job", "uid"))]
     pods = [
         _made("Pod", A, ("StatefulSet", A[:-2], A[:-2]), job="another label"),
+        _made("Pod", "of-a-job", ("Job", "job-download", "job-download"), job="another label"),
         _made("Pod", "copy", None, job="uid"),
         _made("Pod", "of-a-copy-0", ("StatefulSet", "of-a-copy", "not ours"), job="uid"),
         _made("Pod", "left-0", ("StatefulSet", "left", "earlier-set"), job="uid"),
         _made("Pod", "orphan-0", None, job="uid"),
     ]
-    seen = _seen(pods, [group, *copied], members=["orphan-0"])
-    assert [child.name for child in seen.children] == [A[:-2]]
-    assert {*seen.pods} == {A, "left-0", "orphan-0"}, "the set of one is gone, another is in status.members"
+    seen = _seen(pods, [group, download, *copied], members=["orphan-0"])
+    assert [child.name for child in seen.children] == [A[:-2], "job-download"]
+    assert {*seen.pods} == {A, "of-a-job", "left-0", "orphan-0"}, "the set of one is gone, another is in status.members"
     assert (seen.foreign, seen.abandoned) == ((), ())
     assert seen.strange_pods == ("copy", "of-a-copy-0")
 
@@ -102,6 +104,18 @@ def test_a_child_that_a_finalizer_holds_is_named() -> None:
     said = find(plan(case.job, case.topology, case.status, seen, {}, NOW).status, Condition.RUNNING)
     assert (said.status, said.reason) == ("True", "AllRanksRunning")
     assert f"; ConfigMap job-7 was deleted, and its finalizers hold it ({HOLD})" in said.message
+
+
+def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> None:
+    """As after `kubectl delete statefulset --cascade=orphan` of a job that is then suspended."""
+    case = Case()
+    case.see_all_ready()
+    case.edit(suspend=True)
+    orphan = replace(pod(A, uid=f"{A}-0", ready=True), is_orphan=True)
+    assert not case.see(orphan, at=10).deletions
+    said = find(case.status, Condition.SCHEDULED)
+    assert (said.reason, find(case.status, Condition.SUSPENDED).reason) == ("PodStuck", "Suspending")
+    assert said.message.endswith("has lost its owner, so no StatefulSet ends it: delete it")
 
 
 def test_a_pod_of_others_that_has_the_name_of_one_that_is_missing_is_named() -> None:

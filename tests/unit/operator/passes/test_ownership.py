@@ -91,7 +91,7 @@ def test_a_pod_without_labels_that_has_the_name_of_one_that_is_missing_is_named(
     world = Simulation(failurePolicy=POLICY)
     put(world, "Pod", "a-a-0")
     world.create("a")
-    world.go_on(8)
+    world.go_on(12)
     taken = condition(world, Condition.SCHEDULED)
     assert (taken.status, taken.reason) == ("False", "NameTaken")
     assert taken.message.startswith("Pod a-a-0 already exists and has no owner")
