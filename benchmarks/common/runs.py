@@ -38,6 +38,7 @@ def run_job(
     steps: int,
     *,
     seconds: float = 600,
+    least: int | None = None,
     variables: Mapping[str, str] | None = None,
     watch: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
@@ -46,6 +47,7 @@ def run_job(
     The job's rewards can be functions of the benchmarks' modules. It is ended after these steps, because its last
     checkpoint would take 16 bytes for each parameter. No process stays. `variables` are added to its environment.
     `watch` is called five times a second with the number of finished steps.
+    After `seconds`, fewer steps are enough if there are `least`.
     Raises JobError when the job ends early or takes longer than `seconds`.
     """
     manifest, output = folder / "job.yaml", folder / "grpo.log"
@@ -59,6 +61,8 @@ def run_job(
         job = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         while len(rows := _metrics(folder)) < steps:
             if time.monotonic() > deadline:
+                if least is not None and len(rows) >= least:
+                    return rows
                 raise _error(folder, f"{len(rows)} of {steps} steps after {seconds:.0f} s")
             watch(len(rows))
             try:

@@ -158,6 +158,7 @@ def _ours(
             "learningRate": RATE,
             "lrSchedulerType": "constant",
             "maxCompletionLength": NEW_TOKENS,
+            "importanceSamplingCorrection": "token_truncate" if staleness or quantization else "sequence_mask",
             "seed": seed,
         },
         "generation": generation,

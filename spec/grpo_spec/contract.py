@@ -157,6 +157,7 @@ class DatasetName(Section):
 
     name: str
     config: str | None = None
+    revision: str | None = None
     split: str
 
 

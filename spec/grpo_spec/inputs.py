@@ -104,6 +104,11 @@ class DatasetConfig(Section):
             lambda d: d.config is None or d.name is not None,
         ),
         Rule(
+            "!has(self.revision) || has(self.name)",
+            "revision needs name: files have one state",
+            lambda d: d.revision is None or d.name is not None,
+        ),
+        Rule(
             "!has(self.reasoningGym) || self.split == 'train'",
             "split needs name or path: reasoningGym generates its problems",
             lambda d: d.reasoning_gym is None or d.split == "train",
@@ -112,6 +117,11 @@ class DatasetConfig(Section):
 
     name: Text | None = Field(None, description="Dataset on the Hugging Face hub.")
     config: Text | None = Field(None, description="Configuration (subset) of `name`.")
+    revision: Text | None = Field(
+        None,
+        description="Branch, tag or commit of `name`; a run keeps the commit that this pointed to when the run began. "
+        "Set a commit to begin several jobs with the same rows.",
+    )
     path: Text | None = Field(
         None,
         description="File (json, jsonl, parquet, csv) or folder inside the container, or in object storage, for "
@@ -172,6 +182,22 @@ class DatasetConfig(Section):
         description="Number of steps for which dataloaderNumWorkers processes prepare prompts ahead. Raise it where "
         "some rows take far longer than others, and steps wait for them (time/prompts).",
     )
+
+    @property
+    def field(self) -> str:
+        """The field that names the dataset, for messages."""
+        if self.reasoning_gym is not None:
+            return "dataset.reasoningGym"
+        return "dataset.path" if self.name is None else "dataset.name"
+
+    @property
+    def source(self) -> str:
+        """Hub name, file or folder, or reasoning-gym's name, whichever is set."""
+        if self.reasoning_gym is not None:
+            return self.reasoning_gym.dataset
+        source = self.name or self.path
+        assert source is not None
+        return source
 
     @property
     def rows(self) -> tuple[str | None, ...] | None:

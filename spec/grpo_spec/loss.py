@@ -151,13 +151,13 @@ class LossConfig(Section):
         "0.2 for long reasoning, to train on the tokens at which the model hesitates. Below 1 a step takes one more "
         "forward pass.",
     )
-    importance_sampling_correction: Correction | None = Field(
-        None,
+    importance_sampling_correction: Correction = Field(
+        "token_truncate",
         description="What the loss does when the generator's log-probabilities differ from the trainer's. token_* and "
         "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
         "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
-        "ignore it. Set token_truncate where sequence_mask leaves out many completions (masked_fraction). Default: "
-        "sequence_mask; token_truncate if maxStaleness is over 0, or engines quantize.",
+        "ignore it. Set token_mask for mixtures of experts, and sequence_mask, TRL's default, for completions of some "
+        "hundred tokens alone: the ratio of a whole sequence is nearly 0 or very large where it is long.",
     )
     importance_sampling_clip_max: float | None = Field(
         3.0,

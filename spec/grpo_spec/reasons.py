@@ -28,6 +28,7 @@ class Reason(StrEnum):
     PEERS_MISSING = "PeersMissing"
 
     # Given by rank 0, in the warnings of its progress; so is NotFinite.
+    SAMPLING_MISMATCH = "SamplingMismatch"
     CONSTANT_REWARD = "ConstantReward"
     NO_REWARD_DIFFERENCE = "NoRewardDifference"
     COMPLETIONS_CUT = "CompletionsCut"
@@ -46,6 +47,7 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     HUNG = "Hung"
+    REPEATED_FAILURE = "RepeatedFailure"
     PLACEMENT_TIMEOUT = "PlacementTimeout"
     DOWNLOAD_FAILED = "DownloadFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -114,6 +116,7 @@ OF_FAILURES: tuple[str, ...] = (
     Reason.PREEMPTED,
     Reason.NODE_LOST,
     Reason.HUNG,
+    Reason.REPEATED_FAILURE,
     Reason.PLACEMENT_TIMEOUT,
     Reason.DOWNLOAD_FAILED,
     Reason.DEADLINE_EXCEEDED,
@@ -122,5 +125,6 @@ OF_FAILURES: tuple[str, ...] = (
     "StartError",
     "ContainerCannotRun",
     "ContainerStatusUnknown",
+    "UnexpectedAdmissionError",
 )
 """Reasons that `status.lastFailure` can have, of launchers, the operator and kubelets; these may give others."""

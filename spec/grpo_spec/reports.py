@@ -127,11 +127,19 @@ class Outcome(Section):
     progress: Progress | None = None
 
     def to_message(self) -> str:
-        """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle."""
-        outcome = self
-        keep = len(self.message)
+        """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle.
+
+        Of the progress, the steps and the checkpoint are kept in any case: they say where the attempt ended.
+        """
+        outcome, keep = self, len(self.message)
+        where = self.progress and Progress(
+            step=self.progress.step,
+            total_steps=self.progress.total_steps,
+            checkpoint=self.progress.checkpoint,
+            checkpoint_step=self.progress.checkpoint_step,
+        )
         while len((text := outcome.model_dump_json(by_alias=True, exclude_none=True)).encode()) > 4096:
             keep = keep * 3 // 4
             message = f"{self.message[: keep // 2]} [...] {self.message[len(self.message) - keep // 2 :]}"
-            outcome = self.model_copy(update={"message": message, "progress": None})
+            outcome = self.model_copy(update={"message": message, "progress": where})
         return text

@@ -67,5 +67,6 @@ class StorageConfig(Section):
     resume_from: Text | None = Field(
         None,
         description="Another run to continue: <namespace>/<name>/<uid>, the beginning of that job's "
-        "status.checkpoint. Set it to go on from a job that has ended, for example with another learning rate.",
+        "status.checkpoint. Set it to go on from a job that has ended, for example with another learning rate or other "
+        "rows.",
     )

@@ -15,7 +15,6 @@ from grpo_spec.evaluation import EvaluationConfig
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.inputs import DatasetConfig, ModelConfig
 from grpo_spec.lora import LoraConfig
-from grpo_spec.loss import Correction
 from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import Rule, Section, dump
 from grpo_spec.storage import StorageConfig
@@ -251,16 +250,6 @@ class TrainerConfig(Section):
     def samples_uncut(self) -> bool:
         """Whether the engine samples each completion in one go: one that samples ahead in Colocate is put to sleep."""
         return self.training.max_staleness == 0 or self.generation.topology is not Topology.COLOCATE
-
-    @property
-    def correction(self) -> Correction:
-        """The correction in force.
-
-        Where most tokens' probabilities differ, because they are stale or engines quantize, the ratio of a whole
-        sequence is nearly 0: the loss would nearly vanish.
-        """
-        differ = self.training.max_staleness > 0 or self.generation.is_quantized
-        return self.training.importance_sampling_correction or ("token_truncate" if differ else "sequence_mask")
 
     @property
     def adapters(self) -> dict[str, Any] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from grpo_cli.local.processes import free_ports
 from support.paths import PROGRAMS
 from support.trainer.object_storage import ObjectStorage
+from support.trainer.rank_server import TRAINING, WITH_VLLM, Rank, RankServers
 from support.trainer.tiny_model import make_tiny_model
 
 DEADLINE = 400.0  # seconds that ranks may take to load torch, DeepSpeed and vLLM on a busy machine
@@ -42,14 +43,19 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectS
     server.stop()
 
 
+StartRank = Callable[[list[str], dict[str, str], int], Rank]
+
+
 class Ranks:
     """Rank processes with torchrun's variables, without a launcher."""
 
-    def __init__(self, command: list[str], world_size: int, folder: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, start: StartRank, command: list[str], world_size: int, folder: Path, env: dict[str, str]
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (port,) = free_ports(1)
         self._logs = [folder / f"rank-{rank}.log" for rank in range(world_size)]
-        self.processes = []
+        self.processes: list[Rank] = []
         if command[0].endswith(".py"):
             command = [str(PROGRAMS / "as_rank.py"), *command]
         for rank, log in enumerate(self._logs):
@@ -71,9 +77,7 @@ class Ranks:
                 **env,
             }
             with log.open("w") as file:
-                self.processes.append(
-                    subprocess.Popen([sys.executable, *command], env=rank_env, stdout=file, stderr=subprocess.STDOUT)
-                )
+                self.processes.append(start(command, rank_env, file.fileno()))
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Wait until `condition` holds; fail when a rank ends before, or at the deadline."""
@@ -95,13 +99,24 @@ class Ranks:
 StartRanks = Callable[..., Ranks]
 
 
+@pytest.fixture(scope="session")
+def rank_servers() -> Iterator[RankServers]:
+    servers = RankServers()
+    yield servers
+    servers.close()
+
+
 @pytest.fixture
-def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
-    """Function start_ranks(command, world_size, name, **env); its ranks are killed when the test ends."""
+def start_ranks(tmp_path: Path, request: pytest.FixtureRequest, rank_servers: RankServers) -> Iterator[StartRanks]:
+    """Function start_ranks(command, world_size, name, **env); its ranks are killed when the test ends.
+
+    They are forked from a process that has loaded what ranks load; vLLM for tests that are marked with it.
+    """
     started: list[Ranks] = []
+    modules = WITH_VLLM if request.node.get_closest_marker("vllm") else TRAINING
 
     def start(command: list[str], world_size: int, name: str = "ranks", **env: str) -> Ranks:
-        ranks = Ranks(command, world_size, tmp_path / name, env)
+        ranks = Ranks(partial(rank_servers.start, modules), command, world_size, tmp_path / name, env)
         started.append(ranks)
         return ranks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from grpo_cli.convert import values as v
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.read import SERVER, Source
-from grpo_cli.convert.rows import UNSET, Finding, Kind, LeftError, Row, Table
+from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
@@ -32,9 +33,21 @@ def apply(source: Source, draft: Draft) -> None:
         applying.variable(name, text)
     for name, why in source.remarks:
         draft.left(name, "", f"{why}: give with --set what the script needs of it", "")
+
+
+def apply_defaults(sources: Sequence[Source], draft: Draft) -> None:
+    """Write what a tool does by default where a job would do something else, and none of its `sources` says it."""
+    table = TABLES[sources[0].format]
+    names = {name for source in sources for name in source.options}
     # `swift rollout` is one half of a run: the defaults are those of `swift rlhf`.
-    if not all(name.startswith(SERVER) for name in source.options):
-        applying.defaults()
+    if all(name.startswith(SERVER) for name in names):
+        return
+    given = {(row.field, row.fact) for name in names if (row := find(table, name))}
+    applying, why = _Applying(sources[0], draft, table), f"{table.format}'s default"
+    for row in table.rows.values():
+        if row.default is not UNSET and (row.field, row.fact) not in given:
+            applying.put(row, row.convert(row.default), why)
+            applying.tell(row.name, row.default, row.kind, row.field, f"not set: {why}")
 
 
 def find(table: Table, name: str) -> Row | None:
@@ -58,34 +71,25 @@ class _Applying:
             self._take(name, value, row)
             return
         if name in self.source.unknown:
-            self._tell(name, value, Kind.LEFT, note=f"it may be options: {self._why(name)}")
+            self.tell(name, value, Kind.LEFT, note=f"it may be options: {self._why(name)}")
             return
         near = difflib.get_close_matches(name, self.table.rows, n=1, cutoff=0.6)
         meant = f": did you mean {near[0]}?" if near else ""
-        self._tell(name, value, Kind.LEFT, note=f"not a known option of {self.table.format}{meant}")
+        self.tell(name, value, Kind.LEFT, note=f"not a known option of {self.table.format}{meant}")
 
     def variable(self, name: str, text: str) -> None:
         if row := self.table.rows.get(name):
             self._take(name, text, row)
         elif name in RESERVED_ENV or name.startswith("RAY_"):
-            self._tell(name, text, Kind.NOT_NEEDED, note="the operator starts every rank, without Ray")
+            self.tell(name, text, Kind.NOT_NEEDED, note="the operator starts every rank, without Ray")
         elif _SECRET.search(name):
             note = "a secret: put it into a Secret, and name the Secret in podTemplate.envFrom"
-            self._tell(name, "(hidden)", Kind.LEFT, note=note)
+            self.tell(name, "(hidden)", Kind.LEFT, note=note)
         elif name in self.source.unknown:
-            self._tell(name, text, Kind.LEFT, "podTemplate.env", self._why(name))
+            self.tell(name, text, Kind.LEFT, "podTemplate.env", self._why(name))
         else:
             self.draft.fields.setdefault("podTemplate.env", []).append({"name": name, "value": text})
-            self._tell(name, text, Kind.DIFFERENT, "podTemplate.env", "set in every pod")
-
-    def defaults(self) -> None:
-        """Write what the other tool does by default where a job would do something else."""
-        given = {(row.field, row.fact) for name in self.source.options if (row := find(self.table, name))}
-        why = f"{self.table.format}'s default"
-        for row in self.table.rows.values():
-            if row.default is not UNSET and (row.field, row.fact) not in given:
-                self._put(row, row.convert(row.default), why)
-                self._tell(row.name, row.default, row.kind, row.field, f"not set: {why}")
+            self.tell(name, text, Kind.DIFFERENT, "podTemplate.env", "set in every pod")
 
     def _take(self, name: str, value: Any, row: Row) -> None:
         harmless = any(v.equal(value, one) for one in row.harmless)
@@ -93,34 +97,34 @@ class _Applying:
         if unknown and row.field in _NEEDED:
             raise ValueError(f"{self.source.file}: {name}: {value} has no value: {self._why(name)}")
         if v.is_none(value) and row.default is UNSET and not harmless:
-            self._tell(name, value, Kind.NOT_NEEDED, note="has no value")
+            self.tell(name, value, Kind.NOT_NEEDED, note="has no value")
         elif unknown:
-            self._tell(name, value, Kind.LEFT, row.field, self._why(name))
+            self.tell(name, value, Kind.LEFT, row.field, self._why(name))
         elif row.kind is Kind.LEFT and harmless:
-            self._tell(name, value, Kind.NOT_NEEDED, note=f"a job does so anyway: {row.note}")
+            self.tell(name, value, Kind.NOT_NEEDED, note=f"a job does so anyway: {row.note}")
         elif row.kind is Kind.LEFT:
-            self._tell(name, value, Kind.LEFT, note=row.note)
+            self.tell(name, value, Kind.LEFT, note=row.note)
         else:
             try:
                 converted = row.convert(value)
-            except LeftError as error:
-                self._tell(name, value, Kind.LEFT, row.field, str(error))
+            except v.LeftError as error:
+                self.tell(name, value, Kind.LEFT, row.field, str(error))
                 return
             except ValueError as error:
                 raise ValueError(f"{self.source.file}: {name}: {error}") from error
-            self._put(row, converted, row.note if row.kind is Kind.DIFFERENT else "")
-            self._tell(name, value, row.kind, row.field, row.note)
+            self.put(row, converted, row.note if row.kind is Kind.DIFFERENT else "")
+            self.tell(name, value, row.kind, row.field, row.note)
 
     def _why(self, name: str) -> str:
         return f"{self.source.unknown[name]}: put its value there, or give it with --set"
 
-    def _put(self, row: Row, value: Any, why: str) -> None:
+    def put(self, row: Row, value: Any, why: str) -> None:
         if row.field and not row.fact:
             self.draft.set(row.field, value, why)
         elif row.fact and value is not None:
             self.draft.facts[row.fact] = value
 
-    def _tell(self, name: str, value: Any, kind: Kind, to: str = "", note: str = "") -> None:
+    def tell(self, name: str, value: Any, kind: Kind, to: str = "", note: str = "") -> None:
         shown = " ".join(str(value).split())
         if len(shown) > SHOWN_CHARS:
             shown = f"{shown[: SHOWN_CHARS - 3]}..."

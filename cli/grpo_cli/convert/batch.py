@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from grpo_cli.convert.draft import Draft
-from grpo_spec.training import TrainingConfig
 
-NUM_GENERATIONS: int = TrainingConfig.model_fields["num_generations"].default
 MAX_RESAMPLE = 64  # the largest maxResampleTimes
 
 
@@ -25,7 +23,7 @@ def _batch(draft: Draft, ranks: int) -> None:
         prompts, why = facts.get("verl_mini_batch", facts["verl_batch"]), "ppo_mini_batch_size"
     elif "per_device" in facts:
         per_device, accumulation = facts["per_device"], int(facts.get("accumulation") or 1)
-        generations = draft.fields.get("training.numGenerations", NUM_GENERATIONS)
+        generations = draft.value("training.numGenerations")
         completions = per_device * ranks * accumulation
         prompts = math.ceil(completions / generations)
         why = f"{per_device} per device x {ranks} ranks x {accumulation} accumulated / {generations} generations"
@@ -57,7 +55,7 @@ def _reuse(draft: Draft, ranks: int) -> int:
         draft.left(name, whole, note, "training.stepsPerGeneration")
     if together > 1:
         draft.set("training.stepsPerGeneration", together, why)
-    per_push = int(together * draft.fields.get("training.numIterations", 1))
+    per_push = int(together * draft.value("training.numIterations"))
     if per_push > 1:
         _without_staleness(draft, f"a generation that serves {per_push} optimizer steps is sampled between them")
     return per_push

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
-from grpo_cli.convert.apply import apply
+from grpo_cli.convert.apply import apply, apply_defaults
 from grpo_cli.convert.draft import Draft, to_yaml
 from grpo_cli.convert.read import Source
 from grpo_cli.convert.rows import Finding, Kind
@@ -15,7 +16,7 @@ from grpo_cli.convert.settle import Given, settle
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 
-_FIRST = ("accelerate",)  # read first, so that the trainer's own file has precedence
+_FIRST = ("accelerate",)  # read first, so that what the trainer is told has precedence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,23 @@ def convert(sources: Sequence[Source], given: Given, name: str | None = None) ->
         found = ", ".join(sorted(trained))
         raise ValueError(f"give files of one trainer, and accelerate's; these are of {found}")
     draft = Draft()
-    for source in sorted(sources, key=lambda source: source.format not in _FIRST):
-        apply(source, draft)
+    sources = sorted(sources, key=lambda source: (source.format not in _FIRST, source.is_command))
+    files = {PurePath(source.file).name for source in sources}
+    for source in sources:
+        named = {option for option, value in source.options.items() if _is_of(value, files)}
+        for option in sorted(named):
+            draft.find(Kind.NOT_NEEDED, option, source.options[option], "that file is read, too", "")
+        apply(replace(source, options={k: v for k, v in source.options.items() if k not in named}), draft)
+    for format_ in dict.fromkeys(source.format for source in sources):
+        apply_defaults([source for source in sources if source.format == format_], draft)
     settle(draft, given)
     spec = draft.spec()
     parse_spec(spec)
     return Conversion(_manifest(name or _name(spec), spec, draft), spec, tuple(draft.findings))
+
+
+def _is_of(value: Any, files: set[str]) -> bool:
+    return isinstance(value, str) and PurePath(value).suffix != "" and PurePath(value).name in files
 
 
 def _name(spec: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from grpo_cli.convert.fields import default
 from grpo_cli.convert.rows import Finding, Kind
 
 _ORDER = [
@@ -39,6 +40,10 @@ class Draft:
         self.fields[path] = value
         if why:
             self.comments[path] = why
+
+    def value(self, path: str) -> Any:
+        """Return the value of the field `path`, which is the spec's default where none was given."""
+        return self.fields.get(path, default(path))
 
     def left(self, name: str, value: object, note: str, to: str) -> None:
         """Report what the options leave undecided; `note` says why, and what to do."""

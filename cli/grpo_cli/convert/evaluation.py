@@ -38,7 +38,7 @@ def settle_evaluation(draft: Draft, rows: int | None, per_push: int) -> None:
         return
     draft.set("evaluation.everySteps", _every(draft, rows, per_push if is_verl else 1))
     draft.set("evaluation.atStart", facts.get("eval_at_start", is_verl))
-    count = facts.get("eval_generations", 1 if is_verl else draft.fields.get("training.numGenerations", 8))
+    count = facts.get("eval_generations", 1 if is_verl else draft.value("training.numGenerations"))
     draft.set("evaluation.numGenerations", count)
     if is_verl:
         _verl_temperature(draft, count)
@@ -50,7 +50,7 @@ def _is_no(strategy: Any) -> bool:
 
 
 def _rows_of(draft: Draft, section: str) -> list[Any]:
-    return [draft.fields.get(f"{section}.{name}", "train" if name == "split" else None) for name in _ROWS]
+    return [draft.value(f"{section}.{name}") for name in _ROWS]
 
 
 def _dataset(draft: Draft, *, is_swift: bool) -> None:

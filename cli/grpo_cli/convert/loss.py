@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
-from grpo_spec.loss import LossConfig
 
-_EPSILON: float = LossConfig.model_fields["epsilon"].default
 _SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}
 _TYPE, _LOW, _HIGH = "training.lossType", "training.epsilon", "training.epsilonHigh"
 
@@ -32,17 +30,17 @@ def settle_loss(draft: Draft) -> None:
         case "gmpo":
             draft.set(_TYPE, "gmpo", "geo_mean averages so, whatever loss_agg_mode says")
             _drop_delta(draft, "gmpo")
-    high = draft.fields.get("training.epsilonHigh") or draft.fields.get("training.epsilon", _EPSILON)
+    high = draft.fields.get("training.epsilonHigh") or draft.value("training.epsilon")
     if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
         draft.drop("training.delta")
         note = f"must be more than 1 + epsilonHigh ({1 + high}), where ratios are clipped already"
         draft.left("delta", delta, note, "training.delta")
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
-    if scale := _SCALES.get(draft.fields.get("training.advantageEstimator", "grpo")):
+    if scale := _SCALES.get(draft.value("training.advantageEstimator")):
         draft.fields.setdefault("training.scaleRewards", scale)
     if facts.get("correct_importance") is False:
-        draft.set("training.importanceSamplingCorrection", "none")
+        draft.set("training.importanceSamplingCorrection", "none", "vllm_importance_sampling_correction is false")
     if "verl_batch" in facts:
         _correction(draft)
 
@@ -50,7 +48,7 @@ def settle_loss(draft: Draft) -> None:
 def _kl_in_reward(draft: Draft) -> None:
     """A divergence in rewards has the weight `beta`, so that it cannot also be in the loss with another."""
     facts = draft.facts
-    is_default = "swift_dataset" in facts and draft.fields.get("training.advantageEstimator", "grpo") != "grpo"
+    is_default = "swift_dataset" in facts and draft.value("training.advantageEstimator") != "grpo"
     if not facts.get("kl_in_reward", is_default):
         return
     if "verl_batch" in facts:
@@ -79,17 +77,14 @@ def _gspo(draft: Draft) -> None:
 
 def _cispo(draft: Draft) -> None:
     """Verl clips the ratio itself, to 1 - clip_ratio_low and 1 + clip_ratio_high; here it has an upper bound only."""
-    low = draft.fields.pop(_LOW, _EPSILON)
-    draft.set(
-        _HIGH,
-        1 + draft.fields.get(_HIGH, draft.facts.get("clip_ratio", _EPSILON)),
-        "the largest ratio itself: 1 + clip_ratio_high",
-    )
+    low = draft.value(_LOW)
+    draft.drop(_LOW)
+    high = draft.fields.get(_HIGH, draft.facts.get("clip_ratio", draft.value(_LOW)))
+    draft.set(_HIGH, 1 + high, "the largest ratio itself: 1 + clip_ratio_high")
     if low < 1:
-        draft.left(
-            "clip_ratio_low", low, "cispo has no lower bound of the ratio; clip_ratio_low=1 would be the same", _LOW
-        )
-    if (averaged := draft.fields.get(_TYPE, "dapo")) != "dapo":
+        note = "cispo has no lower bound of the ratio; clip_ratio_low=1 would be the same"
+        draft.left("clip_ratio_low", low, note, _LOW)
+    if (averaged := draft.value(_TYPE)) != "dapo":
         draft.left("loss_agg_mode", averaged, "cispo is averaged over all tokens, as token-mean", _TYPE)
     draft.set(_TYPE, "cispo")
     _drop_delta(draft, "cispo")

@@ -11,15 +11,29 @@ from typing import Any
 
 import yaml
 
+from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.shell.script import Command, Script
 from grpo_cli.convert.shell.state import is_mark
+from grpo_cli.convert.trl import TRL
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
 _ACCELERATE_KEYS = {"compute_environment", "distributed_type", "num_machines", "machine_rank"}
 SERVER = "rollout."
 """Begins the names of options of commands that serve the model, beside those of the command that trains."""
 _VERL = "verl.trainer.main_ppo"
-_RUNNERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
+_LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
+_LAUNCHER_FLAGS = {
+    "multi_gpu",
+    "use_deepspeed",
+    "use_fsdp",
+    "cpu",
+    "quiet",
+    "debug",
+    "module",
+    "same_network",
+    "standalone",
+}
+_LAUNCHER_MODULES = {"launch", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class Source:
     unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
     remarks: tuple[tuple[str, str], ...] = ()  # what else a script does, and why it may matter
     used: frozenset[str] = frozenset()  # variables of --set that the script uses
+    is_command: bool = False  # what a command says has precedence over what its files say
 
 
 def read(file: str, text: str, format_: str | None = None, variables: Mapping[str, str] | None = None) -> list[Source]:
@@ -51,6 +66,8 @@ def read(file: str, text: str, format_: str | None = None, variables: Mapping[st
         raise ValueError(f"{file}: this is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file}: write options as `name: value`; found {type(found).__name__}")
+    if "zero_optimization" in found:  # DeepSpeed's own file, which accelerate's and TRL's name
+        return [Source(file, "accelerate", {"deepspeed_config_file": found})]
     format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
@@ -104,47 +121,69 @@ def _script(file: str, text: str, format_: str | None, variables: Mapping[str, s
         script = Script(text, variables)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    found = [(command, source) for command in script.commands if (source := _command(file, command, format_, script))]
-    trained = [(command, source) for command, source in found if not _serves(source)]
+    found = [(command, sources) for command in script.commands if (sources := _command(file, command, format_, script))]
+    trained = [(command, sources) for command, sources in found if not _serves(sources[-1])]
     lines = sorted({command.line for command, _ in trained})
     if not trained:
         wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL}"
         ended = f"; line {script.ended} ends the script" if script.ended else ""
         asked = "".join(f"; {name} is not set: --set {name}=value" for name in sorted(script.asked)) if ended else ""
         raise ValueError(f"{file}: one command of {wanted} is needed, found none{ended}{asked}")
-    if any((source.format, source.options) != (trained[0][1].format, trained[0][1].options) for _, source in trained):
+    if any(_said(sources) != _said(trained[0][1]) for _, sources in trained):
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}, several times"
         unknown = sorted({command.condition for command, _ in trained if command.condition})
         why = f" (only a run decides line {', '.join(map(str, unknown))})" if unknown else ""
         raise ValueError(f"{file}: several commands train: {where}{why}. A job is one of them: delete the others")
-    return [source for _, source in found if _serves(source)] + [trained[0][1]]
+    return [source for _, sources in found if _serves(sources[-1]) for source in sources] + trained[0][1]
+
+
+def _said(sources: list[Source]) -> list[tuple[str, dict[str, Any]]]:
+    return [(source.format, source.options) for source in sources]
 
 
 def _serves(source: Source) -> bool:
     return all(name.startswith(SERVER) for name in source.options) and bool(source.options)
 
 
-def _command(file: str, command: Command, format_: str | None, script: Script) -> Source | None:
-    """Return the options of a command that trains or serves; None for other commands."""
-    words = command.words
+def _command(file: str, command: Command, format_: str | None, script: Script) -> list[Source]:
+    """Return the options of a command that trains or serves, after those of its launcher; none for other commands."""
+    launcher, words = _split(command.words)
     first = next((number for number, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
     head, tools = words[:first], {PurePath(word).name for word in words[:first]}
-    tail = [*filter(is_mark, head), *words[first:]]  # what is not known may be options
+    # What is not known may be options, but for the script that a launcher runs.
+    tail = [*filter(is_mark, head[bool(launcher) :]), *words[first:]]
     is_swift, is_trl = bool(tools & {"swift", "megatron"}), "trl" in tools
     if _VERL in words:
-        return _source(file, "verl", _overrides(words[words.index(_VERL) + 1 :]), command, script)
+        return [_source(file, "verl", _overrides(words[words.index(_VERL) + 1 :]), command, script)]
     if (is_swift and "rollout" in head) or (is_trl and "vllm-serve" in head) or head[-1:] == ["rollout"]:
         served = {f"{SERVER}{name}": value for name, value in _flags(tail).items()}
-        return _source(file, "trl" if is_trl else "ms-swift", served, None, script)
+        return [_source(file, "trl" if is_trl else "ms-swift", served, None, script)]
+    launched, options = _flags(launcher), _flags(tail)
     is_rlhf = (is_swift and "rlhf" in head) or "--rlhf_type" in words
-    is_meant = bool(words[first:]) and (not head or bool(tools & _RUNNERS))  # by `format_`
+    is_meant = bool(words[first:]) and (not head or bool(launcher))  # by `format_`
     if is_rlhf or (format_ == "ms-swift" and is_meant):
-        return _source(file, "ms-swift", _flags(tail), command, script)
-    if (is_trl and "grpo" in head) or (format_ == "trl" and is_meant):
-        return _source(file, "trl", _with_sampling(_flags(tail)), command, script)
-    if format_ == "verl" and any("=" in word for word in words):
-        return _source(file, "verl", _overrides(words), command, script)
-    return None
+        trained = _source(file, "ms-swift", options, command, script)
+    elif (is_trl and "grpo" in head) or (format_ == "trl" and is_meant):
+        if is_trl:  # it hands accelerate's own options on
+            launched |= {name: options.pop(name) for name in list(options) if name in ACCELERATE.rows.keys() - TRL.rows}
+        trained = _source(file, "trl", _with_sampling(options), command, script)
+    elif format_ == "verl" and any("=" in word for word in words):
+        trained = _source(file, "verl", _overrides(words), command, script)
+    else:
+        return []
+    return [*([_source(file, "accelerate", launched, None, script)] if launched else []), trained]
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Words of a launcher with its own options, and those that begin with the script or module that it runs."""
+    begin = next((number for number, word in enumerate(words) if PurePath(word).name in _LAUNCHERS), len(words))
+    for number in range(begin + 1, len(words)):
+        word, before = words[number], words[number - 1]
+        is_flag = "=" in before or before[2:].replace("-", "_") in _LAUNCHER_FLAGS
+        is_value = before.startswith("--") and not is_flag and not word.endswith(".py")
+        if not (word.startswith("-") or is_value or word in _LAUNCHER_MODULES):
+            return [word for word in words[:number] if word != "-m"], words[number:]
+    return ([], words) if begin == len(words) else (words[: begin + 1], words[begin + 1 :])
 
 
 def _source(file: str, format_: str, options: dict[str, Any], command: Command | None, script: Script) -> Source:
@@ -170,6 +209,7 @@ def _source(file: str, format_: str, options: dict[str, Any], command: Command |
         unknown,
         tuple(remarks) if command else (),
         frozenset(script.used),
+        is_command=True,
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from grpo_cli.convert.fields import Convert, converter
+from grpo_cli.convert.values import as_is
 
 
 class Kind(StrEnum):
@@ -15,10 +19,6 @@ class Kind(StrEnum):
     DIFFERENT = "differently"  # a field of the job takes its place, and the note says how
     NOT_NEEDED = "not needed"  # a job needs nothing in its place
     LEFT = "not taken over"  # training will differ: the note says why, and what to do
-
-
-class LeftError(ValueError):
-    """A value that has no place in a job; its text says why, and what to do."""
 
 
 UNSET: Any = object()
@@ -39,7 +39,7 @@ class Row:
     field: str = ""
     fact: str = ""
     note: str = ""
-    convert: Callable[[Any], Any] = lambda value: value
+    convert: Convert = as_is
     default: Any = UNSET
     harmless: tuple[Any, ...] = ()
 
@@ -76,14 +76,20 @@ class Table:
         return table
 
 
-def same(options: str, to: str, convert: Callable[[Any], Any] = lambda value: value, *, default: Any = UNSET) -> Rows:
+def same(options: str, to: str, *, default: Any = UNSET, convert: Convert | None = None) -> Rows:
     """Options (aliases, separated by spaces) that mean what the field `to` does; the first alone has the default."""
-    return _rows(options, default, kind=Kind.SAME, field=to, convert=convert)
+    return _rows(options, default, kind=Kind.SAME, field=to, convert=convert or converter(to))
 
 
-def differs(options: str, to: str, convert: Callable[[Any], Any], note: str, *, default: Any = UNSET) -> Rows:
+def fields(section: str, options: str) -> Rows:
+    """Options that mean what fields of the same names in `section` do."""
+    return [row for option in options.split() for row in same(option, f"{section}.{to_camel(option)}")]
+
+
+def differs(options: str, to: str, note: str, *, default: Any = UNSET, convert: Convert | None = None) -> Rows:
     """Options that become a field as `note` says; `to` is the field, "field@fact" if others decide it too, or empty."""
     path, _, fact = to.partition("@")
+    convert = convert or converter(path, fact)
     return _rows(options, default, kind=Kind.DIFFERENT, convert=convert, note=note, field=path, fact=fact)
 
 

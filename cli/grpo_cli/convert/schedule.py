@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
 from grpo_cli.convert.values import is_none, number
-from grpo_spec.optimizer import SCHEDULE_ARGUMENTS, OptimizerConfig
+from grpo_spec.optimizer import SCHEDULE_ARGUMENTS
 
 _TYPE, _ARGUMENTS, _WARMUP = "training.lrSchedulerType", "training.lrSchedulerKwargs", "training.warmupSteps"
 
@@ -16,7 +16,7 @@ def settle_schedule(draft: Draft, warmup_steps: int) -> None:
     arguments = {name: value for name, value in given.items() if not is_none(value)}
     if "verl_batch" in draft.facts:
         arguments = _verl(draft)
-    schedule = draft.fields.get(_TYPE, OptimizerConfig.model_fields["lr_scheduler_type"].default)
+    schedule = draft.value(_TYPE)
     taken = {}
     for name, value in arguments.items():
         if name in SCHEDULE_ARGUMENTS[schedule]:

@@ -13,9 +13,6 @@ from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
 from grpo_cli.convert.values import in_steps
-from grpo_spec.training import TrainingConfig
-
-MAX_STEPS = TrainingConfig.model_fields["max_steps"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ def _world(draft: Draft, given: Given) -> int:
     if given.gpus:
         ranks = given.gpus - of_engine
     if ranks is None:
-        ranks = draft.fields.get("generation.tensorParallel", 1)
+        ranks = draft.value("generation.tensorParallel")
         draft.left("GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
     draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
     return int(nodes * ranks)
@@ -135,7 +132,7 @@ def _topology(draft: Draft) -> None:
         draft.set("generation.nodeLocal.gpusPerNode", 1)
     elif mode == "server" and facts.get("use_vllm", True):
         draft.set("generation.topology", "Server")
-        gpus = draft.fields.get("generation.tensorParallel", 1) * facts.get("server_copies", 1)
+        gpus = draft.value("generation.tensorParallel") * facts.get("server_copies", 1)
         why = "one copy of the model; more GPUs hold more copies, more replicas are more servers"
         group = {"name": "vllm", "replicas": 1, "gpus": gpus}
         draft.set("generation.server.groups", [group], "" if "server_copies" in facts else why)
@@ -155,19 +152,19 @@ def _topology(draft: Draft) -> None:
 def _steps(draft: Draft, given: Given, per_push: int) -> None:
     facts, rows = draft.facts, given.rows or draft.facts.get("rows")
     prompts = draft.fields.get("training.promptsPerStep")
-    steps, why = MAX_STEPS, "not known: epochs x rows x numIterations / promptsPerStep"
+    steps, why = draft.value("training.maxSteps"), "not known: epochs x rows x numIterations / promptsPerStep"
     # verl counts generations, others optimizer steps.
     unit = per_push if "verl_batch" in facts else 1
     if facts.get("max_steps", -1) > 0:
         steps, why = facts["max_steps"], ""
     elif "verl_steps" in facts:
-        steps, why = facts["verl_steps"] * unit or MAX_STEPS, f"{facts['verl_steps']} x {unit} optimizer steps"
+        steps, why = facts["verl_steps"] * unit or steps, f"{facts['verl_steps']} x {unit} optimizer steps"
     elif "epochs" in facts and rows and prompts:
-        times = draft.fields.get("training.numIterations", 1)
+        times = draft.value("training.numIterations")
         steps = max(1, math.floor(facts["epochs"] * rows * times / prompts))
         why = f"{facts['epochs']:g} epochs of {rows} rows{f' x {times}' if times > 1 else ''} / {prompts} prompts"
     elif "epochs" in facts:
-        note = f"no file says how many rows the dataset has: {MAX_STEPS} steps are written; give --rows or set maxSteps"
+        note = f"no file says how many rows the dataset has: {steps} steps are written; give --rows or set maxSteps"
         draft.left("epochs", f"{facts['epochs']:g}", note, "training.maxSteps")
     draft.set("training.maxSteps", steps, why)
     warmup = facts.get("warmup", 0) * unit
@@ -186,9 +183,7 @@ def _steps(draft: Draft, given: Given, per_push: int) -> None:
 
 def _length(draft: Draft) -> None:
     if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
-        completion = draft.fields.get(
-            "training.maxCompletionLength", TrainingConfig.model_fields["max_completion_length"].default
-        )
+        completion = draft.value("training.maxCompletionLength")
         why = f"prompts of {prompt} tokens and completions of {completion}"
         draft.set("generation.maxModelLen", prompt + completion, why)
 

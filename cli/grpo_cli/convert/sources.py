@@ -9,7 +9,6 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
-from grpo_spec.training import TrainingConfig
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
 _ACCURACY = {"name": "accuracy", "accuracy": {}}
@@ -19,7 +18,6 @@ _BUILT_IN = {
     "format": {"name": "format", "format": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
     "think_format_reward": {"name": "format", "format": {"pattern": "<think>(?!.*<think>).*?</think>.*"}},
 }
-_MAX_LENGTH = TrainingConfig().max_completion_length
 _OF_TRL = {"cosine": "get_cosine_scaled_reward", "repetition": "get_repetition_penalty_reward"}
 """Rewards of ms-swift, and TRL's functions that make nearly the same."""
 _FILL_IN = "no file says it: fill it in"
@@ -158,7 +156,7 @@ def _reward(draft: Draft, name: str) -> dict[str, Any]:
 
 
 def _soft_overlong(draft: Draft) -> dict[str, Any]:
-    length = draft.facts.get("overlong_length") or draft.fields.get("training.maxCompletionLength") or _MAX_LENGTH
+    length = draft.facts.get("overlong_length") or draft.value("training.maxCompletionLength")
     if (cache := draft.facts.get("overlong_cache")) is None:
         cache = length // 4
         note = "no file says over which length: cacheLength is a quarter of maxLength"

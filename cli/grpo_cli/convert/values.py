@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from grpo_cli.convert.rows import LeftError
-from grpo_spec.optimizer import SCHEDULE_ARGUMENTS
+
+class LeftError(ValueError):
+    """A value that has no place in a job; its text says why, and what to do."""
+
 
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _NONE = {"", "none", "null", "~"}
@@ -144,66 +146,9 @@ def one_of(words: dict[Any, str], otherwise: str) -> Callable[[Any], Any]:
     return convert
 
 
-dtype = one_of(
-    {"bfloat16": "bfloat16 bf16 auto", "float16": "float16 fp16", "float32": "float32 fp32"},
-    "this type is not supported: use bfloat16, float16 or float32",
-)
-attention = one_of(
-    {
-        "varlen": "flash_attention_2 flash_attn flash_attn_2 flash_attention_3 varlen",
-        "sdpa": "sdpa",
-        "eager": "eager",
-    },
-    "{value} is not supported: varlen is taken; use varlen, sdpa, eager or flash_attention_2",
-)
-scheduler = one_of(
-    {name: name for name in SCHEDULE_ARGUMENTS},
-    "the schedule {value} is not supported: linear is taken; use one that follows no metric (training.lrSchedulerType)",
-)
-scale_rewards = one_of(
-    {"group": "group true", "batch": "batch", "none": "none false"}, "use group, batch or none, not {value}"
-)
-loss_type = one_of(
-    {word: word for word in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")},
-    "the loss {value} is not supported: dapo is taken; use dapo, grpo, dr_grpo, bnpo, cispo or sapo",
-)
-# GSPO-token: the same gradient, since all tokens of a completion have one advantage.
-sampling_level = one_of(
-    {"token": "token", "sequence": "sequence sequence_token"}, "use token or sequence, not {value}: token is taken"
-)
-verl_estimator = one_of(
-    {word: word for word in ("grpo", "rloo", "reinforce_plus_plus_baseline")},
-    "use grpo, rloo or reinforce_plus_plus_baseline, not {value}",
-)
-swift_estimator = one_of(
-    {word: word for word in ("grpo", "rloo", "reinforce_plus_plus")}, "use grpo, rloo or reinforce_plus_plus"
-)
-truncation = one_of(
-    {"error": "error", "truncate": "left"},
-    "a prompt that is too long is an error; dataset.overlongPrompts: truncate keeps its end",
-)
-correction = one_of(
-    {word: word for word in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")},
-    "{value} is not supported: sequence_mask is taken; docs/training.md lists the others",
-)
-_replay = one_of(
-    {"disabled": "disabled", "R3": "r3"}, "{value} would replay what the trainer chose; R3 replays what vLLM chose"
-)
-
-
-def verl_replay(value: Any) -> bool:
-    """Return whether routers replay the choice of the generator."""
-    return bool(_replay(value) == "R3")
-
-
 def target_modules(value: Any) -> list[str]:
     """Return names of modules; all-linear stands for all linear layers."""
     return [name.replace("all_linear", "all-linear") for name in texts(value)]
-
-
-vision_tower = one_of(
-    {True: "visual .*visual.* vision_tower .*vision_tower.*"}, "name the modules in lora.targetModules, not {value}"
-)
 
 
 def share(value: Any) -> float:
@@ -221,7 +166,7 @@ def deepspeed(value: Any) -> dict[str, Any]:
         return {"stage": integer(zero.get("stage", 0)), "offload": device not in ("none", None)}
     found = re.search(r"(?:zero|z|stage)[-_]?([0-3])", str(value).lower())
     if found is None:
-        raise LeftError("the name does not show the stage: set parallelism.zeroStage and offloadOptimizer")
+        raise LeftError("the name does not show the stage: give grpo convert that file, too, or set zeroStage")
     return {"stage": int(found[1]), "offload": "offload" in str(value).lower()}
 
 
@@ -230,3 +175,11 @@ def fsdp(value: Any) -> dict[str, Any]:
     words = str(value).lower()
     stage = 0 if "no_shard" in words else 2 if "shard_grad_op" in words or words == "false" else 3
     return {"stage": stage, "offload": "offload" in words}
+
+
+def accelerate_config(value: Any) -> dict[str, Any]:
+    """Return the ZeRO stage of one of TRL's configurations of accelerate, by its name."""
+    name = str(value).lower()
+    if name in ("single_gpu", "multi_gpu"):
+        return {"stage": 0, "offload": False}
+    return fsdp(name) if "fsdp" in name else deepspeed(name)

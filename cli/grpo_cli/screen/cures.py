@@ -4,8 +4,12 @@ from __future__ import annotations
 
 CURES = {
     "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
+    "RepeatedFailure": "read the log lines and correct the code or the row that they name; a restart meets it again",
+    "UnexpectedAdmissionError": "nothing, if a device plugin restarts; otherwise the kubelet's log on node NODE",
     "OutOfMemory": "nothing: the next attempt has smaller micro-batches; docs/training.md says what leaves more memory",
     "NotFinite": "read the steps in metrics.jsonl; lower learningRate, the rewards' weights or beta",
+    "SamplingMismatch": "compare precision and engineArgs of engine and model; routerReplay for experts; lower "
+    "maxStaleness or learningRate; importanceSamplingCorrection token_truncate if only weights are lost",
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",
     "NoRewardDifference": "use prompts that get right and wrong answers; raise numGenerations or temperature",
     "CompletionsCut": "raise training.maxCompletionLength, or check that the model ends its answers",
@@ -28,7 +32,8 @@ CURES = {
     "LauncherDied": "usually memory: raise podTemplate.resources.limits.memory",
     "InternalError": "a fault of grpo-operator or of node NODE: report the message and the pod's log",
     "OOMKilled": "raise podTemplate.resources.limits.memory",
-    "Evicted": "nothing, if somebody drains the node; otherwise kubectl describe node NODE shows what it lacks",
+    "Evicted": "nothing, if somebody drains the node; raise the limit if the message says that the pod exceeded one; "
+    "otherwise kubectl describe node NODE shows what it lacks",
     "Preempted": "kubectl get events --field-selector reason=Preempted names the pod that replaced it; "
     "a higher podTemplate.priorityClassName protects pods",
     "NodeLost": "kubectl describe node NODE: is it down, or cut off? Attempts avoid it for 30 minutes",

@@ -76,15 +76,23 @@ class FailurePolicy(Section):
         ge=0,
         le=10_000,
         description="Number of restarts that may count before the next failure that counts ends the job; with 0 the "
-        "first one ends it.",
+        "first one ends it. They are forgotten after recoverySteps new steps.",
+    )
+    recovery_steps: int = Field(
+        10,
+        ge=0,
+        le=10_000_000,
+        description="Number of new steps after which earlier restarts are forgotten: none counts any more, and the "
+        "next wait is backoffSeconds again. Steps that are repeated after a restart are not new. Raise it where a run "
+        "that fails so often is better ended; with 0 restarts are never forgotten.",
     )
     backoff_seconds: int = Field(
         10,
         ge=0,
         le=86_400,
-        description="Seconds to wait before the first restart; the wait doubles with each counted restart, and with "
-        "each PlacementTimeout in a row, plus or minus 20 percent. Raise it where what fails takes longer to come "
-        "back.",
+        description="Seconds to wait before the first restart, of all pods or of an engine alone. The wait doubles "
+        "with each restart, counted or not, until recoverySteps new steps are done; plus or minus 20 percent. Raise it "
+        "where what fails takes longer to come back.",
     )
     max_backoff_seconds: int = Field(
         600,
@@ -128,7 +136,9 @@ class FailurePolicy(Section):
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
         (),
         description="Exceptions for some failures; the first rule that matches decides. Where none matches, a wrong "
-        "setting (exit code 64) ends the job, and restarts after an eviction, a preemption, the loss of a node, a "
-        "PlacementTimeout or a stop with a checkpoint do not count.",
+        "setting (exit code 64) and an exception that comes again at the same step end the job, and restarts after an "
+        "eviction that the pod did not cause, a preemption, the loss of a node, a refusal by a kubelet, a "
+        "PlacementTimeout or a stop with a checkpoint do not count. Elastic engines, which the job does not need, are "
+        "replaced whatever rules say.",
         json_schema_extra=list_map("name"),
     )

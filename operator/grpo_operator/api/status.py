@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.pod_template import LabelMap, Objects, TextMap, list_map
+from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
+from grpo_operator.api.pod_template import list_map
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
 from grpo_spec import lenient
@@ -45,7 +46,9 @@ class MemberOutcome(StatusSection):
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
     reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
     message: str = Field(max_length=4096, description="Why it ended, in the words of the launcher or the kubelet.")
-    finished_at: TimeIfKnown = Field(description="Time when it ended.")
+    finished_at: TimeIfKnown = Field(
+        description="Time when the operator first saw that it had ended: the clocks of nodes differ."
+    )
 
 
 class Disruption(StatusSection):
@@ -53,6 +56,11 @@ class Disruption(StatusSection):
 
     reason: str = Field(max_length=128, description="Evicted, Preempted, NodeLost or PodReplaced.")
     message: str = Field(max_length=4096, description="What the reason means, with the words of the cluster.")
+    own_fault: bool = Field(
+        False,
+        exclude_if=lambda own: not own,
+        description="Whether the pod exceeded a limit of its own: the cluster gives no DisruptionTarget for it.",
+    )
 
 
 class MemberStatus(StatusSection):
@@ -67,7 +75,15 @@ class MemberStatus(StatusSection):
     replacing: bool = Field(
         False,
         exclude_if=lambda replacing: not replacing,
-        description="Whether the operator replaces the pod while the trainer waits (RestartGeneration).",
+        description="Whether the operator replaces the pod alone: an engine, with RestartGeneration.",
+    )
+    replace_time: Time | None = Field(
+        None, description="Earliest time when the pod is replaced, or was the last time; absent if it never was."
+    )
+    failures: int = Field(
+        0,
+        exclude_if=lambda failures: not failures,
+        description="Number of times in a row that a pod of this name was replaced; the wait doubles with each.",
     )
 
 
@@ -82,63 +98,32 @@ class Failure(StatusSection):
     exit_code: int | None = Field(None, description="Exit code of the pod's container, if it has one.")
     reason: str = Field(max_length=128, description="What failed, as one word for programs.")
     message: str = Field(max_length=4096, description="What failed, for people, with the last lines of the log if any.")
-    time: Time = Field(description="Time of the failure.")
+    time: Time = Field(description="Time when the operator first saw the failure.")
     attempt: int = Field(0, ge=0, description="Number of the attempt that failed.")
+    step: int | None = Field(None, description="Number of steps done then, as far as this attempt had reported it.")
     counted: bool = Field(
         True, description="Whether the restart after this failure counts towards failurePolicy.maxRestarts."
     )
 
 
 class Restarts(StatusSection):
-    """Number of restarts of the whole job and of single engines."""
+    """Number of restarts of the whole job, and of single engines that it needs."""
 
     total: int = Field(0, description="Number of all restarts.")
-    counted: int = Field(0, description="Number of restarts that count towards failurePolicy.maxRestarts.")
-
-
-class AvoidedNode(StatusSection):
-    """A lost node that new pods avoid if another node is free."""
-
-    name: str = Field(max_length=253, description="Name of the node.")
-    until: Time = Field(description="Attempts that begin after this time no longer avoid the node.")
-
-
-class PlacementStatus(StatusSection):
-    """How many pods of the current attempt have a node, while others have none."""
-
-    placed: int = Field(description="Number of pods that have a node; the largest so far in this attempt.")
-    since: Time = Field(description="Time when this number was reached; scheduling.timeoutSeconds counts from it.")
-
-
-class PlacementTimeouts(StatusSection):
-    """Attempts in a row that ended because only some of their pods found a node."""
-
-    total: int = Field(description="Number of these attempts; the wait before the next attempt doubles with each.")
-    since: Time = Field(description="Time when the first of them began; startupDeadlineSeconds counts from it.")
-
-
-class GroupAdmission(StatusSection):
-    """What Kueue's admission adds to the pods of a group."""
-
-    name: str = Field(max_length=63, description="Name of the group.")
-    node_selector: LabelMap = Field(default_factory=dict, description="Labels of the nodes of the resource flavors.")
-    tolerations: Objects = Field((), description="Tolerations of the resource flavors.")
-    labels: LabelMap = Field(default_factory=dict, description="Labels by which Kueue finds the pods.")
-    annotations: TextMap = Field(default_factory=dict, description="Annotations by which Kueue finds the pods.")
-    gated: bool = Field(
-        False, description="Whether the pods wait until Kueue has chosen a place for each (topology-aware scheduling)."
+    counted: int = Field(
+        0,
+        description="Number of restarts that count towards failurePolicy.maxRestarts; 0 again after "
+        "failurePolicy.recoverySteps new steps.",
     )
 
 
-class Admission(StatusSection):
-    """Kueue's admission that the current attempt runs with."""
+class RecentRestarts(StatusSection):
+    """Restarts since the job last made progress (failurePolicy.recoverySteps)."""
 
-    workload: str = Field(max_length=253, description="Name of the Workload.")
-    uid: str = Field(max_length=64, description="UID of the Workload.")
-    cluster_queue: str = Field(max_length=253, description="ClusterQueue whose quota the attempt uses.")
-    groups: Annotated[tuple[GroupAdmission, ...], Field(max_length=64)] = Field(
-        (), description="What the admission adds to the pods of each group."
+    total: int = Field(
+        description="Number of these restarts, counted or not; the wait before the next one doubles with each."
     )
+    step: int = Field(0, description="Highest step that was reached before them; new steps are those beyond it.")
 
 
 class Summary(StatusSection):
@@ -198,7 +183,11 @@ class GRPOJobStatus(StatusSection):
         "runs.",
     )
     restarts: Restarts = Field(
-        default_factory=Restarts, description="Number of restarts of the whole job and of single engines."
+        default_factory=Restarts,
+        description="Number of restarts of the whole job, and of single engines that it needs.",
+    )
+    recent_restarts: RecentRestarts | None = Field(
+        None, description="Restarts since the job last made progress; absent if there were none."
     )
     micro_batch_halvings: int = Field(
         0,
@@ -212,7 +201,13 @@ class GRPOJobStatus(StatusSection):
     )
     avoid_nodes: Annotated[tuple[AvoidedNode, ...], Field(max_length=64)] = Field(
         (),
-        description="Lost nodes that new pods avoid if another node is free.",
+        description="Nodes that new pods avoid if another one is free: lost ones, and those on which pods failed "
+        "again.",
+        json_schema_extra=list_map("name"),
+    )
+    failed_nodes: Annotated[tuple[FailedNode, ...], Field(max_length=64)] = Field(
+        (),
+        description="Nodes on which attempts or engines failed since the job last made progress.",
         json_schema_extra=list_map("name"),
     )
     start_time: Time | None = Field(None, description="Time when the job was accepted.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from grpo_operator.api.failure_policy import FailurePolicy
@@ -33,47 +33,96 @@ Reports = Mapping[str, Progress]
 """The progress that launchers just reported, by pod; a launcher that did not answer is missing."""
 
 
-def find_failure(status: GRPOJobStatus, observed: Observed, policy: FailurePolicy, now: str) -> Failure | None:
-    """Return the failure that most likely caused the others, or None.
+def find_failure(
+    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: str
+) -> Failure | None:
+    """Return the failure that most likely caused the others, or None. Pods that the job does not need cause none.
 
-    Pods that the cluster took away come first and secondary failures (EFFECTS) last. Within one second an engine comes
-    before the ranks that lost it.
+    Pods that the cluster took away come first and secondary failures (EFFECTS) last. Otherwise the one
+    that the operator saw first: the clocks of nodes differ.
     """
+    needed = {name: place for place, name in enumerate(topology.needed_pods)}
+    found = [one for one in _failures(status, observed, policy, now) if one[0].pod in needed]
+    if not found:
+        return None
+    first = min(_rank(failure) for _, failure in found)
+    return _first_of_one_pass([one for one in found if _rank(one[1]) == first], observed, needed)
+
+
+def find_spare_failures(
+    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: str
+) -> list[Failure]:
+    """Return the failures of pods that the job does not need."""
+    needed = set(topology.needed_pods)
+    return [failure for member, failure in _failures(status, observed, policy, now) if member.pod not in needed]
+
+
+def _failures(
+    status: GRPOJobStatus, observed: Observed, policy: FailurePolicy, now: str
+) -> Iterator[tuple[MemberStatus, Failure]]:
     something_ended = any(member.outcome for member in status.members)
-    failures = []
     for member in status.members:
         if member.replacing:
             continue
         verdict = _verdict(member, observed, policy, now, something_ended=something_ended)
-        if verdict is not None and not (is_done(verdict) and member.role == Role.TRAINER):
-            failures.append(
-                Failure(
-                    role=member.role,
-                    pod=member.pod,
-                    node=member.node,
-                    exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
-                    reason=verdict.reason,
-                    message=_whole_message(member, verdict, observed),
-                    time=verdict.finished_at or now,
-                    attempt=status.attempt or 0,
-                )
-            )
-    taken = (Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST)
-    return min(
-        failures,
-        key=lambda f: (f.reason not in taken, f.exit_code in EFFECTS, f.time, f.role == Role.TRAINER),
-        default=None,
-    )
+        if verdict is None or (is_done(verdict) and member.role == Role.TRAINER):
+            continue
+        taken = member.disruption if member.disruption and verdict.reason == member.disruption.reason else None
+        failure = Failure(
+            role=member.role,
+            pod=member.pod,
+            node=member.node,
+            exit_code=verdict.exit_code if verdict.exit_code >= 0 else None,
+            reason=verdict.reason,
+            message=_whole_message(member, verdict, observed),
+            time=verdict.finished_at or now,
+            attempt=status.attempt or 0,
+            counted=verdict.reason != Reason.EVICTED or (taken is not None and taken.own_fault),
+        )
+        yield member, failure
+
+
+_TAKEN = (Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST)
+
+
+def _rank(failure: Failure) -> tuple[bool, bool, str]:
+    return failure.reason not in _TAKEN, failure.exit_code in EFFECTS, failure.time
+
+
+def _first_of_one_pass(
+    found: Sequence[tuple[MemberStatus, Failure]], observed: Observed, order: Mapping[str, int]
+) -> Failure:
+    """Return the first of failures that were seen in one pass.
+
+    Only the times of pods on one node are compared. Of several nodes' first failures an engine's comes before that of
+    ranks, which may have lost it.
+    """
+
+    def on_its_node(one: tuple[MemberStatus, Failure]) -> tuple[str, bool, int]:
+        member, failure = one
+        pod = _pod(member, observed)
+        ended = pod.outcome.finished_at if pod and pod.outcome else ""
+        return ended or "unknown", failure.role == Role.TRAINER, order[member.pod]
+
+    firsts: dict[str | None, tuple[MemberStatus, Failure]] = {}
+    for one in sorted(found, key=on_its_node):
+        firsts.setdefault(one[1].node, one)
+    return min((failure for _, failure in firsts.values()), key=lambda f: (f.role == Role.TRAINER, order[f.pod or ""]))
 
 
 def _whole_message(member: MemberStatus, verdict: MemberOutcome, observed: Observed) -> str:
     """Return the message of a verdict as the pod still says it; the status holds its beginning."""
-    pod = observed.pods.get(member.pod)
-    pod = observed.gone.get(member.uid) if pod is None or pod.uid != member.uid else pod
+    pod = _pod(member, observed)
     said = {
         one.message for one in (pod and pod.outcome, pod and pod.disruption) if one and one.reason == verdict.reason
     }
     return max(said | {verdict.message}, key=len)
+
+
+def _pod(member: MemberStatus, observed: Observed) -> ObservedPod | None:
+    """Return the member as it is, or was last."""
+    pod = observed.pods.get(member.pod)
+    return observed.gone.get(member.uid) if pod is None or pod.uid != member.uid else pod
 
 
 def has_unexplained_pods(status: GRPOJobStatus, observed: Observed) -> bool:
@@ -92,23 +141,24 @@ def _verdict(
     if same and pod is not None and (since := node_lost_since(pod, observed, policy, now)):
         limit = f"longer than failurePolicy.nodeLostSeconds ({policy.node_lost_seconds})"
         message = f"node {pod.node} has not been ready since {since}, {limit}: its pods are given up"
-        return MemberOutcome(exit_code=-1, reason=Reason.NODE_LOST, message=message, finished_at=now)
+        return _ended(Reason.NODE_LOST, message)
     # As long as nothing has ended, the pod that is being taken away may still save a checkpoint with the others.
     if member.disruption is not None and (something_ended or not same):
-        return MemberOutcome(
-            exit_code=-1, reason=member.disruption.reason, message=member.disruption.message, finished_at=now
-        )
-    return member.outcome or _unrecorded(member, pod, now)
+        return _ended(member.disruption.reason, member.disruption.message)
+    return member.outcome or _unrecorded(member, pod)
 
 
-def _unrecorded(member: MemberStatus, pod: ObservedPod | None, now: str) -> MemberOutcome | None:
+def _ended(reason: str, message: str) -> MemberOutcome:
+    return MemberOutcome(exit_code=-1, reason=reason, message=message, finished_at="")
+
+
+def _unrecorded(member: MemberStatus, pod: ObservedPod | None) -> MemberOutcome | None:
     """Return the outcome of a pod that left no result and no longer can, or None."""
     if pod is None or pod.uid != member.uid:
         message = f"the pod was deleted while its {'ranks' if member.role == Role.TRAINER else 'engines'} were running"
-        return MemberOutcome(exit_code=-1, reason=Reason.POD_REPLACED, message=message, finished_at=now)
+        return _ended(Reason.POD_REPLACED, message)
     if pod.restarts > 0:
-        message = "the container was restarted and left no result"
-        return MemberOutcome(exit_code=-1, reason=Reason.OUTCOME_LOST, message=message, finished_at=now)
+        return _ended(Reason.OUTCOME_LOST, "the container was restarted and left no result")
     return None
 
 

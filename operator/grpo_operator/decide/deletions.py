@@ -14,6 +14,7 @@ from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.objects import finalizers_of
 from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.decide.restarts import is_due
 from grpo_operator.layout.topology import Job
 
 OVERSTAY_SECONDS = 60
@@ -40,7 +41,7 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
     Those are pods on a lost node or of an earlier attempt, engines to be replaced, pods that should end although their
     StatefulSet was replaced, and what an earlier job abandoned.
     """
-    replaced = {member.uid for member in status.members if member.replacing}
+    replaced = {one.uid for one in status.members if one.replacing and is_due(one.replace_time, now)}
     sets = {child.uid for child in observed.children if child.kind == "StatefulSet"}
     ends = is_terminal(status) or is_between_attempts(status)
     deletions = []

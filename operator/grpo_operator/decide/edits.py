@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack, overload
 
+from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import (
-    Admission,
-    AvoidedNode,
     ConditionStatus,
     Disruption,
     ElasticStatus,
@@ -16,8 +15,7 @@ from grpo_operator.api.status import (
     GRPOJobStatus,
     MemberOutcome,
     MemberStatus,
-    PlacementStatus,
-    PlacementTimeouts,
+    RecentRestarts,
     Restarts,
     Summary,
 )
@@ -38,9 +36,11 @@ class StatusFields(TypedDict, total=False):
     placement: PlacementStatus | None
     placement_timeouts: PlacementTimeouts | None
     restarts: Restarts
+    recent_restarts: RecentRestarts | None
     micro_batch_halvings: int
     next_restart_time: Time | None
     avoid_nodes: tuple[AvoidedNode, ...]
+    failed_nodes: tuple[FailedNode, ...]
     start_time: Time | None
     active_since: Time | None
     active_seconds: int
@@ -69,6 +69,25 @@ class MemberFields(TypedDict, total=False):
     outcome: MemberOutcome | None
     disruption: Disruption | None
     replacing: bool
+    replace_time: Time | None
+    failures: int
+
+
+class FailureFields(TypedDict, total=False):
+    """Fields of Failure that follow from what the job did before."""
+
+    reason: str
+    counted: bool
+    step: int | None
+
+
+class ProgressFields(TypedDict, total=False):
+    """Fields of ProgressStatus that change by themselves."""
+
+    step: int
+    checkpoint_step: int | None
+    advice: None
+    time: Time
 
 
 class GroupFields(TypedDict, total=False):
@@ -87,13 +106,17 @@ def edit(section: MemberStatus, **fields: Unpack[MemberFields]) -> MemberStatus:
 @overload
 def edit(section: GroupStatus, **fields: Unpack[GroupFields]) -> GroupStatus: ...
 @overload
-def edit(section: MemberOutcome, *, message: str) -> MemberOutcome: ...
+def edit(section: MemberOutcome, *, message: str = ..., finished_at: str = ...) -> MemberOutcome: ...
 @overload
 def edit(section: Disruption, *, message: str) -> Disruption: ...
 @overload
-def edit(section: Failure, *, counted: bool) -> Failure: ...
+def edit(section: Failure, **fields: Unpack[FailureFields]) -> Failure: ...
 @overload
-def edit(section: ProgressStatus, *, advice: None) -> ProgressStatus: ...
+def edit(section: Restarts, *, counted: int) -> Restarts: ...
+@overload
+def edit(section: RecentRestarts, *, step: int) -> RecentRestarts: ...
+@overload
+def edit(section: ProgressStatus, **fields: Unpack[ProgressFields]) -> ProgressStatus: ...
 def edit(section: StatusSection, **fields: Any) -> StatusSection:
     """Return a copy with these values. They are not validated, as all of them are the operator's own."""
     return section.model_copy(update=fields)

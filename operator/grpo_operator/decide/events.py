@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_operator.api.names import Condition
-from grpo_operator.api.status import ConditionStatus, GRPOJobStatus
+from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, MemberStatus
 from grpo_operator.decide import lifecycle
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
@@ -55,16 +55,23 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
         if member.disruption is not None and member.uid not in known:
             message = lifecycle.describe_leaving(member)
             events.append(Event(type="Warning", reason=member.disruption.reason, message=message))
-    failure = new.last_failure
-    continues = not (is_terminal(new) or holds(new, Condition.RESTARTING))
-    if failure is not None and failure != old.last_failure and continues:
-        message = f"{lifecycle.describe(failure)}; only this engine is recreated, and no trainer pod"
-        events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=message))
+    replaced = {member.uid for member in old.members if member.replacing}
+    for member in new.members if runs else ():
+        if member.replacing and member.uid not in replaced:
+            events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=_replacement(member, new)))
     if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
         consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
         message = f"spec.storage.claimName is not set: {consequence}"
         events.append(Event(type="Warning", reason=Reason.RESTARTS_FROM_STEP_ZERO, message=message))
     return tuple(events)
+
+
+def _replacement(member: MemberStatus, new: GRPOJobStatus) -> str:
+    needed = "the job does not need it" if member.failures else "the trainer waits for it"
+    is_avoided = any(node.name == member.node for node in new.avoid_nodes)
+    where = f", on other nodes than {member.node} if possible" if is_avoided else ""
+    said = f"only this engine is recreated, and no trainer pod, not before {member.replace_time}{where}; {needed}"
+    return f"{lifecycle.describe_end(member)}; {said}"
 
 
 def _refuses(condition: ConditionStatus) -> bool:

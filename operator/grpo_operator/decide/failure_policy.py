@@ -8,12 +8,13 @@ from typing import Literal
 
 from grpo_operator.api.failure_policy import FailurePolicy, FailureRule
 from grpo_operator.api.names import Role
-from grpo_operator.api.status import Failure, Restarts
+from grpo_operator.api.status import Failure, MemberOutcome, Restarts
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 
-FREE = frozenset({Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLACEMENT_TIMEOUT})
-"""Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so."""
+FREE = frozenset({Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLACEMENT_TIMEOUT})
+"""Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so. Nor do those
+after an eviction, unless the pod exceeded a limit of its own, and after a refusal by a kubelet."""
 
 MAX_HALVINGS = 3
 """How often a restart after OutOfMemory halves the micro-batches and does not count. Later ones count."""
@@ -56,7 +57,8 @@ def _decide(policy: FailurePolicy, failure: Failure, halvings: int) -> Decision:
     why = f"failurePolicy.{field} is {action}"
     if failure.reason == Reason.PLACEMENT_TIMEOUT:
         action, why = "RestartAll", "no pod has failed"
-    counted = failure.reason not in FREE and not halves_micro_batches(failure, halvings)
+    is_free = failure.reason in FREE or (failure.exit_code is None and _is_refusal(failure.reason))
+    counted = failure.counted and not is_free and not halves_micro_batches(failure, halvings)
     rule = next((rule for rule in policy.rules if _matches(rule, failure)), None)
     if rule is not None:
         why = f"failurePolicy rule {rule.name} says {rule.action}"
@@ -64,6 +66,9 @@ def _decide(policy: FailurePolicy, failure: Failure, halvings: int) -> Decision:
             return Decision(action="Fail", counted=True, why=why)
         restart = "RestartAll" if action == "Fail" else action
         return Decision(action=restart, counted=rule.action == "Restart", why=why)
+    if failure.reason == Reason.REPEATED_FAILURE:
+        said = "the attempt before ended with the same exception at the same step: a restart would meet it again"
+        return Decision(action="Fail", counted=True, why=f"repeated: {said}")
     if failure.reason == Reason.NOT_FINITE:
         return Decision(action="Fail", counted=True, why="a restart would meet the same numbers")
     if failure.reason == Reason.WEIGHTS_DIFFER:
@@ -77,12 +82,30 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
     return (
         (rule.role is None or rule.role == failure.role)
         and (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
-        and (rule.reasons is None or failure.reason in rule.reasons)
+        and (rule.reasons is None or not {failure.reason, _as_first_seen(failure)}.isdisjoint(rule.reasons))
     )
 
 
+def _as_first_seen(failure: Failure) -> str:
+    """Return the reason before it was known that the failure is repeated: a rule about that holds too."""
+    return Reason.RANK_FAILED if failure.reason == Reason.REPEATED_FAILURE else failure.reason
+
+
+def was_refused(outcome: MemberOutcome | None) -> bool:
+    """Whether a kubelet could not admit the pod, and may be able to soon: none of its containers has run.
+
+    A device plugin restarts, or the scheduler knew less than the kubelet.
+    """
+    return outcome is not None and outcome.exit_code < 0 and _is_refusal(outcome.reason)
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether a kubelet gives this reason for a pod that it refuses. `OutOf` is followed by a resource."""
+    return reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
+
+
 def backoff_seconds(policy: FailurePolicy, earlier: int, uid: str, total: int) -> int:
-    """Return the seconds to wait before a restart, after `earlier` ones that doubled the wait.
+    """Return the seconds to wait before a restart, after `earlier` ones since the last progress.
 
     `uid` and `total` seed the jitter.
     """

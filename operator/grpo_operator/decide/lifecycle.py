@@ -1,4 +1,5 @@
-"""What ends an attempt or the job: failures, suspension, deadlines, completion. Pure. `attempts` begins the next one.
+"""What ends an attempt or the job: suspension, deadlines, completion. Pure. `restarts` decides on failures, `attempts`
+begins the next attempt.
 
 The intent is written first: before any pod is deleted, `Restarting` holds, or `Suspended` has the reason Suspending; it
 holds once no pod is left. That stays so until the next attempt begins, which needs all pods of the job to be gone (like
@@ -10,34 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from grpo_operator.api.names import Condition, Role, child_name
-from grpo_operator.api.status import (
-    AvoidedNode,
-    Failure,
-    GRPOJobStatus,
-    MemberStatus,
-    PlacementTimeouts,
-    Restarts,
-)
+from grpo_operator.api.names import Condition, Role
+from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, keeps_pods, rests
-from grpo_operator.decide.edits import edit
-from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
-from grpo_operator.layout.contracts import smaller_micro_batches
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
-
-NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
 
 IN_STATUS = " (more in status.lastFailure)"
 """Ends a failure's first line where more follow."""
 
+IN_MEMBERS = " (more in status.members)"
+"""The same, for a pod that the job does not need."""
+
 _LEFT = "; it waits for "
 """Separates what `Restarting` says from the pods that are left."""
-
-AVOID_SECONDS = 1800
-"""Seconds during which new attempts avoid a node that was lost."""
 
 
 def leaving(status: GRPOJobStatus) -> list[MemberStatus]:
@@ -63,7 +52,7 @@ def queue(draft: Draft, pods: Iterable[str], why: str) -> None:
     if left := sorted(pods):
         draft.set(Condition.SUSPENDED, False, Reason.SUSPENDING, f"{why}; {_saving(left)}")
     else:
-        draft.set(Condition.SUSPENDED, True, Reason.QUEUED, why + _from_where(draft))
+        draft.set(Condition.SUSPENDED, True, Reason.QUEUED, why + from_where(draft))
 
 
 def _rest(draft: Draft, why: str) -> None:
@@ -94,105 +83,7 @@ def stay_suspended(draft: Draft, pods: Iterable[str], foreign: Sequence[str] = (
     elif foreign:
         draft.set(Condition.SUSPENDED, False, Reason.WAITING_FOR_OLD_CHILDREN, wait_for_old(foreign))
     else:
-        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + _from_where(draft))
-
-
-def handle_failure(draft: Draft, failure: Failure, *, in_place: bool = False) -> Decision:
-    """Apply `failurePolicy` to a failure: end the job, let another attempt follow, or replace one engine.
-
-    `in_place`: the next attempt is to begin in the same pods.
-    """
-    policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
-    halvings = draft.status.micro_batch_halvings
-    decision = decide(policy, failure, restarts, halvings)
-    draft.update(last_failure=edit(failure, counted=decision.counted))
-    if failure.reason == Reason.HUNG:
-        draft.set(Condition.HUNG, True, Reason.HUNG, failure.message)
-    if decision.action == "Fail":
-        end(draft, failure, decision.why)
-        return decision
-    draft.update(restarts=Restarts(total=restarts.total + 1, counted=restarts.counted + decision.counted))
-    if decision.action == "RestartGeneration":
-        _replace_engine(draft, failure)
-        return decision
-    earlier = restarts.counted if decision.counted else 0
-    count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
-    if failure.reason == Reason.PLACEMENT_TIMEOUT:
-        timeouts = _count_placement_timeout(draft)
-        earlier = timeouts.total - 1
-        count += f"; {timeouts.total} in a row since {timeouts.since}" if earlier else ""
-    at = after(draft.now, backoff_seconds(policy, earlier, draft.job.uid, restarts.total))
-    if halves_micro_batches(failure, halvings):
-        tokens = smaller_micro_batches(draft.job.spec.training, halvings + 1).max_tokens_per_micro_batch
-        count += "; micro-batches are halved" + (f", to {tokens} tokens" if tokens else "")
-        draft.update(micro_batch_halvings=halvings + 1)
-    draft.update(next_restart_time=at)
-    _announce_restart(draft, failure, count, at, in_place=in_place)
-    return decision
-
-
-def _count_placement_timeout(draft: Draft) -> PlacementTimeouts:
-    old, began = draft.status.placement_timeouts, draft.status.attempt_start_time or draft.now
-    new = PlacementTimeouts(total=old.total + 1 if old else 1, since=old.since if old else began)
-    draft.update(placement_timeouts=new)
-    return new
-
-
-def correct_cause(draft: Draft, failure: Failure | None) -> None:
-    """Correct the cause while an attempt ends: the peer that it lost turns out to be on a lost node.
-
-    The restart counts as one after a lost node, and only once.
-    """
-    last = draft.status.last_failure
-    if (
-        failure is None
-        or failure.reason != Reason.NODE_LOST
-        or last is None
-        or last.reason not in (Reason.PEER_LOST, Reason.PEERS_MISSING)
-    ):
-        return
-    decision = decide(draft.job.spec.failure_policy, failure, Restarts())
-    draft.update(last_failure=edit(failure, counted=decision.counted))
-    if last.counted and not decision.counted:
-        restarts = draft.status.restarts
-        draft.update(restarts=Restarts(total=restarts.total, counted=restarts.counted - 1))
-    count = "this restart counts towards failurePolicy.maxRestarts" if decision.counted else NOT_COUNTED
-    _announce_restart(draft, failure, count, draft.status.next_restart_time)
-
-
-def _announce_restart(draft: Draft, failure: Failure, count: str, at: str | None, *, in_place: bool = False) -> None:
-    where = ", in the same pods" if in_place else _avoid(draft, failure)
-    message = f"{describe(failure)}; {count}; next attempt not before {at}{where}{_from_where(draft)}"
-    draft.set(Condition.RESTARTING, True, Reason.RESTARTING_IN_PLACE if in_place else Reason.RESTARTING, message)
-
-
-def recreate(draft: Draft, why: str) -> None:
-    """Recreate pods that were to be kept for the next attempt."""
-    message = f"the next attempt cannot begin in the same pods: {why}; all pods are recreated{_from_where(draft)}"
-    draft.set(Condition.RESTARTING, True, Reason.RESTARTING, message)
-
-
-def _replace_engine(draft: Draft, failure: Failure) -> None:
-    members = tuple(
-        edit(member, replacing=True) if member.pod == failure.pod else member for member in draft.status.members
-    )
-    # The pod's name without its ordinal is its group's StatefulSet. A prefix would also match `gen` for `gen-2`.
-    child = (failure.pod or "").rpartition("-")[0]
-    groups = tuple(
-        edit(group, incarnation=group.incarnation + 1) if child == child_name(draft.job.name, group.name) else group
-        for group in draft.status.groups
-    )
-    draft.update(members=members, groups=groups)
-
-
-def _avoid(draft: Draft, failure: Failure) -> str:
-    """Avoid the node if the failure is its loss; return the words that say so."""
-    if failure.reason != Reason.NODE_LOST or failure.node is None:
-        return ""
-    others = [node for node in draft.status.avoid_nodes if node.name != failure.node]
-    lost = AvoidedNode(name=failure.node, until=after(draft.now, AVOID_SECONDS))
-    draft.update(avoid_nodes=tuple([*others, lost][-64:]))
-    return f", on other nodes than {failure.node} if possible"
+        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + from_where(draft))
 
 
 def name_left(draft: Draft, pods: Iterable[str]) -> None:
@@ -227,12 +118,26 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
 
 def describe(failure: Failure) -> str:
     """Describe a failure in one line."""
-    first, _, more = failure.message.partition("\n")
-    hint = IN_STATUS if more else ""
-    if failure.pod is None:
-        return first + hint
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None and failure.exit_code >= 0 else ""
-    return f"{failure.role} pod {failure.pod} on node {failure.node}{code}: {first}{hint}"
+    said = first_line(failure.message)
+    return said if failure.pod is None else _of_pod(failure, failure.exit_code, said)
+
+
+def describe_end(member: MemberStatus) -> str:
+    """Describe in one line why a pod that has ended, or is being taken away, is replaced."""
+    code = member.outcome.exit_code if member.outcome else None
+    why = member.disruption or member.outcome
+    return _of_pod(member, code, first_line(why.message, IN_MEMBERS) if why else "it has ended")
+
+
+def _of_pod(one: Failure | MemberStatus, exit_code: int | None, said: str) -> str:
+    code = f", exit code {exit_code}" if exit_code is not None and exit_code >= 0 else ""
+    return f"{one.role} pod {one.pod} on node {one.node}{code}: {said}"
+
+
+def first_line(message: str, where: str = IN_STATUS) -> str:
+    """Return the first line of a message, and where more of it is."""
+    first, _, more = message.partition("\n")
+    return first + (where if more else "")
 
 
 def passed_deadline(draft: Draft) -> Failure | None:
@@ -286,7 +191,7 @@ def after(moment: str, seconds: float) -> str:
     return (datetime.fromisoformat(moment) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _from_where(draft: Draft) -> str:
+def from_where(draft: Draft) -> str:
     """Say where the next attempt continues."""
     if draft.status.attempt is None:
         return ""

@@ -59,7 +59,7 @@ def seconds_to_next(
         return CALM_SECONDS if observed.downloaders else 1.0
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
-    is_ending = any(member.outcome or member.disruption for member in status.members)
+    is_ending = any(not one.replacing and (one.outcome or one.disruption) for one in status.members)
     if is_ending:
         most = POLL_SECONDS
     elif holds(status, Condition.RUNNING):
@@ -67,6 +67,8 @@ def seconds_to_next(
     else:
         ahead = (seconds_between(now, at) for at in _deadlines(job, status, observed))
         most = min([max(POLL_SECONDS, least), *(seconds for seconds in ahead if seconds > 0)])
+    replaced = (seconds_between(now, one.replace_time) for one in status.members if one.replacing and one.replace_time)
+    most = min([most, *(seconds for seconds in replaced if seconds > 0)])
     return most if left is None else min(most, left)
 
 

@@ -153,9 +153,10 @@ def _disruption(status: Object) -> Disruption | None:
         said = _joined(target.get("reason"), target.get("message"))
         reason, meaning = _DISRUPTIONS.get(text(target.get("reason")), (Reason.EVICTED, "the cluster took it away"))
         return Disruption(reason=reason, message=clip(f"{meaning} ({said.strip()})", 4096))
-    if status.get("reason") == "Evicted":  # the node ran short of a resource, or the pod exceeded its own limits
-        message = f"evicted by its kubelet: {text(status.get('message'))}"
-        return Disruption(reason=Reason.EVICTED, message=clip(message, 4096))
+    # For a node that runs short of a resource, kubelets set the condition; not for a pod that exceeds its own limits.
+    if status.get("reason") == "Evicted":
+        message = f"evicted by its kubelet for a limit of its own: {text(status.get('message'))}"
+        return Disruption(reason=Reason.EVICTED, message=clip(message, 4096), own_fault=True)
     return None
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_operator.api.status import Failure, GRPOJobStatus, PlacementStatus
+from grpo_operator.api.placement_status import PlacementStatus
+from grpo_operator.api.status import Failure, GRPOJobStatus
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.failure_policy import placement_seconds

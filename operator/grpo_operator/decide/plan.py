@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import attempts, downloading, in_place, lifecycle, queueing
+from grpo_operator.decide import attempts, downloading, in_place, lifecycle, queueing, restarts
 from grpo_operator.decide.blame import (
     EFFECTS,
     Reports,
     find_failure,
     find_hang,
+    find_spare_failures,
     may_be_an_effect,
     seconds_between,
 )
@@ -37,7 +38,8 @@ from grpo_operator.decide.next_pass import POLL_SECONDS, seconds_to_next
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.placement import describe_hold, find_limits, find_placement_timeout
 from grpo_operator.decide.queueing import QueueSteps
-from grpo_operator.decide.record import is_finished, observe_groups, observe_pods, record
+from grpo_operator.decide.record import is_finished, observe_groups, record
+from grpo_operator.decide.running import observe_pods
 from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.reasons import Reason
@@ -108,7 +110,7 @@ def plan(
     elif obstacle is not None:
         draft.set(Condition.ACCEPTED, False, obstacle.reason, obstacle.message)
         if keeps_pods(draft.status):  # a job that cannot begin is to hold no GPU
-            lifecycle.recreate(draft, obstacle.message)
+            restarts.recreate(draft, obstacle.message)
     elif job.spec.suspend:
         lifecycle.suspend(draft, observed.pods)
     elif queueing.must_wait(job, status, observed):
@@ -119,7 +121,7 @@ def plan(
         attempts.begin(draft, topology)
         observe_groups(draft, topology, observed)
     elif attempts.is_between_attempts(draft.status):
-        _wait_for_next_attempt(draft, observed)
+        _wait_for_next_attempt(draft, topology, observed)
     else:
         _check_attempt(draft, topology, observed, reports)
     if obstacle is None or status.attempt is not None:
@@ -184,7 +186,7 @@ def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None
     if draft.status.attempt is not None:
         lifecycle.queue(draft, observed.pods, why)
     elif observed.foreign:
-        _wait_for_next_attempt(draft, observed)
+        _wait_for_next_attempt(draft, topology, observed)
     else:
         attempts.accept(draft, topology)
         draft.set(Condition.SCHEDULED, False, Reason.QUEUED, why)
@@ -199,7 +201,7 @@ def _download(draft: Draft, topology: Topology, observed: Observed, reports: Rep
     draft.set(Condition.SCHEDULED, False, Reason.DOWNLOADING, downloading.describe(observed, reports))
 
 
-def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
+def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed) -> None:
     status = draft.status
     if status.attempt is None:
         message = lifecycle.wait_for_old(observed.foreign)
@@ -208,23 +210,27 @@ def _wait_for_next_attempt(draft: Draft, observed: Observed) -> None:
     elif rests(status):
         lifecycle.stay_suspended(draft, observed.pods, observed.foreign)
     elif holds(status, Condition.RESTARTING):
-        lifecycle.correct_cause(draft, find_failure(status, observed, draft.job.spec.failure_policy, draft.now))
+        policy = draft.job.spec.failure_policy
+        restarts.correct_cause(draft, find_failure(status, topology, observed, policy, draft.now))
         if keeps_pods(draft.status) and (why := in_place.find_hindrance(draft, observed)):
-            lifecycle.recreate(draft, why)
+            restarts.recreate(draft, why)
         lifecycle.name_left(draft, observed.pods)
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Act on what ends the attempt: a failure, GPUs that are held in vain, or a hang."""
+    """Act on what ends the attempt: a failure, GPUs that are held in vain, or a hang; replace spare engines."""
     policy = draft.job.spec.failure_policy
-    failure = find_failure(draft.status, observed, policy, draft.now)
+    failure = find_failure(draft.status, topology, observed, policy, draft.now)
     if failure is None or failure.exit_code in EFFECTS:  # launchers also end because others have no node
         failure = find_placement_timeout(draft, topology, observed) or failure
     if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
         failure = None
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is not None:
-        lifecycle.handle_failure(draft, failure, in_place=in_place.may_keep(draft, failure, observed))
+        restarts.handle_failure(draft, failure, observed)
+    if not (is_terminal(draft.status) or attempts.is_between_attempts(draft.status)):
+        for spare in find_spare_failures(draft.status, topology, observed, policy, draft.now):
+            restarts.replace_spare(draft, spare, observed)
 
 
 def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:

@@ -1,4 +1,4 @@
-"""Record what one pass sees of an attempt: its pods, their outcomes, its progress, `Scheduled` and `Running`. Pure."""
+"""Record what one pass sees of an attempt: its pods, their outcomes, its groups and its progress. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
-from grpo_operator.decide.attempts import is_between_attempts, is_running_undisturbed
+from grpo_operator.decide.attempts import is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
-from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
+from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.edits import edit
-from grpo_operator.decide.lifecycle import after, describe_leaving, leaving
+from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt, record_placement
+from grpo_operator.decide.placement import record_placement
+from grpo_operator.decide.restarts import forget_after_progress
 from grpo_operator.decide.scaling import lacks_engines
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
-from grpo_spec.reports import Progress
 
 S = TypeVar("S", MemberOutcome, Disruption)
 
@@ -35,8 +35,9 @@ PROGRESS_SECONDS = 10
 def record(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     """Record members, progress, groups and placement: some of it can be seen only now."""
     runs = is_running_undisturbed(draft.job, draft.status)
-    draft.update(members=_members(topology, draft.status, observed, runs=runs))
+    draft.update(members=_members(topology, draft.status, observed, draft.now, runs=runs))
     _read_progress(draft, topology, observed, reports)
+    forget_after_progress(draft)
     observe_groups(draft, topology, observed)
     if runs:
         record_placement(draft, topology, observed)
@@ -47,11 +48,15 @@ def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
     return topology.trainer_pods <= {member.pod for member in status.members if is_done(member.outcome)}
 
 
-def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, runs: bool) -> tuple[MemberStatus, ...]:
+def _members(
+    topology: Topology, status: GRPOJobStatus, observed: Observed, now: str, *, runs: bool
+) -> tuple[MemberStatus, ...]:
     """Return the attempt's pods as first seen.
 
-    A recorded outcome is never changed; pods of other attempts are left out.
+    A recorded outcome is never changed; pods of other attempts are left out, and until the attempt runs those that a
+    kubelet refused: none of them has begun, and their StatefulSets create others.
     """
+    begins = runs and status.running_time is None
     known = {member.pod: member for member in status.members}
     members: list[MemberStatus] = []
     limit = MESSAGES_BYTES // max(8, len(topology.pods))
@@ -64,9 +69,13 @@ def _members(topology: Topology, status: GRPOJobStatus, observed: Observed, *, r
                 old = _seen(old, pod, group.role, runs=runs)
             if old is not None and old.uid in observed.gone:
                 old = _seen(old, observed.gone[old.uid], group.role, runs=runs)
-            if old is not None:
-                outcome, disruption = _short(old.outcome, limit), _short(old.disruption, limit)
-                members.append(edit(old, outcome=outcome, disruption=disruption))
+            if old is None or (begins and was_refused(old.outcome)):
+                continue
+            outcome, disruption = _short(old.outcome, limit), _short(old.disruption, limit)
+            was = known.get(name)
+            if outcome is not None and (was is None or was.uid != old.uid or was.outcome is None):
+                outcome = edit(outcome, finished_at=now)
+            members.append(edit(old, outcome=outcome, disruption=disruption))
     return tuple(members)
 
 
@@ -78,7 +87,14 @@ def _short(said: S | None, limit: int) -> S | None:
 def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
     if old is None or (old.uid != pod.uid and old.replacing):
         return MemberStatus(
-            pod=pod.name, role=role, uid=pod.uid, node=pod.node, outcome=pod.outcome, disruption=pod.disruption
+            pod=pod.name,
+            role=role,
+            uid=pod.uid,
+            node=pod.node,
+            outcome=pod.outcome,
+            disruption=pod.disruption,
+            replace_time=old.replace_time if old else None,
+            failures=old.failures if old else 0,
         )
     if old.uid != pod.uid:
         return old
@@ -96,10 +112,20 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     newest, old = final or reports.get(name), draft.status.progress
     if newest is None or newest.total_steps == 0:
         return
-    tried, known = EvaluationStatus.read(newest.evaluation), draft.status.evaluation
-    if old is not None and (old.step, old.checkpoint_step, known) == (newest.step, newest.checkpoint_step, tried):
+    shown, known = draft.status.progress, draft.status.evaluation
+    is_cut = final is not None and not final.metrics  # a long message leaves room for no more than the steps
+    tried = known if is_cut else EvaluationStatus.read(newest.evaluation)
+    if old is not None and old.time < (draft.status.attempt_start_time or ""):
+        old = None  # of an earlier attempt
+    if old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step) and known == tried:
         return
-    if old is not None and final is None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS:
+    something_failed = any(one.outcome and not is_done(one.outcome) for one in draft.status.members)
+    is_early = old is not None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS
+    if is_early and final is None and not something_failed:  # at which step it failed is to be known
+        return
+    if shown is not None and is_cut:
+        progress = edit(shown, step=newest.step, checkpoint_step=newest.checkpoint_step, time=draft.now)
+        draft.update(progress=progress, checkpoint=newest.checkpoint or draft.status.checkpoint)
         return
     progress = ProgressStatus.read(newest, draft.now)
     if lacks_engines(topology, progress.metrics):  # the advice counts from those that sample
@@ -141,104 +167,3 @@ def _elastic_status(draft: Draft, topology: Topology, observed: Observed) -> Ela
     selector = f"{names.LABEL_JOB_UID}={draft.job.uid},{names.LABEL_GROUP}={group.name}"
     existing = sum(pod.group == group.name for pod in observed.pods.values())
     return ElasticStatus(replicas=existing, selector=selector)
-
-
-def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Set the conditions that are about pods: `Scheduled`, `Running` and `Hung`.
-
-    While an attempt runs they say what its pods do, and name what stands in the way. Otherwise its pods end or are
-    gone: the conditions are False whatever the pods still do, except that a hang ends with the last pod.
-    """
-    if not (is_terminal(draft.status) or is_between_attempts(draft.status)):
-        _observe_running(draft, topology, observed, reports)
-    elif draft.status.attempt is not None or draft.job.spec.suspend:
-        reason, message = _why_none_runs(draft.status)
-        draft.set(Condition.SCHEDULED, False, reason, message)
-        draft.set(Condition.RUNNING, False, reason, message)
-        draft.update(placement=None)
-        if not observed.pods:
-            draft.clear(Condition.HUNG, reason, message)
-
-
-def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
-    if is_terminal(status):
-        return Reason.FINISHED, "the job has ended"
-    if rests(status):
-        return Reason.SUSPENDED, "the job is suspended"
-    if keeps_pods(status):
-        return Reason.RESTARTING_IN_PLACE, "the next attempt begins in the same pods, which keep their nodes"
-    return Reason.RESTARTING, "all pods are being recreated"
-
-
-def _observe_running(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    pods = pods_of_attempt(draft, topology, observed)
-    if (obstacle := find_obstacle(topology, pods)) is not None:
-        draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
-    else:
-        draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
-    running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
-    draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status))
-    if running:
-        draft.clear(Condition.HUNG, Reason.STEPPING, "the ranks run again")
-        if draft.status.running_time is None:
-            draft.update(running_time=draft.now, placement_timeouts=None)
-
-
-def _running(
-    draft: Draft, topology: Topology, pods: list[ObservedPod], observed: Observed, progress: Progress | None
-) -> tuple[bool, str, str]:
-    expected, ready = len(topology.needed_pods), sum(pod.ready for pod in pods)
-    if ready == expected:
-        return True, Reason.ALL_RANKS_RUNNING, f"all {expected} pods are ready{_elastic(topology, observed)}"
-    silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
-    if silent:
-        return False, Reason.NODE_NOT_READY, _not_ready(silent, observed, draft)
-    stuck = next(
-        (pod for pod in pods if pod.waiting and not pod.waiting.startswith(("ContainerCreating", "PodInitializing"))),
-        None,
-    )
-    if stuck is not None:
-        return False, Reason.CONTAINER_WAITING, f"pod {stuck.name} on node {stuck.node}: {stuck.waiting}"
-    if progress is not None and progress.waiting_for:
-        return False, Reason.WAITING_FOR_PEERS, f"rank 0 waits for {'; '.join(progress.waiting_for[:8])}"
-    engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
-    if engines and ready + len(engines) == expected:
-        waits = f"the ranks wait for {len(engines)} engines to load: {', '.join(engines[:8])}"
-        return False, Reason.WAITING_FOR_ENGINES, waits
-    fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
-    more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""
-    return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
-
-
-def _elastic(topology: Topology, observed: Observed) -> str:
-    """Say how many pods are ready of those that the job does not need, and what the first other one waits for."""
-    wanted = topology.elastic_pods
-    late = [name for name in wanted if name not in observed.pods or not observed.pods[name].ready]
-    more = f", and {len(wanted) - len(late)} of {len(wanted)} elastic ones" if wanted else ""
-    if not late:
-        return more
-    if (pod := observed.pods.get(late[0])) is None:
-        return f"{more}; {late[0]} does not exist yet"
-    if pod.unschedulable or pod.node is None:
-        return f"{more}; {pod.name} has no node: {pod.unschedulable or 'it waits for the scheduler'}"
-    return f"{more}; {pod.name} on node {pod.node}: {pod.waiting or 'its engine loads'}"
-
-
-def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> str:
-    """Say which node may be lost, which pods are on it and when the job gives them up."""
-    node = silent[0].node or ""
-    names = ", ".join(pod.name for pod in silent if pod.node == node)
-    since, limit = observed.lost_nodes[node], draft.job.spec.failure_policy.node_lost_seconds
-    if node in observed.absent_nodes:
-        when = "the job restarts once the cluster has deleted them, in a minute or two"
-        return f"node {node} no longer exists; its pods: {names}; {when}"
-    until = f"unless it recovers, the job gives up its pods and restarts at {after(since, limit)}"
-    return f"node {node} has not been ready since {since}; its pods: {names}; {until} (failurePolicy.nodeLostSeconds)"
-
-
-def _leaving(status: GRPOJobStatus) -> str:
-    """Say which pods the cluster takes away while their ranks may still save."""
-    if not (members := leaving(status)):
-        return ""
-    others = f" and {len(members) - 1} more" if len(members) > 1 else ""
-    return f"; {describe_leaving(members[0], others)}; all pods are recreated once the ranks have ended"

@@ -26,7 +26,9 @@ def wanted_downloads(job: Job) -> Downloads:
         model=spec.model.name,
         revision=spec.model.revision if spec.model.name else None,
         datasets=tuple(
-            DatasetName(name=one.name, config=one.config, split=one.split) for one in sets if one.name is not None
+            DatasetName(name=one.name, config=one.config, revision=one.revision, split=one.split)
+            for one in sets
+            if one.name is not None
         ),
         status_port=spec.rendezvous.status_port,
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.status import Admission, GroupAdmission
+from grpo_operator.api.placement_status import Admission, GroupAdmission
 from grpo_operator.layout.pods import Manifest, child_labels, pod_template
 from grpo_operator.layout.topology import Group, Job, Topology
 from grpo_spec.lenient import mapping, mappings

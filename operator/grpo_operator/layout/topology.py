@@ -14,9 +14,9 @@ from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
 from grpo_operator.api.infrastructure import TrainerGroup
 from grpo_operator.api.names import Role
+from grpo_operator.api.placement_status import Admission
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
-from grpo_operator.api.status import Admission
 from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
 
 

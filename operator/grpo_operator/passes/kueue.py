@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_operator.api.status import Admission
+from grpo_operator.api.placement_status import Admission
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.queueing import QueueSteps, find_admitted
 from grpo_operator.layout.queueing import flavors, read_admission, workload

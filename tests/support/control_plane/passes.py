@@ -10,6 +10,7 @@ from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Plan, plan
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, observed, pod, world
+from support.control_plane.plan_checks import check_it_is_true, check_transition
 
 A, B = (member.pod for member in world()[1].members)
 """Names of the two trainer pods of the default job."""
@@ -21,7 +22,10 @@ SERVER = {
 
 
 class Case:
-    """A job and the status that the passes so far gave it. Times (`at`) are seconds since the job began."""
+    """A job and the status that the passes so far gave it. Times (`at`) are seconds since the job began.
+
+    Of each plan it is asserted what must hold of all (`plan_checks`).
+    """
 
     def __init__(self, **spec: Any) -> None:
         self.job, self.topology = world(**spec)
@@ -31,7 +35,11 @@ class Case:
     def see(self, *pods: ObservedPod, at: int = 0, progress: Progress | None = None, **more: Any) -> Plan:
         """Plan one pass that sees these pods and, if given, this progress of rank 0; keep the new status."""
         reports = {} if progress is None else {self.topology.members[0].pod: progress}
-        self.last = plan(self.job, self.topology, self.status, observed(*pods, **more), reports, after(NOW, at))
+        seen, now = observed(*pods, **more), after(NOW, at)
+        self.last = plan(self.job, self.topology, self.status, seen, reports, now)
+        if not self.last.delete_job:
+            check_it_is_true(self.job, self.topology, self.last.status, seen)
+        check_transition(self.job, self.topology, self.status, self.last.status, seen, now)
         self.status = self.last.status
         return self.last
 

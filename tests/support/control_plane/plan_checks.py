@@ -1,4 +1,7 @@
-"""Checks of every plan, by what its pass saw: the status is true, settles, and changes as it may."""
+"""Checks of every plan, of simulations and unit tests, by what its pass saw.
+
+The status is true, settles, and changes as it may.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from unittest import mock
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
-from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.blame import Reports, seconds_between
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.plan import Plan, plan
@@ -24,11 +27,11 @@ _HANGS = Progress(step=3, total_steps=9, age_seconds=1e6, rank_phases={"0": "Tra
 class PlanChecks:
     """Stands between passes and `plan` from `start` to `stop`, and notes in `wrong` what should not have been planned.
 
-    `hangs`: whether the launcher of rank 0 reports that no rank makes progress.
+    `hangs`: whether the launcher of rank 0 reports that no rank makes progress; otherwise it has taken `steps`.
     """
 
     def __init__(self, wrong: list[str]) -> None:
-        self.wrong, self.hangs = wrong, False
+        self.wrong, self.hangs, self.steps = wrong, False, 0
         self._patch = mock.patch.object(reconcile, "plan", self._plan)
 
     def start(self) -> None:
@@ -50,8 +53,9 @@ class PlanChecks:
         *rest: Any,
     ) -> Plan:
         master = observed.pods.get(topology.members[0].pod)
-        if self.hangs and master is not None and master.outcome is None and not is_terminal(old):
-            reports = {master.name: _HANGS}
+        if master is not None and master.ready and master.outcome is None and not is_terminal(old):
+            said = _HANGS if self.hangs else Progress(step=self.steps, total_steps=1_000_000)
+            reports = {master.name: said}
 
         def plan_from(status: GRPOJobStatus) -> Plan:
             return plan(job, topology, status, observed, reports, now, *rest)
@@ -61,6 +65,7 @@ class PlanChecks:
             if not decided.delete_job:
                 check_it_is_true(job, topology, decided.status, observed)
             check_transition(job, topology, old, decided.status, observed, now)
+            check_budget(job, topology, old, decided.status, observed, now)
             seen = [old, decided.status]
             while seen[-1] != seen[-2]:
                 assert len(seen) < 8, "passes over the same facts do not settle"
@@ -107,6 +112,7 @@ def check_transition(
     """
     if new.attempt != old.attempt:
         assert is_about_to_begin(job, old, observed, now), "the reconciler foresaw it"
+        assert old.next_restart_time is None or seconds_between(old.next_restart_time, now) >= 0, "the back-off is over"
         if keeps_pods(old):
             assert [pod.uid for pod in observed.pods.values()] == [member.uid for member in old.members], "the same"
             assert all(pod.outcome for name, pod in observed.pods.items() if name in topology.trainer_pods)
@@ -114,10 +120,35 @@ def check_transition(
             assert not observed.pods, "an attempt begins only when no pod is left"
         assert new.members == ()
     assert 0 <= new.restarts.total - old.restarts.total <= 1
-    assert abs(new.restarts.counted - old.restarts.counted) <= 1
     if new.restarts.total > old.restarts.total:
         assert new.last_failure is not None
         assert not is_between_attempts(old), "the failure of an attempt is counted once"
         placed = [name in observed.pods and observed.pods[name].node is not None for name in topology.needed_pods]
         in_part = any(placed) and not all(placed)
         assert in_part or new.last_failure.reason != Reason.PLACEMENT_TIMEOUT, "pods hold nodes, and others have none"
+
+
+def check_budget(
+    job: Job, topology: Topology, old: GRPOJobStatus, new: GRPOJobStatus, observed: Observed, now: str
+) -> None:
+    """Assert that only pods that the job needs end it or spend restarts, that each restart waits at least twice as long
+    as the one before, and that restarts are forgotten only after new steps.
+    """
+    policy, failure = job.spec.failure_policy, new.last_failure
+    if failure is not None and failure != old.last_failure and failure.pod is not None:
+        assert failure.pod in topology.needed_pods, "a pod that the job does not need has not failed the job"
+    before = old.recent_restarts.total if old.recent_restarts else 0
+    forgotten = (new.recent_restarts.total if new.recent_restarts else 0) < before
+    if forgotten or new.restarts.counted < old.restarts.counted - 1:
+        assert old.recent_restarts is not None
+        assert new.progress is not None
+        assert new.progress.step >= old.recent_restarts.step + policy.recovery_steps, "restarts are forgotten too early"
+    if new.restarts.total == old.restarts.total:
+        return
+    earlier = 0 if forgotten else before
+    least = int(0.8 * min(policy.max_backoff_seconds, policy.backoff_seconds * 2.0**earlier))
+    there = {pod.uid for pod in observed.pods.values()}
+    waiting = {member.uid for member in old.members if member.replacing}
+    replaced = [one for one in new.members if one.replacing and not one.failures and one.uid in there - waiting]
+    dues = [due for due in (new.next_restart_time, *(one.replace_time for one in replaced)) if due]
+    assert all(seconds_between(now, due) >= least for due in dues), f"a restart waits {least} s at least"

@@ -158,9 +158,19 @@ class SimulatedCluster:
         not_ready = [{"type": "Ready", "status": "False"}]
         self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready, "over": True})
 
-    def evict_by_kubelet(self, pod: Object) -> None:
-        """Fail a pod because its node runs short of something; its StatefulSet replaces it at once."""
-        self.store.edit(pod, status={"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
+    def evict_by_kubelet(self, pod: Object, *, own_fault: bool) -> None:
+        """Fail a pod because its node runs short of something, or because of a limit of its own; its StatefulSet
+        replaces it at once.
+        """
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+        conditions = [*pod["status"].get("conditions", ()), *(() if own_fault else (target,))]
+        failed = {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": conditions}
+        self.store.edit(pod, status=failed)
+
+    def refuse(self, pod: Object) -> None:
+        """Fail a pod whose containers have not begun, because its kubelet cannot admit it."""
+        if "nodeName" in pod["spec"] and not pod["status"].get("containerStatuses"):
+            self.store.edit(pod, status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU"})
 
     def lose_node(self, node: str) -> None:
         """Cut a node off: its pods are no longer ready, and no kubelet ends them."""

@@ -92,7 +92,7 @@ class Truth:
         member = next((m for m in status.members if m.uid == pod["metadata"]["uid"]), None)
         is_old = not runs or pod["metadata"]["labels"][names.LABEL_ATTEMPT] != str(status.created_for)
         is_given_up = "deletionTimestamp" in pod["metadata"] and pod["spec"].get("nodeName") in self._cluster.lost
-        is_replaced = member is not None and member.replacing
+        is_replaced = member is not None and member.replacing and (member.replace_time or "") <= self._store.time()
         self._must(is_old or is_given_up or is_replaced, f"{request} deletes a pod of the attempt")
 
     def _changed(self, change: Change) -> None:

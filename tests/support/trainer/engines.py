@@ -1,4 +1,4 @@
-"""Real vLLM servers for tests: `Engines` writes a contract and runs `grpo_workload.engine_pod` for each pod."""
+"""Real vLLM servers for tests: `Engines` writes a contract and runs an engine pod's first process for each pod."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_spec.contract import Contract, Engine
+from grpo_spec.contract import Contract, Device, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.weights.export import Export, full
+from support.paths import PROGRAMS
 from support.trainer.launchers import eventually, free_ports
 
 POLL = 0.2  # seconds between two checks that the launchers run
@@ -181,7 +182,9 @@ class Engines:
         if self._each_a_host:
             environ["NCCL_HOSTID"] = engine.pod
         with self.log(engine).open("ab") as log:
-            command = [sys.executable, "-m", "grpo_workload.engine_pod"]
+            forks = self.contract.device == Device.CPU
+            program = [str(PROGRAMS / "forking_engine_pod.py")] if forks else ["-m", "grpo_workload.engine_pod"]
+            command = [sys.executable, *program]
             process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)
         self.launchers[engine.name] = process
         return process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from transformers import AutoModelForCausalLM
 from grpo_spec.lora import LoraConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers import weight_sender
-from grpo_workload.generation.servers.errors import EngineError
+from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
+from support.trainer.corrupt import changing
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs
 
 pytestmark = pytest.mark.vllm
@@ -94,6 +96,19 @@ def test_an_abandoned_update_leaves_the_adapters_as_they_were(
     generator._link.run(client.abandon_update())
     generator._link.run(client.resume())
     generator._link.run(client._call("POST", "/update_weight_version", json={"new_version": "3"}))
+    assert largest_difference(model, generator) < 1e-4
+
+
+def test_an_adapter_that_changes_on_its_way_is_refused_by_name(
+    generator: ServerGenerator, model: Any, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = adapters.pushed()[0].name
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_sender, "with_sums", changing(name, "ulps"))
+        with pytest.raises(EngineDiffersError, match=rf"^engine engine-0 .*weights differ: {re.escape(name)} changed"):
+            push(generator, adapters, 4)
+    generator._pusher.with_engines(generator._pusher.join)  # abandons the update
+    push(generator, adapters, 5)
     assert largest_difference(model, generator) < 1e-4
 
 

@@ -2,7 +2,7 @@
 
 With `training.maxStaleness` it samples later steps too. Pushes cut them, and they continue under the new weights.
 
-A push changes also what vLLM keeps of the weights in other forms.
+A push changes also what vLLM keeps of the weights in other forms, and of prompts that come again (its prefix cache).
 
 Under top-p, top-k, min-p and penalties, trainer and engine give the same log-probabilities to what was sampled; with
 `training.routerReplay` also where rounding decides between experts.
@@ -27,7 +27,7 @@ LENGTHS, EOS = (6, 9, 12), 2
         (2, 2, 1, "adapters", "qwen3_moe", "float32", 2),  # adapters of stacked experts
         (2, 2, 2, "all", "gpt_oss", "float32", 0),  # vLLM writes past the loaders of its reload
         (4, 2, 2, "all", "llama", "float32", 2),  # tied
-        (1, 2, 1, "4bit", "phi3", "float32", 0),  # factors of RoPE by the length that the job allows
+        (1, 2, 1, "4bit", "phi3", "float32", 0),  # factors of RoPE by the length that the job allows; long prompts
         (1, 2, 1, "all", "llama", "bfloat16", 0),  # logits are rounded, and so is what sampling keeps
     ],
 )
@@ -35,8 +35,8 @@ def test_vllm_samples_from_the_trained_weights(
     run_program, tiny_model, tmp_path, world_size, zero_stage, tensor_parallel, trains, family, dtype, staleness
 ):
     """Also of families whose weights are renamed and split for checkpoints, and with `training.maxStaleness`."""
-    rope = LONG_ROPE if family == "phi3" else {}
-    model = tiny_model if family == "llama" else save_with_tokenizer(family, tmp_path / "model", **rope)
+    fields = LONG_ROPE | {"max_position_embeddings": 512} if family == "phi3" else {}
+    model = tiny_model if family == "llama" else save_with_tokenizer(family, tmp_path / "model", **fields)
     arguments = (model, tmp_path / "out.pt", zero_stage, tensor_parallel, trains, dtype, staleness)
     run_program("colocate_sync.py", world_size, *arguments)
     results = torch.load(tmp_path / "out.pt", weights_only=False)

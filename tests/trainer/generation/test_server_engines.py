@@ -34,6 +34,7 @@ from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
+from support.trainer.corrupt import CHANGES, changing
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks
 from support.trainer.launchers import DEADLINE, eventually
 from support.trainer.listeners import Heard
@@ -247,6 +248,20 @@ def test_each_engine_gives_log_probabilities_of_given_tokens(generator: ServerGe
 def test_a_push_that_lacks_layers_is_refused_and_names_them(generator: ServerGenerator, model: Any) -> None:
     weights = [one for one in full(model) if ".layers.1." not in one.name]
     assert_refused(generator, model, weights, 4, r"too few, for model\.layers\.1\.")
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_weight_that_changes_on_its_way_is_refused_by_engine_and_name(
+    generator: ServerGenerator, model: Any, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_sender, "with_sums", changing(name, how))
+        with pytest.raises(EngineDiffersError, match=rf"^engine engine-\d .*weights differ: {name} changed between"):
+            generator.sync_weights(weights_of(model), 8)
+    generator._pusher.with_engines(generator._pusher.join)  # abandons the update
+    generator.sync_weights(weights_of(model), 9)
+    assert largest_difference(model, generator) < 1e-4
 
 
 # The last test of this file: it kills an engine.

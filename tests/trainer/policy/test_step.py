@@ -1,5 +1,5 @@
-"""A step does not depend on ranks, micro-batches, ZeRO stage or offloaded optimizer states; one that is not finite is
-skipped, and weights that are not finite are not saved."""
+"""A step is that of a plain loop with torch's AdamW, and does not depend on ranks, micro-batches, ZeRO stage or
+offloaded optimizer states; one that is not finite is skipped, and weights that are not finite are not saved."""
 
 import math
 
@@ -21,6 +21,7 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(
     run_program("steps.py", 1, folder, tmp_path / "whole.pt", 15, beta, 0)
     run_program("steps.py", 3, folder, tmp_path / "cut.pt", 2, beta, "0", "1", "2", "3", "2+", "3+")
     whole = torch.load(tmp_path / "whole.pt")["0"]
+    check_plain(whole)
     for stage, cut in torch.load(tmp_path / "cut.pt").items():
         for ours, expected in zip(cut["metrics"], whole["metrics"], strict=True):
             assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO-{stage}"
@@ -46,6 +47,20 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(
         before, after = whole["kls"]
         assert before == pytest.approx([0] * len(before), abs=1e-5)
         assert min(map(abs, after)) > 1e-4, "each completion has become more or less likely"
+
+
+def check_plain(whole):
+    """Compare with a loop over unpacked sequences: temperature, penalties, KL, entropy, clipping, decay and AdamW's."""
+    norms, (_, after) = zip(*whole["plain"], strict=True)
+    assert [metrics["grad_norm"] for metrics in whole["metrics"]] == pytest.approx(norms, rel=1e-4)
+    assert [metrics["learning_rate"] for metrics in whole["metrics"]] == pytest.approx([1e-3, 0.9e-3])
+    shared = whole["weights"].keys() & after.keys()  # a checkpoint has stacked experts one by one
+    assert len(shared) > len(after) / 2
+    for name in shared:
+        # 0.1% of what AdamW moves a weight by.
+        torch.testing.assert_close(
+            whole["weights"][name], after[name], atol=1e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_optimizers_for_half_precision_count_exactly_the_steps_taken(run_program, tiny_model, tmp_path):

@@ -4,9 +4,9 @@ With a BETA over 0, the other terms of the loss have a weight, too: of the entro
 that came before have penalties. Rank 0 also saves the KL divergences of completions before and after the two steps.
 
 A STAGE with a + reduces gradients once a step; one with a b trains in bfloat16; one with a c keeps optimizer states on
-the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted. Then come a
-step whose loss is infinite on the last rank, of which it saves whether it was skipped, one more with its metrics, and
-four on one generation.
+the CPU. Rank 0 saves, by stage, the metrics, the weights, and the number of steps that AdamW has counted; for stage 0
+also what `plain_steps` yields. Then come a step whose loss is infinite on the last rank, of which it saves whether it
+was skipped, one more with its metrics, and four on one generation.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -22,6 +22,7 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_generation, take_step
+from plain_steps import plain_steps
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
@@ -43,7 +44,12 @@ def main(model, out, micro_batch_size, beta, stages):
                 "training": {
                     "perDeviceTrainBatchSize": micro_batch_size,
                     "learningRate": 1e-3,
+                    "maxSteps": 10,
+                    "adamBeta1": 0.8,
+                    "adamBeta2": 0.95,
+                    "adamEpsilon": 1e-4,
                     "weightDecay": 1.0,
+                    "temperature": 0.7,
                     "maxGradNorm": 0.5,
                     "beta": beta,
                     "entropyCoef": beta,
@@ -73,6 +79,7 @@ def main(model, out, micro_batch_size, beta, stages):
         policy._config = config.model_copy(update={"training": every_token})
         results[name] = {
             "metrics": metrics,
+            "plain": list(plain_steps(config, map(list, map(samples, range(2))), "cpu")) if name == "0" else None,
             "kls": kls,
             "weights": {name: weight.clone() for name, weight in policy.weights()},
             "steps": steps,

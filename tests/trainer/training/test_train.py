@@ -201,6 +201,9 @@ def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights
 ):
     config = make_config(tiny_model, max_steps=9)
     config["rewards"][0] |= {"function": "token_reward:huge"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{index} + 1?"}) + "\n" for index in range(10)))
+    config["dataset"] = {"path": str(rows)}
     config["training"] |= {"scaleRewards": "none", "maxSkippedSteps": 1}
     ranks = start_training(config, 1)
     assert ranks.exit_codes() == [ExitCode.NOT_FINITE], ranks.logs()
@@ -214,20 +217,27 @@ def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights
     saved = load_file(run_dir / "checkpoints" / "step-2" / "model" / "model.safetensors")
     assert all(weight.equal(saved[name]) for name, weight in load_file(tiny_model / "model.safetensors").items())
 
-    check_steps_left(start_training, config, tmp_path)
-
-
-def check_steps_left(start_training, config, tmp_path):
-    """After the last step an attempt of the same job is done, and a job that continues it is a mistake."""
     config["training"]["maxSteps"] = 2
     same = start_training(config, 1)
+    assert same.exit_codes() == [ExitCode.DONE], same.logs()
+    check_other_rows(start_training, config, tmp_path, rows)
+
+
+def check_other_rows(start_training, config, tmp_path, rows):
+    """An attempt that finds other rows than the run began with is a mistake; a job that continues it takes them."""
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:7]))
+    config["training"]["maxSteps"] = 3
+    again = start_training(config, 1)
     config["storage"]["resumeFrom"] = "ns/job/uid"
     other = start_training(config, 1, uid="other")
-    assert same.exit_codes() == [ExitCode.DONE], same.logs()
-    assert other.exit_codes() == [ExitCode.CONFIG_ERROR], other.logs()
-    message = json.loads((tmp_path / "train-other" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert "training.maxSteps: 2 steps leave none" in message
-    assert "was saved after step 2" in message
+    assert again.exit_codes() == [ExitCode.CONFIG_ERROR], again.logs()
+    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
+    assert f"dataset.path: {rows} has changed since the run began: 7 rows instead of 10, fingerprint " in message
+    assert "create a job with storage.resumeFrom: ns/job/uid" in message
+    assert other.exit_codes() == [ExitCode.DONE], other.logs()
+    saved = tmp_path / "data" / "ns" / "job" / "other" / "checkpoints" / "step-3" / "trainer.json"
+    data = json.loads(saved.read_text())["data"]["dataset"]
+    assert (data["rows"], data["first_step"]) == (7, 2), "their order begins with their first"
 
 
 def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_step(

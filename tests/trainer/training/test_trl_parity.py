@@ -211,7 +211,7 @@ def test_the_off_policy_mask(make_trainer, tiny_model, samples):
     whole = replace(whole, sampling_logprobs_BC=sampling.masked_fill(whole.mask_BC == 0, 0.0))
     scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
     known = head.per_token(model, whole, TEMPERATURE)
-    output, _ = batch_loss(known, whole, training, scale=scale, correction="none", ref_logprobs_BT=ref)
+    output, _ = batch_loss(known, whole, training, scale=scale, ref_logprobs_BT=ref)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
     theirs = dict(trainer.model.named_parameters())
@@ -344,7 +344,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         batch: Rollout(step=batch, samples=half, table=table, facts=[[fact(one) for one in half]])
         for batch, half in enumerate(halves)
     }
-    config = SimpleNamespace(training=training, correction=correction)
+    config = SimpleNamespace(training=training)
     run = SimpleNamespace(config=config, rank=0, policy=SimpleNamespace(logprobs=logprobs))
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     assert len(losses) == len(logged) == 4
@@ -352,7 +352,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         work, sums = works[batch_of(step, training)], defaultdict(float)
         for batch in work.micro_batches:
             known = head.per_token(model, batch, TEMPERATURE)
-            output, _ = batch_loss(known, batch, training, scale=work.plan.scale, correction=correction)
+            output, _ = batch_loss(known, batch, training, scale=work.plan.scale)
             output.loss.backward()
             for name, value in {"loss": output.loss, **output.metrics}.items():
                 sums[name] += value.item()

@@ -15,7 +15,7 @@ from accelerate.utils import DeepSpeedPlugin
 from click.testing import CliRunner, Result
 from trl.scripts.grpo import GRPOScriptArguments
 
-from grpo_cli.convert import settle, values
+from grpo_cli.convert import fields, settle, values
 from grpo_cli.convert.apply import TABLES, find
 from grpo_cli.convert.conversion import Conversion, convert
 from grpo_cli.convert.pages import page
@@ -92,7 +92,6 @@ def test_every_field_of_accelerate_has_a_row() -> None:
 
 def test_options_not_set_mean_the_same_as_in_trl() -> None:
     ours = {path.split(".")[1]: value for path, value in _fields(TrainingConfig(), "training").items()}
-    ours["importanceSamplingCorrection"] = "sequence_mask"  # None depends on the rest of the job
     defaults = {
         field.name: field.default
         for config in (trl.GRPOConfig, trl.ModelConfig)
@@ -134,6 +133,7 @@ def test_every_row_leads_to_a_field_that_exists() -> None:
             assert _exists(row.field), f"{table.format}: {row.name} -> {row.field}"
             assert row.note or row.kind is Kind.SAME, f"{row.name} lacks a note"
     facts = {row.fact for table in TABLES.values() for row in table.rows.values() if row.fact}
+    assert fields._OF_FACTS.keys() <= facts
     read_of_them = "".join(path.read_text() for path in Path(settle.__file__).parent.glob("*.py"))
     assert [fact for fact in sorted(facts) if f'"{fact}"' not in read_of_them] == []
 
@@ -387,6 +387,20 @@ def test_defaults_of_the_other_tool_are_written_out() -> None:
     assert "temperature: 0.9  # ms-swift's default" in _convert("swift-all-maps.sh").manifest
 
 
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ("", "sequence_mask  # trl's default"),
+        ("vllm_importance_sampling_mode: token_mask", "token_mask"),
+        ("vllm_importance_sampling_correction: false", "none  # vllm_importance_sampling_correction is false"),
+    ],
+)
+def test_a_job_from_trl_keeps_trls_correction(options: str, written: str) -> None:
+    """A job's own default is another: the loss of long completions does not vanish with it."""
+    manifest = _text("trl.yaml", f"model_name_or_path: a/b\nuse_vllm: true\n{options}\n").manifest
+    assert f"importanceSamplingCorrection: {written}\n" in manifest
+
+
 def test_a_batch_stays_small_when_ranks_outnumber_its_prompts() -> None:
     conversion = _convert("swift-colocate.sh")
     assert conversion.spec["training"]["promptsPerStep"] == 1
@@ -626,6 +640,10 @@ def test_the_loss_is_taken_over(file: str, options: str, expected: dict[str, Any
         ("learning_rate: fast", "job.yaml: learning_rate: use a number, not 'fast'"),
         ("[1, 2]", "job.yaml: write options as `name: value`; found list"),
         ("a: [", "job.yaml: this is not YAML"),
+        (
+            "num_machines: 1\ndeepspeed_config: {gradient_accumulation_steps: 0.25}",
+            "job.yaml: deepspeed_config.gradient_accumulation_steps: use a whole number, not 0.25",
+        ),
         ("temperature: 20", "spec.training.temperature"),
     ],
 )
@@ -737,6 +755,70 @@ def test_a_server_of_trl_has_its_gpus() -> None:
     assert not [finding.name for finding in conversion.left if finding.name.startswith("rollout")]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "gpus", "stage", "dtype"),
+    [
+        (
+            "accelerate launch --num_processes 8 --num_machines=2 --mixed_precision bf16 train.py",
+            2,
+            4,
+            None,
+            "bfloat16",
+        ),
+        ("accelerate launch --use_deepspeed --zero-stage 3 --num_processes 2 -m my.train", 1, 2, 3, None),
+        ("accelerate launch --config_file zero3.yaml --num_processes=4 --multi_gpu train.py", 2, 2, 3, "bfloat16"),
+        ("accelerate launch --use_deepspeed --deepspeed_config_file ds.json --num_processes 2 train.py", 1, 2, 2, None),
+        ("accelerate launch --num_processes 2 --multi_gpu $SCRIPT", 1, 2, 0, None),
+        ("torchrun --nnodes 2 --nproc_per_node 4 train.py", 2, 4, None, None),
+        ("python -m torch.distributed.run --nproc_per_node=4 train.py", 1, 4, None, None),
+        ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", 1, 4, 2, None),
+        ("trl grpo --num_processes 4 --accelerate_config zero1", 1, 4, 1, None),
+    ],
+)
+def test_options_of_a_launcher_are_not_those_of_the_script(
+    launcher: str, nodes: int, gpus: int, stage: int | None, dtype: str | None
+) -> None:
+    """They say how many GPUs there are, the ZeRO stage and the type of the weights; so do files that they name."""
+    files = {
+        "zero3.yaml": (INPUTS / "accelerate-zero3.yaml").read_text(),
+        "ds.json": '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+    }
+    text = f"{launcher} --model_name_or_path a/b --dataset_name c/d --seed 7 --gradient_accumulation_steps 2\n"
+    sources = read("run.sh", text, "trl")
+    for file in (file for file in files if file in launcher):
+        sources += read(file, files[file])
+    conversion = convert(sources, Given())
+    spec = conversion.spec
+    assert yaml.safe_load(conversion.manifest)["metadata"]["name"] == "b", "the model's"
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": nodes, "gpus": gpus}]
+    assert spec.get("parallelism", {}).get("zeroStage") == stage
+    assert spec["model"].get("dtype") == dtype
+    assert spec["training"]["seed"] == 7
+    assert {finding.name for finding in conversion.left} == {"epochs", "rewards"}
+
+
+def test_what_a_launcher_reads_elsewhere_is_named() -> None:
+    launcher = "accelerate launch --config_file zero3.yaml --dynamo_backend inductor --fp8_format HYBRID train.py"
+    conversion = convert(read("run.sh", f"{launcher} --model_name_or_path a/b --use_vllm true", "trl"), Given())
+    left = {finding.name: finding.note for finding in conversion.left}
+    assert left["config_file"] == "its options are not known: give grpo convert that file, too"
+    assert left["fp8_format"].startswith("not a known option of accelerate")
+    assert "dynamo_backend" in left
+    assert "topology" in conversion.spec["generation"]
+
+
+def test_options_of_a_file_that_the_command_names_count_unless_the_command_says_otherwise() -> None:
+    command = "trl grpo --config trl.yaml --num_generations 4 --model_name_or_path a/b"
+    for files in (("run.sh", "trl.yaml"), ("trl.yaml", "run.sh")):
+        texts = {"run.sh": command, "trl.yaml": (INPUTS / "trl.yaml").read_text()}
+        conversion = convert([source for file in files for source in read(file, texts[file])], Given())
+        training = conversion.spec["training"]
+        assert (training["numGenerations"], conversion.spec["model"]["name"]) == (4, "a/b")
+        assert training["maxCompletionLength"] == 1024, "TRL's default does not replace what the file says"
+        assert "config" not in {finding.name for finding in conversion.left}
+    assert "config" in {finding.name for finding in _text("run.sh", command).left}
+
+
 def test_variables_of_a_script_are_given_on_the_command_line(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("trl grpo --model_name_or_path $MODEL --dataset_name $DATA --seed ${SEED:-1}\n")
@@ -781,6 +863,35 @@ def test_text_from_a_file_stays_text() -> None:
 def test_a_job_name_that_looks_like_a_number_stays_text() -> None:
     conversion = _text("job.yaml", "model_name_or_path: a/8\ndataset_name: c/d\n")
     assert yaml.safe_load(conversion.manifest)["metadata"]["name"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "value"),
+    [
+        ("training.topP", "9e-1", 0.9),
+        ("training.epsilonHigh", "0.28", 0.28),
+        ("training.numGenerations", "8", 8),
+        ("training.routerReplay", "True", True),
+        ("training.stop", "['a', 'b']", ["a", "b"]),
+        ("training.lossType", "DAPO", "dapo"),
+        ("model.dtype", "bf16", "bfloat16"),
+        ("model.attention", "flash_attention_2", "varlen"),
+        ("dataset.chatTemplateKwargs", '{"a": 1}', {"a": 1}),
+        ("model.revision", "main", "main"),
+    ],
+)
+def test_values_are_read_by_the_type_of_their_field(path: str, given: str, value: Any) -> None:
+    assert fields.converter(path)(given) == value
+
+
+def test_a_value_that_a_field_cannot_have_is_named_with_those_that_it_can() -> None:
+    for path, given, complaint in (
+        ("training.numGenerations", "0", "use a number of at least 1, not '0'"),
+        ("training.lossType", "real", "real is not supported: dapo is taken; use grpo, dapo, dr_grpo, "),
+        ("training.importanceSamplingCorrection", "x", "x is not supported: token_truncate is taken; use none, "),
+    ):
+        with pytest.raises(ValueError, match=f"^{complaint}"):
+            fields.converter(path)(given)
 
 
 def test_values_are_read_from_their_notations() -> None:

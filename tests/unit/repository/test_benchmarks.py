@@ -1,4 +1,5 @@
-"""Asserts what a failing or refused benchmark does, and that results are of the versions that page and lock say."""
+"""Asserts what a failing or refused benchmark does, that results are of the versions that page and lock say, and that
+docs/trust.md says what mutants are killed."""
 
 import json
 import os
@@ -117,3 +118,22 @@ def test_the_gpu_lock_has_the_versions_of_the_newest_figures() -> None:
     assert {name.split("_")[0] for name in found} == {"train", "trainer", "staleness"}, found
     for versions in found.values():
         assert {name: lock.get(name, version) for name, version in versions.items()} == versions
+
+
+def test_the_page_says_what_share_of_mutants_the_tests_kill() -> None:
+    """By room; a mutant that survived is named, or judged to be no fault."""
+    lines = (ROOT / "benchmarks" / "results" / "mutants.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    page = (ROOT / "docs" / "trust.md").read_text().partition("## How many faults do the unit tests catch?")[2]
+    said = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+)% \|$", page, re.MULTILINE)
+    expected = []
+    for room in sorted({row["room"] for row in rows}):
+        own = [row for row in rows if row["room"] == room]
+        killed = sum(row["result"] != "survived" for row in own)
+        alike = sum("no_fault" in row for row in own)
+        expected.append((room, *map(str, (len(own), killed, alike, round(100 * killed / (len(own) - alike))))))
+    assert said == expected
+    for row in rows:
+        assert (row["result"] == "survived") or "no_fault" not in row
+        if row["result"] == "survived" and "no_fault" not in row:
+            assert f"`{row['module'].rpartition('.')[2]}.py` line {row['line']}" in page

@@ -170,7 +170,8 @@ def _adapters(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
     )
     adapted.save_pretrained(folder / "step-N/model")
-    _run(code, folder)
+    monkeypatch.chdir(folder)
+    exec(code, {})
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
     ids = torch.arange(8)[None]
     with torch.no_grad():

@@ -22,7 +22,7 @@ EDITS = {
         "placement=0",
         'Argument "placement" to "update" of "Draft" has incompatible type "int"',
     ),
-    "lifecycle.py": (
+    "restarts.py": (
         "replacing=True",
         "replaced=True",
         'Unexpected keyword argument "replaced" for overloaded function "edit"',

@@ -3,6 +3,8 @@
 The generator computes with other kernels, sometimes in another precision, so its samples do not quite follow the
 policy. There are two corrections. Either the ratio policy / generator multiplies the loss (the modes of TRL 1.16's
 `vllm_importance_sampling_mode`), or the generator's log-probabilities replace the old policy's (verl's bypass mode).
+The default is the ratio of a token. That of a sequence is the unbiased one, but its logarithm has the variance of a
+token's times the length: of long completions it is nearly 0 or masked, by rounding alone.
 The policy is the one that the generation began with. If that serves one optimizer step, its log-probabilities come from
 the training forward pass, at no extra cost.
 

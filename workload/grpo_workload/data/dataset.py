@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +25,7 @@ from grpo_workload.data.prompt_source import PromptSource
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 # Files that mark a folder as written by save_to_disk; any other folder is read as a folder of data files.
 _SAVED = ("state.json", "dataset_dict.json")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def load_prompts(
@@ -58,7 +62,7 @@ def _hugging_face_source(config: DatasetConfig, maker: PromptMaker, seed: int) -
         raise _no_rows(config)
     if preprocess is None and "prompt" not in rows.column_names:
         raise ConfigError(
-            f"dataset: {config.name or config.path} has no column `prompt` (text, or a list of messages); "
+            f"dataset: {config.source} has no column `prompt` (text, or a list of messages); "
             f"its columns are {', '.join(rows.column_names)}. Rename the one that holds the prompt, "
             "or build the prompt in dataset.preprocess"
         )
@@ -72,10 +76,11 @@ def _preprocess(config: DatasetConfig) -> Preprocess | None:
 def _open(config: DatasetConfig) -> Any:
     import datasets  # It takes seconds, and jobs with reasoning-gym do not need it.
 
-    field = "dataset.name" if config.name is not None else "dataset.path"
     try:
         if config.name is not None:
-            return datasets.load_dataset(config.name, config.config, split=config.split)
+            builder = _of_hub(config)
+            builder.download_and_prepare()
+            return builder.as_dataset(split=config.split)
         assert config.path is not None
         in_bucket = "://" in config.path
         path = fetch(config.path, Path(datasets.config.HF_DATASETS_CACHE)) if in_bucket else Path(config.path)
@@ -94,12 +99,58 @@ def _open(config: DatasetConfig) -> Any:
         raise _no_rows(config) from error
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-        raise ConfigError(f"{field}: cannot load {config.name or config.path}: {cause}") from error
+        raise ConfigError(f"{config.field}: cannot load {config.source}: {cause}") from error
+
+
+def find_commit(config: DatasetConfig) -> str:
+    """Return the commit of a dataset of the hub that `revision` points to, or the main branch; offline, the cached one.
+
+    Raises:
+        ConfigError: neither the hub nor its cache has it; names the field.
+        ConnectionError: trying again may help.
+    """
+    import datasets
+
+    try:
+        return str(_of_hub(config).hash)
+    except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(f"dataset.name: cannot load {config.name}: {error}") from error
+    except OSError as error:  # those of the hub's client do not pickle
+        raise ConnectionError(f"dataset.name: cannot find the commit of {config.name}: {error}") from error
+
+
+def _of_hub(config: DatasetConfig) -> Any:
+    import datasets
+
+    is_commit = config.revision is not None and _COMMIT.fullmatch(config.revision)
+    if is_commit and (cached := _cached(config)):
+        return cached
+    builder = datasets.load_dataset_builder(config.name, config.config, revision=config.revision)
+    # If the hub does not answer, `datasets` takes the newest commit in the cache, whatever was asked for.
+    if is_commit and builder.hash != config.revision and not Path(config.source).is_dir():
+        raise ConnectionError(
+            f"dataset.name: the hub does not give {config.name} at commit {config.revision}, and the cache has "
+            f"{builder.hash}"
+        )
+    return builder
+
+
+def _cached(config: DatasetConfig) -> Any:
+    """Return the builder of a commit that is in the cache, without a request to the hub; None if it is not there."""
+    import datasets
+    from datasets.packaged_modules.cache.cache import Cache
+
+    *namespace, name = config.source.split("/")
+    folder = "___".join([*namespace, datasets.naming.camelcase_to_snakecase(name)])
+    below = Path(datasets.config.HF_DATASETS_CACHE) / folder / (config.config or "default")
+    for path in below.glob(f"*/{config.revision}"):
+        version, commit = path.parts[-2:]
+        return Cache(repo_id=config.name, dataset_name=name, config_name=below.name, version=version, hash=commit)
+    return None
 
 
 def _no_rows(config: DatasetConfig) -> ConfigError:
-    field = "name" if config.name is not None else "path"
-    return ConfigError(f"dataset.{field}: {config.name or config.path} has no rows in split {config.split!r}")
+    return ConfigError(f"{config.field}: {config.source} has no rows in split {config.split!r}")
 
 
 def _split(dataset: Any, split: str) -> Any:
@@ -134,7 +185,7 @@ def _reasoning_gym_source(
         raise ConfigError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
 
     return PromptSource(
-        _Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
+        Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
         PromptMaker(config, tokenizer, question_filled=True, images=images),
         seed=seed,
         shuffle=config.shuffle,
@@ -144,7 +195,7 @@ def _reasoning_gym_source(
 
 
 @dataclass(frozen=True, slots=True)
-class _Questions:
+class Questions:
     """Rows of a reasoning-gym dataset. `prompt` is the question in promptTemplate, as a message for chat models."""
 
     dataset: Any
@@ -153,6 +204,15 @@ class _Questions:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def recipe(self) -> str:
+        """What decides the problems: the code that generates them, its parameters, and the seed.
+
+        The problems themselves may take seconds each, and some datasets make others in each process.
+        """
+        code = inspect.getsource(sys.modules[type(self.dataset).__module__])
+        return f"{self.config.reasoning_gym} {self.dataset.seed} {code}"
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         entry = self.dataset[index]

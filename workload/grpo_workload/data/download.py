@@ -145,6 +145,6 @@ def _prepare(dataset: DatasetName) -> None:
     import datasets  # It takes seconds, and a job may have none of the hub.
 
     try:
-        datasets.load_dataset(dataset.name, dataset.config, split=dataset.split)
+        datasets.load_dataset(dataset.name, dataset.config, revision=dataset.revision, split=dataset.split)
     except datasets.exceptions.DatasetNotFoundError as error:
         raise ConfigError(f"dataset.name: cannot load {dataset.name}: {error}") from error

@@ -58,12 +58,13 @@ class PromptSource:
         limit: PromptLimit | None = None,
     ) -> None:
         """Make prompts of `rows` by `preprocess`, if given, and then `to_prompt(index, row)`."""
-        self._rows = rows
+        self.rows = rows
         self._to_prompt = to_prompt
         self._seed, self._shuffle = seed, shuffle
         self._preprocess = preprocess
         self.scorer, self.limit = scorer, limit
         self.has_images = False  # whether the first prompt has images
+        self.first_step = 0  # the step that begins with the first row of the order
 
     @property
     def is_scannable(self) -> bool:
@@ -75,7 +76,7 @@ class PromptSource:
 
     def __len__(self) -> int:
         """Number of prompts in the dataset."""
-        return len(self._rows)
+        return len(self.rows)
 
     def draw(self, step: int, slot: int, prompts_per_step: int) -> Draw:
         """Return the row of a prompt of optimizer step `step` (counted from 0).
@@ -90,7 +91,8 @@ class PromptSource:
         if (round_number := slot // prompts_per_step) > 0:
             rows = _further(len(self), (self._seed, step, round_number), prompts_per_step)
             return Draw(int(rows[slot % prompts_per_step % len(rows)]), seed)
-        epoch, offset = divmod(step * prompts_per_step + slot, len(self))
+        taken = max(0, step - self.first_step)  # rewards are tried with a prompt of step 0 wherever the run begins
+        epoch, offset = divmod(taken * prompts_per_step + slot, len(self))
         index = int(_order(len(self), self._seed, epoch)[offset]) if self._shuffle else offset
         return Draw(index, seed)
 
@@ -119,7 +121,7 @@ class PromptSource:
     def make(self, draw: Draw) -> Prompt:
         """Read the row and make its prompt, however long it is. Raises as `prepare` does."""
         try:
-            row = self._rows[draw.index]
+            row = self.rows[draw.index]
         except Exception as error:  # storage and decoders may raise anything
             raise PreprocessError(f"dataset: reading row {draw.index} {what_was_raised(error)}") from error
         if self._preprocess is not None:

@@ -6,7 +6,7 @@ vLLM ignores weights whose names it does not know, and at most warns of paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_workload.generation.derived import Push
 from grpo_workload.generation.reload import name_loaders, spare, written_past
-from grpo_workload.weights.differ import MARK, WeightsDifferError
+from grpo_workload.generation.writes import Writes
+from grpo_workload.weights.differ import MARK, WeightsDifferError, some
 
-NAMED = 8  # number of layers that an error names
 TOLERANCE = 1e-2
 """Largest relative difference of a parameter that was replaced by itself: more than rounding."""
 
@@ -48,7 +48,7 @@ def check_same(model: nn.Module, before: Rows) -> None:
     if wrong:
         raise WeightsDifferError(
             f"{MARK}the engine got the same weights that it had loaded, and then had others in "
-            + _some([f"{name} (by {changes[name]:.0%})" for name in wrong])
+            + some([f"{name} (by {changes[name]:.0%})" for name in wrong])
         )
 
 
@@ -70,7 +70,7 @@ def check_fed(model: nn.Module, loaded: Collection[str] | None) -> None:
         WeightsDifferError: names the layers that lack weights.
     """
     if missing := sorted(_missing(model, loaded)):
-        raise WeightsDifferError(f"{MARK}the push has no weights, or too few, for {_some(missing)}")
+        raise WeightsDifferError(f"{MARK}the push has no weights, or too few, for {some(missing)}")
 
 
 def _missing(model: Any, loaded: Collection[str] | None) -> Iterator[str]:
@@ -129,45 +129,73 @@ def check_derived(model: Any, push: Push) -> None:
     """
     if stale := push.finish(_towers(model)):
         raise WeightsDifferError(
-            f"{MARK}a push leaves {_some(stale)} as vLLM made it of the first weights, and the engine would compute "
+            f"{MARK}a push leaves {some(stale)} as vLLM made it of the first weights, and the engine would compute "
             "with those. Please report this; another release of vLLM in spec.image, or other generation.engineArgs, "
             "may do without it"
         )
 
 
+class Audit:
+    """One push to vLLM's `model`. It is made before vLLM prepares the layers, and entered wherever it changes them."""
+
+    def __init__(self, model: Any, *, is_quantized: bool) -> None:
+        """`is_quantized`: vLLM quantizes the weights as it loads them, and keeps none as checkpoints have them."""
+        self._model, self._is_quantized = model, is_quantized
+        self._push, self._writes = Push(model), Writes(model, is_quantized=is_quantized)
+        name_loaders(model)
+
+    def __enter__(self) -> Audit:
+        self._push.__enter__()
+        self._writes.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writes.__exit__(*error)
+        self._push.__exit__(*error)
+
+    def load(self, load_weights: Callable[[Any], Any], weights: Iterable[tuple[str, Tensor]]) -> Any:
+        """Let vLLM load weights that their digests follow; return the names that it has loaded.
+
+        Raises:
+            WeightsDifferError: names layers that lack weights.
+        """
+        loaded = self._writes.load(load_weights, spare(self._model, weights))
+        if not self._is_quantized:
+            check_fed(self._model, loaded)
+        return loaded
+
+    def finish(self, before: Rows) -> None:
+        """Check what the engine holds, once vLLM has processed its layers; `before`: rows that may not have changed.
+
+        Raises:
+            WeightsDifferError: names weights that are not those that were sent, or tensors of old weights.
+        """
+        self._writes.check_arrived()
+        check_same(self._model, before)
+        self._writes.check_kept()
+        check_derived(self._model, self._push)
+
+
 @contextmanager
 def audited(model: Any, *, is_initial: bool, is_quantized: bool) -> Iterator[None]:
-    """Within it, vLLM replaces all weights of `model`. Checks that it got all of them.
+    """Within it, vLLM replaces all weights of `model`, which digests follow. Checks that it got all of them.
 
     Args:
         model: vLLM's.
         is_initial: the weights are those that it has loaded already, so that nothing may change.
-        is_quantized: vLLM quantizes the weights as it loads them; it has no parameters in the checkpoint's form.
+        is_quantized: see `Audit`.
 
     Raises:
-        WeightsDifferError: names layers that lack weights, or have others than before, or tensors of old weights.
+        WeightsDifferError: names layers that lack weights, or have others than were sent or than before, or tensors
+            of old weights.
     """
-    push = Push(model)
+    audit = Audit(model, is_quantized=is_quantized)
     before = rows_of(model) if is_initial and not is_quantized else {}
     load = model.load_weights
-
-    def load_and_check(weights: Any) -> Any:
-        loaded = load(spare(model, weights))
-        if not is_quantized:
-            check_fed(model, loaded)
-        return loaded
-
-    name_loaders(model)
-    model.load_weights = load_and_check
+    model.load_weights = lambda weights: audit.load(load, weights)
     try:
-        with push:
+        with audit:
             yield
     finally:
         del model.load_weights  # of the instance; the class keeps its own
-    check_same(model, before)
-    check_derived(model, push)
-
-
-def _some(names: list[str]) -> str:
-    left = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {left} more" if left > 0 else "")
+    audit.finish(before)

@@ -15,6 +15,7 @@ from grpo_workload.generation.audit import audited
 from grpo_workload.generation.base import Weights
 from grpo_workload.generation.vllm_api import repack_for_cpu
 from grpo_workload.ranks.environment import show
+from grpo_workload.weights.digest import with_sums
 
 
 def build_engine(field: str, arguments: dict[str, Any]) -> Any:
@@ -54,7 +55,7 @@ def _load(worker: Any, weights: Weights, *, device: Device, is_initial: bool) ->
     model, config = worker.get_model(), worker.vllm_config.model_config
     with audited(model, is_initial=is_initial, is_quantized=config.quantization is not None):
         # Without an iterator vLLM would load the original checkpoint again.
-        worker.reload_weights(weights_iterator=iter(weights), is_checkpoint_format=True)
+        worker.reload_weights(weights_iterator=with_sums(weights, device.value), is_checkpoint_format=True)
         if device == Device.CPU:
             repack_for_cpu(model)
 

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +201,16 @@ class Ranks:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def added_variables(place: Place, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a rank has besides those of its pod, `environ`.
+
+    Without PYTHONHASHSEED, sets of strings have another order in each rank and each attempt, and tasks that pick from
+    them (five of reasoning-gym's, users' code) would make other problems there.
+    """
+    seed = environ.get("PYTHONHASHSEED") or str(place.contract.config.training.seed)
+    return {**place.rank_env(local_rank), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": seed}
+
+
 def _start_processes(place: Place, command: list[str], log_dir: Path) -> Any:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, start_processes
 
@@ -228,7 +238,7 @@ def _start_processes(place: Place, command: list[str], log_dir: Path) -> Any:
         name="rank",
         entrypoint=command[0],
         args={local_rank: tuple(command[1:]) for local_rank in local_ranks},
-        envs={local_rank: {**place.rank_env(local_rank), "PYTHONUNBUFFERED": "1"} for local_rank in local_ranks},
+        envs={local_rank: added_variables(place, local_rank, os.environ) for local_rank in local_ranks},
         logs_specs=RankLogs(log_dir=str(log_dir), redirects=Std.ALL, tee=Std.ALL),
         log_line_prefixes={local_rank: f"[rank {place.ranks[local_rank]}] " for local_rank in local_ranks},
     )

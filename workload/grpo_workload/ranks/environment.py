@@ -23,8 +23,7 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ: the rank's variables; changed in place.
         is_engine_split: whether several ranks together hold one copy of the model for generation.
     """
-    for module in HIDDEN:
-        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+    hide()
     environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs inside the rank
     environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -39,6 +38,12 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         threads = len(os.sched_getaffinity(0)) // int(environ.get("LOCAL_WORLD_SIZE", "1"))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+
+
+def hide() -> None:
+    """Let no library import the modules in `HIDDEN`."""
+    for module in HIDDEN:
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
 
 
 def show(module: str) -> None:

@@ -11,11 +11,12 @@ Random states are not saved: they are seeded from the run's seed, the step and t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
+from grpo_workload.data.origin import DataOrigin
 from grpo_workload.storage.base_model import Origin
 
 MODEL = "model"
@@ -35,12 +36,14 @@ class TrainerState:
     zero_stage: int
     lora: dict[str, Any] | None = None  # `TrainerConfig.adapters`
     origin: Origin | None = None  # base model that the run began with
+    data: dict[str, DataOrigin] = field(default_factory=dict)  # its datasets, by field; those of earlier releases: none
 
     @classmethod
     def read(cls, path: Path) -> TrainerState:
         """Read the file that `write` wrote."""
         raw = loads(path.read_text())
-        return cls(**raw | {"origin": raw["origin"] and Origin(**raw["origin"])})
+        data = {name: DataOrigin(**origin) for name, origin in raw.get("data", {}).items()}
+        return cls(**raw | {"origin": raw["origin"] and Origin(**raw["origin"]), "data": data})
 
     def write(self, path: Path) -> list[Path]:
         """Write the file, and return what was written."""

@@ -159,8 +159,6 @@ def _known(folder: Path, branches: Sequence[Branch], step: int, count: int) -> l
     """
     found: dict[Place, Group] = {}
     for branch in reversed(branches):
-        if branch.first > step:
-            continue  # an attempt that resumed from a newer checkpoint, which was damaged later
         part = folder / branch.name / f"steps-{step}"
         steps = islice(_steps(part), count) if part.is_dir() else ()
         groups = [group for of_step in steps for group in of_step]

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from grpo_workload.ranks.environment import hide
 from grpo_workload.storage.manifest import seal, write_manifest
 
 TAIL = 1000  # characters of the converter's output that an error message quotes
@@ -46,6 +47,7 @@ class Conversion:
 
 def convert(source: Path, target: Path) -> None:
     """Convert `source` into `target`, and write the manifest."""
+    hide()
     from deepspeed.checkpoint import ds_to_universal
 
     ds_to_universal.main(

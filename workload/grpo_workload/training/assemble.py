@@ -27,17 +27,15 @@ from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import end_check
-from grpo_workload.storage.base_model import settle_origin
-from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
-from grpo_workload.training.checks import check_folders, check_steps_left
 from grpo_workload.training.inputs import load_data, load_processing_class, start_evaluation, start_prompts
 from grpo_workload.training.micro_batch_size import settle_micro_batches
 from grpo_workload.training.model_check import Subject, refuse_unfit
+from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.weight_check import WeightCheck
@@ -67,9 +65,10 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
     check_model(contract, rank)
-    tokenizer, source, rewards = load_data(contract)
+    tokenizer, source, rewards, data = load_data(contract, resumed)
     trackers = start_trackers(contract, data_dir, start.step)
-    evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step)
+    evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step, resumed)
+    start = replace(start, data={DATASET: data} | ({EVALUATION: evaluation.data} if evaluation else {}))
     prompts = start_prompts(contract, source, rewards, share, start.step, state_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
@@ -138,32 +137,6 @@ def start_pulse(contract: Contract, rank: int, state_dir: Path) -> Pulse:
     )
 
 
-def resume(
-    contract: Contract, checkpoints: Checkpoints, rank: int, world_size: int
-) -> tuple[Contract, Source | None, TrainerState]:
-    """Choose the checkpoint to resume from and the base model; collective.
-
-    Returns:
-        The contract with the model pinned to that base model, the checkpoint (None for a new run), and the state in
-        which training starts.
-    """
-    config, zero_stage = contract.config, contract.config.parallelism.zero_stage
-    resumed = checkpoints.find(
-        config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters
-    )
-    check_steps_left(resumed, config.training.max_steps)
-    saved = resumed.state.origin if resumed is not None else None
-    origin = on_main(lambda: settle_origin(config, saved))
-    check_folders(config.model, origin, rank)
-    if resumed is not None:
-        start = replace(resumed.state, origin=origin)
-    else:
-        start = TrainerState(
-            step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage, origin=origin
-        )
-    return contract.model_copy(update={"config": origin.pin(config)}), resumed, start
-
-
 def check_model(contract: Contract, rank: int) -> None:
     """Refuse a model that cannot be trained like this, before anything that takes minutes; see `model_check`."""
     total = torch.cuda.mem_get_info()[1] if contract.device is Device.CUDA else None
@@ -194,9 +167,8 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
     if rank == 0:
         training = contract.config.training
         logger.info(
-            "correction of the mismatch with vLLM: %s (%s); importanceSamplingClipMax: %g",
-            contract.config.correction,
-            "training.importanceSamplingCorrection" if training.importance_sampling_correction else "the default",
+            "training.importanceSamplingCorrection: %s; importanceSamplingClipMax: %s",
+            training.importance_sampling_correction,
             training.importance_sampling_clip_max,
         )
     return policy

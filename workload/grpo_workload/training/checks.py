@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import ModelConfig
+from grpo_workload.data.origin import DataOrigin
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.base_model import Origin, fingerprint
@@ -21,6 +23,23 @@ def check_folders(model: ModelConfig, origin: Origin, rank: int) -> None:
             f"model.path: ranks {', '.join(map(str, others))} find other weights in {model.path} than rank 0; every "
             "trainer pod must mount the same volume there, and nothing may write to it while the job starts"
         )
+
+
+def check_rows(field: str, found: Sequence[DataOrigin], contract: Contract) -> None:
+    """Raise ConfigError unless every rank has found the rows that rank 0 found; `found` is in rank order."""
+    others = {rank: difference for rank, one in enumerate(found) if (difference := one.difference(found[0]))}
+    if not others:
+        return
+    told = "; ".join(
+        f"rank {rank} (pod {member.pod}): {others[rank]}"
+        for member in contract.members
+        for rank in range(member.rank_offset, member.rank_offset + member.gpus)
+        if rank in others
+    )
+    raise ConfigError(
+        f"{field}: ranks find other rows in {found[0].source} than rank 0 (pod {contract.master.pod}): {told}. Every "
+        "trainer pod must read the same files, and nothing may write to them while the job starts"
+    )
 
 
 def check_steps_left(resumed: Source | None, max_steps: int) -> None:

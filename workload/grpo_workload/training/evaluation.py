@@ -20,6 +20,7 @@ from grpo_workload.algorithm.advantage import mean
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.images import ImagePrompts
+from grpo_workload.data.origin import origin_of
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.shard import shard
 from grpo_workload.ranks.clock import Clock
@@ -76,7 +77,9 @@ def load_evaluation(
         raise ConfigError(f"evaluation: {error}") from error
     if rank == 0:
         logger.info("evaluation: %d of %d problems of its dataset", count, len(source))
-    return Evaluation(config=section, prompts=own, rewards=scorers, past={**past})
+    return Evaluation(
+        config=section, prompts=own, rewards=scorers, data=origin_of(section.dataset, source), past={**past}
+    )
 
 
 def _untrained(prompt: Prompt) -> Prompt:

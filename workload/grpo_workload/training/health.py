@@ -1,8 +1,12 @@
-"""What is wrong with the last steps of a run, from their metrics alone: numbers not finite, and nothing learned."""
+"""What is wrong with the last steps of a run, from their metrics alone.
+
+Numbers are not finite, nothing is learned, or trainer and generator disagree.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +18,18 @@ from grpo_workload.policy.step.finite import NotFiniteError
 
 WINDOW = 20
 """Number of last steps that are looked at. Warnings that a run learns nothing need all of them."""
+FEWEST_KNOWN = 5
+"""Number of steps that must be known before trainer and engine are said to disagree. What is set up wrong shows in each
+step, and a whole window may take hours."""
+MAX_KL = 0.1
+"""Largest `sampling/kl`, in nats a token: two probabilities of a token then typically differ by a factor of 1.5. Jobs
+that learn have 0.0001 (dense, bfloat16), 0.003 (the same on a CPU) to 0.02 (engines in FP8; routers not replayed)."""
+MIN_ESS = 0.5
+"""Smallest `sampling/ess`: half of the tokens would teach as much. Jobs that learn have 0.96 (FP8) to 0.9998. With
+maxStaleness 4 the steps of a job had 0.99, single ones 0.4."""
+MIN_WEIGHT = 0.5
+"""Smallest mean of the factors by which the correction multiplies the loss. It is 1 where samples follow what the
+engine says of them; below 0.5 the correction takes away more than it leaves. So does a `masked_fraction` over 0.5."""
 LOWEST_LOSS_SCALE = 1.0
 
 Metrics = Mapping[str, float]
@@ -80,7 +96,7 @@ def find_warnings(steps: Sequence[Metrics], rewards: Sequence[RewardConfig] = ()
         steps: metrics of at most WINDOW steps, oldest first.
         rewards: the job's.
     """
-    found = [_not_finite(steps)]
+    found = [_not_finite(steps), _mismatch(steps)]
     if len(steps) == WINDOW:
         alike = _no_difference(steps)  # then all gradients are 0, too
         weighted = [reward for reward in rewards if reward.weight]
@@ -108,6 +124,34 @@ def _not_finite(steps: Sequence[Metrics]) -> RunWarning | None:
     if not parts:
         return None
     return RunWarning(reason=Reason.NOT_FINITE, message=f"of the last {len(steps)} steps, {'; '.join(parts)}")
+
+
+def _mismatch(steps: Sequence[Metrics]) -> RunWarning | None:
+    kl, ess = _median(steps, "kl"), _median(steps, "ess")
+    masked, weight = (_median(steps, f"importance_sampling_ratio/{name}") for name in ("masked_fraction", "mean"))
+    found = []
+    if kl is not None and kl > MAX_KL:
+        found.append(f"kl is {kl:.2g} nats a token (more than {MAX_KL:g})")
+    if ess is not None and ess < MIN_ESS:
+        found.append(f"ess is {ess:.2g} (less than {MIN_ESS:g})")
+    what = "trainer and engine disagree" if found else "importanceSamplingCorrection takes most of the loss away"
+    if masked is not None and masked > 1 - MIN_WEIGHT:
+        found.append(f"importance_sampling_ratio/masked_fraction is {masked:.2g} (more than {1 - MIN_WEIGHT:g})")
+    if weight is not None and weight < MIN_WEIGHT:
+        found.append(f"importance_sampling_ratio/mean is {weight:.2g} (less than {MIN_WEIGHT:g})")
+    if not found:
+        return None
+    message = (
+        f"in most of the last {len(steps)} steps, {what}: of trained/sampling, the median of {', of '.join(found)}"
+    )
+    return RunWarning(reason=Reason.SAMPLING_MISMATCH, message=message)
+
+
+def _median(steps: Sequence[Metrics], name: str) -> float | None:
+    """Median of `trained/sampling/<name>`, which one odd token does not move; steps that trained on nothing lack it."""
+    values = [step.get(f"trained/sampling/{name}", math.nan) for step in steps]
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if len(known) >= FEWEST_KNOWN else None
 
 
 def _no_difference(steps: Sequence[Metrics]) -> RunWarning | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from grpo_spec.inputs import ModelConfig
 from grpo_workload.algorithm.reuse import batches_from
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.images import ImagePrompts, load_processor
+from grpo_workload.data.origin import DataOrigin, origin_of
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
@@ -21,16 +23,18 @@ from grpo_workload.policy.model.vision import has_vision
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.rewards.scoring import Reward, begin_check, build_rewards
+from grpo_workload.storage.resuming import Source
 from grpo_workload.training.checks import check_patience
 from grpo_workload.training.evaluation import load_evaluation
+from grpo_workload.training.resume import DATASET, EVALUATION, settle_rows
 from grpo_workload.training.run import Evaluation
 
 IMAGE_WORKERS = 2
 """Default of `dataset.dataloaderNumWorkers` where prompts have images: to decode one takes tens of milliseconds."""
 
 
-def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
-    """Load the tokenizer and the dataset, and build the rewards, whose processes start here."""
+def load_data(contract: Contract, resumed: Source | None) -> tuple[Any, PromptSource, list[Reward], DataOrigin]:
+    """Load the tokenizer and the dataset, and build the rewards, whose processes start here; collective."""
     config = contract.config
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(
@@ -40,9 +44,11 @@ def load_data(contract: Contract) -> tuple[Any, PromptSource, list[Reward]]:
         limit=prompt_limit(config, config.dataset),
         images=ImagePrompts.of(config),
     )
+    data = settle_rows(DATASET, config.dataset.field, origin_of(config.dataset, source), contract, resumed)
+    source.first_step = data.first_step
     rewards = build_rewards(config.rewards, source)
     check_patience(rewards, contract.timeout_seconds)
-    return tokenizer, source, rewards
+    return tokenizer, source, rewards, data
 
 
 def start_prompts(
@@ -75,12 +81,20 @@ def start_prompts(
 
 
 def start_evaluation(
-    contract: Contract, rank: int, tokenizer: Any, rewards: Sequence[Reward], run_dir: Path, step: int
+    contract: Contract,
+    rank: int,
+    tokenizer: Any,
+    rewards: Sequence[Reward],
+    run_dir: Path,
+    step: int,
+    resumed: Source | None,
 ) -> Evaluation | None:
     """Prepare the problems of evaluations, and read which ones an earlier attempt has made; collective."""
     past = on_main(lambda: read_evaluations(run_dir, step))
     evaluation = load_evaluation(contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size)
     if evaluation is not None:
+        field = evaluation.config.dataset.field
+        evaluation = replace(evaluation, data=settle_rows(EVALUATION, field, evaluation.data, contract, resumed))
         check_patience(evaluation.rewards, contract.timeout_seconds)
         for prompt in evaluation.prompts:
             begin_check(evaluation.rewards, prompt)

@@ -10,6 +10,7 @@ from typing import Any
 from grpo_spec.evaluation import EvaluationConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.data.origin import DataOrigin
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.step.policy import Policy
@@ -50,6 +51,7 @@ class Evaluation:
     config: EvaluationConfig
     prompts: list[Prompt]
     rewards: list[Reward]
+    data: DataOrigin
     past: dict[int, Mapping[str, float]]  # metrics by number of steps, the same on every rank; `evaluate` adds to it
 
 

@@ -114,6 +114,7 @@ class Saving:
             zero_stage=run.config.parallelism.zero_stage,
             lora=run.config.adapters,
             origin=run.start.origin,
+            data=run.start.data,
         )
         with self._begin(step, waits) as background:
             pending = run.checkpoints.begin(

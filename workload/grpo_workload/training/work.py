@@ -42,7 +42,8 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     for batch, rollout in generation.rollouts.items():
         made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank)
         if batch in later:
-            made = [one if run.config.correction == "bypass" else _with_old_logprobs(run, one) for one in made]
+            takes_generators = training.importance_sampling_correction == "bypass"
+            made = [one if takes_generators else _with_old_logprobs(run, one) for one in made]
         works[batch] = Work(rollout=rollout, plan=plans[batch], micro_batches=made)
     return works
 

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, failed
 
 
 def test_a_lost_peer_is_blamed_only_after_waiting_for_the_root_cause() -> None:
@@ -29,6 +32,47 @@ def test_a_lost_peer_is_blamed_only_after_waiting_for_the_root_cause() -> None:
     culprit = case()
     culprit.see(lost, pod(B, outcome=ended(ExitCode.RANK_FAILED, "RankFailed", after(NOW, 1))), at=3)
     assert culprit.status.last_failure.pod == B
+
+
+@pytest.mark.parametrize("clock", [3600, 0, -60], ids=["an hour ahead", "right", "a minute behind"])
+def test_the_clock_of_a_node_decides_neither_how_long_is_waited_nor_who_is_blamed(clock: int) -> None:
+    lost = failed(A, ExitCode.PEER_LOST, "PeerLost", at=100 + clock)
+    case = Case()
+    pods = case.see_all_ready()
+    case.see(lost, replace(pods[1], ready=False), at=100)
+    assert case.status.phase == "Starting", "the culprit may be on a node that is lost"
+    case.see(lost, replace(pods[1], ready=False), at=144)
+    assert case.status.phase == "Starting"
+    case.see(lost, replace(pods[1], ready=False), at=145)
+    assert (case.status.phase, case.status.last_failure.time) == ("Restarting", after(NOW, 100))
+    for first, second in ((A, B), (B, A)):
+        case = Case(failurePolicy={"maxRestarts": 0})
+        case.see_all_ready()
+        one = replace(failed(first, ExitCode.PEER_LOST, "PeerLost", at=100), node="right")
+        case.see(one, pod(second, uid=f"{second}-0"), at=100)
+        case.see(one, replace(failed(second, at=102 + clock), node="wrong"), at=102)
+        assert case.status.last_failure.pod == second
+
+
+def test_of_failures_seen_in_one_pass_effects_come_last_and_only_times_of_one_node_are_compared() -> None:
+    def blamed(*pods: ObservedPod) -> str | None:
+        case = Case(**SERVER)
+        names = {one.name for one in pods}
+        nodes = {one.name: one.node for one in pods}
+        first = [replace(pod(name, uid=f"{name}-0"), node=nodes.get(name, "node")) for name in case.topology.pods]
+        case.see(*first)
+        case.see(*pods, *(one for one in first if one.name not in names), at=50)
+        return case.status.last_failure and case.status.last_failure.pod
+
+    early, late = failed(B, at=10), failed(A, at=20)
+    assert blamed(late, early) == B, "both are on one node"
+    assert blamed(late, replace(early, node="behind")) == A, "in the order of ranks: their clocks say nothing"
+    assert blamed(replace(late, node="ahead"), early) == A
+    engine = failed("job-gen-1", reason="EngineDied", at=40)
+    assert blamed(late, early, replace(engine, node="other")) == "job-gen-1", "the ranks may have lost it"
+    assert blamed(late, early, engine) == B
+    effect = failed(A, ExitCode.PEER_LOST, "PeerLost", at=1)
+    assert blamed(effect, replace(early, node="ahead")) == B
 
 
 def test_a_restarted_container_without_a_result_is_a_lost_outcome() -> None:

@@ -10,6 +10,7 @@ import pytest
 from grpo_operator.api.names import Condition
 from grpo_operator.api.progress_status import ProgressStatus
 from grpo_operator.api.status import Disruption
+from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
@@ -125,12 +126,68 @@ def test_an_engine_that_is_added_again_while_its_pod_still_ends_has_not_failed(c
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
 
 
-def test_an_elastic_engine_that_fails_is_replaced_as_any_other(case: Case) -> None:
-    case.edit(**elastic(2, failurePolicy={"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}))
-    died = replace(failed("job-gen-1", reason="EngineDied", at=5), group="gen")
-    plan = case.see(*trainers(case), engine(0, ready=True), died, at=6)
-    assert [one.name for one in plan.deletions] == ["job-gen-1"]
-    assert (case.status.phase, case.status.restarts.total, case.status.attempt) == ("Running", 1, 0)
+def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and_costs_the_job_nothing(
+    case: Case,
+) -> None:
+    """`case` has maxRestarts 0: the first failure of a pod that the job needs would end it."""
+    rest, at, waits = [*trainers(case), engine(0, ready=True)], 5, []
+    for number in range(8):
+        died = replace(failed("job-gen-1", reason="EngineDied", at=at), uid=f"gen-1-{number}", group="gen")
+        if number == 0:
+            died = replace(died, uid="job-gen-1-0")
+        plan = case.see(*rest, died, at=at)
+        assert plan.deletions == (), "it waits"
+        assert [(one.type, one.reason) for one in plan.events] == [("Warning", "EngineRestarting")]
+        assert "the job does not need it" in plan.events[0].message
+        assert ("on other nodes than node if possible" in plan.events[0].message) == (number > 0)
+        due = next(one.replace_time for one in case.status.members if one.pod == "job-gen-1")
+        assert f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {due}" in case.message(
+            Condition.RUNNING
+        )
+        waits.append(seconds_between(after(NOW, at), due))
+        assert case.last.requeue_after is not None
+        assert case.last.requeue_after <= waits[-1]
+        at += round(waits[-1])
+        assert [one.name for one in case.see(*rest, died, at=at).deletions] == ["job-gen-1"]
+        case.see(*rest, replace(died, uid=f"gen-1-{number + 1}", endings=()), at=at + 1)
+        at += 2
+    for wait, expected in zip(waits, (10, 20, 40, 80, 160, 320, 600, 600), strict=True):
+        assert expected * 0.8 <= wait <= expected * 1.2
+    assert (case.status.phase, case.status.attempt, case.status.last_failure) == ("Running", 0, None)
+    assert case.status.restarts.total == 0
+    long_after = at + 1300
+    died = replace(failed("job-gen-1", reason="EngineDied", at=long_after), uid="gen-1-8", group="gen")
+    case.see(*rest, died, at=long_after)
+    due = next(one.replace_time for one in case.status.members if one.pod == "job-gen-1")
+    assert seconds_between(after(NOW, long_after), due) <= 12, "it ran for longer than twice the longest wait"
+
+
+@pytest.mark.parametrize("how", ["deleted by hand", "evicted", "evicted for its own limit", "its node is lost"])
+def test_an_elastic_engine_that_disappears_costs_the_job_nothing(case: Case, how: str) -> None:
+    rest = [*trainers(case), engine(0, ready=True)]
+    gone = {"evicted": Disruption(reason="Evicted", message="a drain")}
+    gone["evicted for its own limit"] = Disruption(reason="Evicted", message="emptyDir", own_fault=True)
+    lost = {"lost": after(NOW, 1)} if how == "its node is lost" else None
+    for number in range(1, 6):
+        there = next(one for one in case.status.members if one.pod == "job-gen-1").uid
+        going = replace(engine(1), uid=there, disruption=gone.get(how), node="lost" if lost else "node")
+        case.see(*rest, going, at=100 * number, lost_nodes=lost)
+        for at in (1, 2):
+            case.see(*rest, replace(engine(1, ready=True), uid=f"gen-1-{number}"), at=100 * number + at)
+    assert (case.status.phase, case.status.attempt, case.status.restarts.total) == ("Running", 0, 0)
+    assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
+
+
+def test_a_rule_that_ends_the_job_is_not_about_engines_that_it_does_not_need(case: Case) -> None:
+    rules = [{"name": "all", "role": "generation", "action": "Fail"}]
+    case.edit(**elastic(4, failurePolicy={"onGenerationFailure": "RestartGeneration", "rules": rules}))
+    rest = [*trainers(case), engine(0, ready=True), engine(1, ready=True), engine(2, ready=True)]
+    wrong = replace(failed("job-gen-3", ExitCode.CONFIG_ERROR, "ConfigError", at=12), group="gen")
+    case.see(*rest, wrong, at=12)
+    assert case.status.phase == "Running"
+    needed = replace(failed("job-gen-0", reason="EngineDied", at=20), group="gen")
+    case.see(*trainers(case), needed, *rest[3:], wrong, at=20)
+    assert case.status.phase == "Failed"
 
 
 def test_ranks_that_hang_are_found_while_an_engine_is_missing(case: Case) -> None:

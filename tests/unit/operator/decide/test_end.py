@@ -38,6 +38,15 @@ def test_restarts_do_not_reset_the_deadline_and_suspension_pauses_it() -> None:
     assert "the job has been active for 1000 s" in case.message(Condition.FAILED)
 
 
+def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_attempt() -> None:
+    case = Case(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 300})
+    pods = case.see_all_ready()
+    case.see(failed(A), pods[1], at=50)
+    assert case.status.next_restart_time is not None
+    case.see(at=100)
+    assert (case.status.phase, case.status.next_restart_time) == ("Failed", None)
+
+
 def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
     case = Case()
     case.see_all_ready()

@@ -114,6 +114,14 @@ def test_it_waits_for_all_ranks_and_for_the_reason_of_each_container() -> None:
     assert case.status.attempt == 1
 
 
+def test_it_waits_for_the_back_off() -> None:
+    case = Case(failurePolicy={"restartStrategy": "InPlace", "backoffSeconds": 100})
+    held = [holds(one) for one in case.see_all_ready()]
+    case.see(*held, at=10)
+    assert case.see(*held, at=60).status.attempt == 0
+    assert case.see(*held, at=140).status.attempt == 1
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -191,9 +199,25 @@ def test_pods_are_recreated_if_no_rank_has_failed() -> None:
     """Ranks lost each other: a node or the network is to blame, and may not be well."""
     case = Case(**IN_PLACE)
     lost = [holds(one, ExitCode.PEER_LOST) for one in case.see_all_ready()]
-    case.see(*lost, at=60)
+    for at in (15, 60):
+        case.see(*lost, at=at)
     assert case.status.last_failure.reason == "PeerLost"
     assert case.last.mode == Mode.STOPPED
+
+
+def test_pods_leave_a_node_on_which_three_attempts_failed() -> None:
+    """The second attempt could begin nowhere else."""
+    case, held = after_a_failure()
+    for attempt in (1, 2):
+        assert keeps_pods(case.status)
+        at = 20 * attempt
+        fresh = [replace(one, ready=True) for one in begins_in_place(case, held, at=at)]
+        case.see(*fresh, at=at + 1)
+        held = [holds(one, attempt=attempt, at=at + 5) for one in fresh]
+        case.see(*held, at=at + 5)
+    assert find(case.status, Condition.RESTARTING).reason == "Restarting"
+    where = "on other nodes than node if possible, where pods have failed 3 times"
+    assert where in case.message(Condition.RESTARTING)
 
 
 def test_a_contract_that_cannot_change_means_new_pods() -> None:

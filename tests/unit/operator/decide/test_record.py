@@ -2,10 +2,12 @@
 
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observed_pod import read_pod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.second_look import News, news
-from grpo_spec.reports import EvaluationProgress, Progress, RunWarning
-from support.control_plane.jobs import ended, pod
+from grpo_spec.reports import EvaluationProgress, ExitCode, Outcome, Progress, RunWarning
+from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
 
 
@@ -15,6 +17,35 @@ def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
     two = case.see(pod(A, uid="another"), pod(B, outcome=ended(0)))
     assert holds(two.status, Condition.COMPLETE)
     assert two.mode == Mode.STOPPED
+
+
+def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_was_shown_of_it() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    tried = EvaluationProgress(step=30, metric="reward", value=0.5)
+    said = Progress(
+        step=31,
+        total_steps=99,
+        reward=0.5,
+        metrics={f"rewards/{number}/mean": 0.123456 for number in range(100)},
+        warnings=(RunWarning(reason="ZeroGradient", message="m"),),
+        evaluation=tried,
+    )
+    case.see(*pods, at=5, progress=said)
+    last = said.model_copy(update={"step": 33, "checkpoint": "step-30", "checkpoint_step": 30})
+    message = "rank 0 failed with exit code 1: " + "é" * 4000
+    outcome = Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message, progress=last)
+    terminated = {"exitCode": 70, "message": outcome.to_message(), "finishedAt": NOW}
+    metadata = {"name": A, "uid": f"{A}-0", "labels": {"training.grpo.dev/attempt": "0"}}
+    status = {"containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}]}
+    assert len(terminated["message"].encode()) <= 4096
+    died = read_pod({"metadata": metadata, "spec": {"nodeName": "node"}, "status": status})
+    for at in (6, 7, 30):
+        case.see(died, pods[1], at=at)
+        assert (case.status.last_failure.step, case.status.progress.step, case.status.progress.reward) == (33, 33, 0.5)
+        assert case.status.progress.time == after(NOW, 6), "nothing new to write"
+    assert (case.status.checkpoint, case.status.evaluation.value) == ("step-30", 0.5)
+    assert holds(case.status, Condition.DEGRADED)
 
 
 def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:

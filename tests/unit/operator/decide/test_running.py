@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.decide.plan import Obstacle, plan
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import Progress
@@ -115,3 +118,40 @@ def test_a_refusal_is_reported_once() -> None:
     assert [e.reason for e in plan(made, topology, first.status, observed(), {}, NOW, missing).events] == [
         missing.reason
     ]
+
+
+def _refused(name: str, uid: str, reason: str = "UnexpectedAdmissionError") -> ObservedPod:
+    """Return a pod that its kubelet refused, as the API server shows it."""
+    status = {"phase": "Failed", "reason": reason, "message": "Allocate failed: no healthy devices"}
+    metadata = {"name": name, "uid": uid, "labels": {"training.grpo.dev/attempt": "0"}}
+    return read_pod({"metadata": metadata, "spec": {"nodeName": "node"}, "status": status})
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu"])
+def test_pods_that_a_kubelet_refuses_are_waited_for_until_it_admits_one(reason: str) -> None:
+    """A device plugin restarts: each pod that the StatefulSet creates meanwhile is refused, for minutes."""
+    case = Case(failurePolicy={"maxRestarts": 0})
+    for at in range(0, 300, 3):
+        case.see(pod(A), replace(pod(B, uid=f"b-{at}"), node=None), at=at)
+        case.see(pod(A), _refused(B, f"b-{at}", reason), at=at + 1)
+        assert (case.status.phase, case.status.attempt, case.status.restarts.total) == ("Starting", 0, 0)
+        assert "pod job-b-0 on node node: its kubelet refuses it, and its StatefulSet creates another one: " in (
+            case.message(Condition.RUNNING)
+        )
+        assert "no healthy devices" in case.message(Condition.RUNNING)
+        gone = replace(observed(pod(A)), gone={f"b-{at}": _refused(B, f"b-{at}", reason)})
+        decided = plan(case.job, case.topology, case.status, gone, {}, after(NOW, at + 2))
+        assert (decided.status.phase, decided.status.last_failure) == ("Pending", None)
+        case.status = decided.status
+    case.see(pod(A, ready=True), pod(B, uid="b-last", ready=True), at=310)
+    assert (case.status.phase, case.status.restarts.total) == ("Running", 0)
+    assert [one.uid for one in case.status.members] == [f"{A}-uid", "b-last"]
+
+
+def test_a_pod_that_is_refused_when_its_node_comes_back_costs_a_restart_that_does_not_count() -> None:
+    case = Case(failurePolicy={"maxRestarts": 0})
+    pods = case.see_all_ready()
+    case.see(pods[0], _refused(B, pods[1].uid), at=10)
+    assert (case.status.phase, case.status.summary.reason) == ("Restarting", "UnexpectedAdmissionError")
+    assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
+    assert "no healthy devices" in case.message(Condition.RESTARTING)

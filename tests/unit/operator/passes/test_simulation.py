@@ -58,7 +58,7 @@ class Passes(RuleBasedStateMachine):
         self.is_elastic = generation == "elastic"
         if generation:
             policy["onGenerationFailure"] = "RestartGeneration" if self.is_elastic else engines
-            spec["generation"] = server(1 if self.is_elastic else None)
+            spec["generation"] = server(2 if self.is_elastic else None)
         self.world = Simulation(**spec)
         self.world.truth.possible |= {Reason.HUNG, Reason.PLACEMENT_TIMEOUT}
         self.world.plans.start()
@@ -113,14 +113,21 @@ class Passes(RuleBasedStateMachine):
     def a_rank_fails_and_the_others_lose_it(self, name: str) -> None:
         self.world.fail(name)
 
-    @rule(which=WHICH, how=st.sampled_from(["user", "force", "drain", "kubelet"]))
+    @rule(number=st.sampled_from([1, 5, 12]), seconds=SECONDS)
+    def ranks_take_steps(self, number: int, seconds: int) -> None:
+        self.world.plans.steps += number
+        self.world.go_on(seconds)
+
+    @rule(which=WHICH, how=st.sampled_from(["user", "force", "drain", "pressure", "own limit", "refused"]))
     def a_pod_is_taken_away(self, which: int, how: str) -> None:
         if (pod := self.world.pod(which)) is not None:
             self.world.truth.harm(pod)
             if how == "force":
                 self.world.cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
-            elif how == "kubelet":
-                self.world.cluster.evict_by_kubelet(pod)
+            elif how in ("pressure", "own limit"):
+                self.world.cluster.evict_by_kubelet(pod, own_fault=how == "own limit")
+            elif how == "refused":
+                self.world.cluster.refuse(pod)
             elif how == "drain":
                 self.world.cluster.delete_pod(
                     pod, type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI"

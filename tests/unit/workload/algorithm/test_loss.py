@@ -1,4 +1,7 @@
-"""grpo_loss adds up over any split into micro-batches and ranks, ignores masked tokens, and clips and counts ratios."""
+"""grpo_loss adds up over any split into micro-batches and ranks, ignores masked tokens, and clips and counts ratios.
+
+What a loss is divided by is written out by hand. Next to TRL: tests/trainer/training/test_trl_parity.py.
+"""
 
 import math
 
@@ -8,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
+from grpo_workload.algorithm.loss import EntropyCut, LossScale, grpo_loss, token_means
 
 VARIANTS = [
     {"loss_type": "grpo"},
@@ -67,6 +70,67 @@ def test_any_split_into_micro_batches_and_ranks_adds_up_to_the_whole(seed, owner
     assert torch.allclose(parts[0].grad, whole[0].grad, atol=1e-6)
     for name, total in expected.metrics.items():
         assert sum(output.metrics[name].item() for output in outputs) == pytest.approx(total.item(), abs=1e-6)
+
+
+MASK = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # of 4 completions: one is on another rank
+
+
+def plain_loss(scale, entropies=None, **options):
+    """The loss of completions with advantages 1, -2 and 9 whose ratios are 1."""
+    logprobs = torch.full((3, 4), -1.0)
+    training = TrainingConfig(
+        max_completion_length=10, **{name: one for name, one in options.items() if name != "kept"}
+    )
+    entropy = None if entropies is None else torch.tensor(entropies)
+    return grpo_loss(
+        logprobs,
+        logprobs,
+        torch.tensor([1.0, -2, 9]),
+        MASK,
+        scale=scale,
+        training=training,
+        entropy_BT=entropy,
+        kept_B1=options.get("kept"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"loss_type": "dapo"}, (-4 + 2) / 8),
+        ({"loss_type": "bnpo"}, (-4 + 2) / 5),
+        ({"loss_type": "grpo"}, (-1 + 2) / 4),
+        ({"loss_type": "gmpo"}, (-1 + 2) / 4),
+        ({"loss_type": "dr_grpo"}, (-4 + 2) / (4 * 10)),
+        ({"loss_type": "dapo", "kept": torch.tensor([[1.0], [0], [1]])}, -4 / 8),
+    ],
+)
+def test_each_loss_is_divided_by_what_its_paper_says(options, expected):
+    output = plain_loss(LossScale(num_sequences=4, num_tokens=5, mean_tokens=8.0), **options)
+    assert output.loss.item() == pytest.approx(expected)
+    if "kept" in options:
+        assert output.metrics["trained/sampling/off_policy_mask/masked_fraction"] == 1, "a sum over tokens"
+    alone = plain_loss(LossScale(num_sequences=4, num_tokens=0), loss_type=options["loss_type"])
+    assert math.isfinite(alone.loss), "no token of the step is in the loss"
+
+
+def test_the_kl_divergence_is_added():
+    logprobs, ref = torch.full((1, 2), -1.0), torch.full((1, 2), -1.0 + math.log(2))
+    options = {"scale": LossScale(num_sequences=1, num_tokens=2), "training": TrainingConfig(beta=0.5)}
+    loss = grpo_loss(logprobs, logprobs, torch.tensor([1.0]), torch.ones(1, 2), ref_logprobs_BT=ref, **options).loss
+    assert loss.item() == pytest.approx(-1 + 0.5 * (2 - math.log(2) - 1))
+
+
+def test_the_cut_keeps_tokens_of_high_entropy_and_their_mean_entropy_is_subtracted():
+    entropies = [[0.5, 1.0, 2.0, 3.0], [1.5, 9, 9, 9], [9, 9, 9, 9]]  # those of padding do not count
+    scale = LossScale(num_sequences=4, num_tokens=5)
+    every = plain_loss(scale, entropies, entropy_coef=0.1)
+    assert every.loss.item() == pytest.approx((-4 + 2) / 5 - 0.1 * 8 / 5)
+    assert every.metrics["trained/entropy"] == 8
+    cut = LossScale(num_sequences=4, num_tokens=5, entropy_cut=EntropyCut(threshold=1.5, num_tokens=3))
+    chosen = plain_loss(cut, entropies, entropy_coef=0.1)
+    assert chosen.loss.item() == pytest.approx((-2 + 2) / 5 - 0.1 * (2 + 3 + 1.5) / 3)
+    assert chosen.metrics["trained/entropy"] == 8, "the metric is of all tokens"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -192,3 +256,19 @@ def test_a_mean_over_no_token_is_left_out():
     sums = {"num_tokens": 0.0, "clip_ratio/low_mean": 0.0, "trained/entropy": 0.0}
     assert token_means(sums, 8) == {"clip_ratio/low_mean": 0.0}
     assert token_means(sums, 0) == {}
+
+
+@pytest.mark.parametrize("variant", [{"importance_sampling_level": "sequence"}, {"loss_type": "gmpo"}])
+def test_weights_of_tokens_multiply_a_loss_of_sequences_by_their_mean(variant):
+    """So the default correction does not vanish with the length of a completion there, either."""
+    training = TrainingConfig(**{"loss_type": "grpo"} | variant)
+    logprobs, old, advantages, mask, _ = (tensor[1:] for tensor in make_batch(1))
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    means = (weights * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    scale, found = LossScale(num_sequences=6, num_tokens=int(mask.sum())), []
+    for factors in (weights, means):
+        trained = logprobs.clone().requires_grad_()
+        one = grpo_loss(trained, old, advantages, mask, scale=scale, training=training, weights_BT=factors)
+        one.loss.backward()
+        found.append((one.loss.detach(), trained.grad))
+    torch.testing.assert_close(found[0], found[1])

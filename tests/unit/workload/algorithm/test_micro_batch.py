@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Prompt, PromptImages, Sample
 
 
 def make_sample(prompt=(1, 2), completion=(3, 4), *, advantage=0.5):
@@ -68,3 +68,22 @@ def test_to_moves_every_tensor():
     moved = micro_batch([make_sample()]).to("meta")
     assert moved.input_ids_1N.device == moved.mask_BC.device == torch.device("meta")
     assert moved.max_length == 4
+
+
+def test_what_goes_to_another_rank_has_all_that_the_loss_needs_and_nothing_else():
+    sample = make_sample()
+    images = PromptImages(images=("red",), engine_ids=(1,), token_id=1, inputs={"pixel_values": np.ones(2)})
+    prompt = replace(sample.prompt, text="Which?", columns={"answer": "4"}, ending="<think>", images=images)
+    bare = replace(sample, prompt=prompt, extra={"r": {"note": "x"}}).bare()
+    assert bare == replace(sample, prompt=replace(sample.prompt, images=replace(images, images=())))
+    assert sample.bare() == sample
+
+
+def test_halves_hold_the_rows_and_tokens_of_the_whole():
+    samples = [make_sample((1, 2), (3, 4)), make_sample((5,), (6, 7, 8)), make_sample((9, 10), (11,))]
+    whole, (first, second) = micro_batch(samples), micro_batch(samples).halves()
+    assert torch.cat([first.input_ids_1N, second.input_ids_1N], dim=1).equal(whole.input_ids_1N)
+    for half, own in ((first, samples[:1]), (second, samples[1:])):
+        alone = micro_batch(own)
+        for name in ("input_ids_1N", "cu_seq_lens", "places_K", "targets_K"):
+            assert getattr(half, name).equal(getattr(alone, name)), name

@@ -1,12 +1,18 @@
-"""Correction weights and metrics of the generator mismatch, against formulas written out by hand."""
+"""Correction weights and metrics of the generator mismatch, against formulas written out by hand.
+
+What a correction leaves of long completions: at the noise of bfloat16, and where the engine samples another policy.
+"""
 
 import math
 
 import pytest
 import torch
 
+from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm import mismatch
 
+DEFAULTS = TrainingConfig()
+CLIP = DEFAULTS.importance_sampling_clip_min, DEFAULTS.importance_sampling_clip_max
 MASK = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
 LOGS = torch.tensor([[0.5, -1.0, 0.1], [2.0, 0.3, 0.0]])
 
@@ -79,3 +85,49 @@ def test_without_correction_the_metrics_are_of_token_ratios():
 
 def test_without_tokens_there_are_no_metrics():
     assert described(LOGS, None, torch.zeros(2, 3)) == {}
+
+
+def rounded(deviation, num_tokens, num_sequences):
+    """Log ratios of tokens whose engine rounds: normal, and such that their mean ratio is 1, as sampling implies."""
+    noise = torch.randn(num_sequences, num_tokens, generator=torch.Generator().manual_seed(num_tokens))
+    return deviation * noise - deviation**2 / 2
+
+
+@pytest.mark.parametrize("num_tokens", [256, 4096, 16384])
+@pytest.mark.parametrize("deviation", [0.01, 0.016, 0.03, 0.06])
+def test_the_default_keeps_the_loss_of_completions_of_any_length(deviation, num_tokens):
+    """0.016 nats is what an H100 has in bfloat16, 0.06 a CPU."""
+    logs = rounded(deviation, num_tokens, 32)
+    weights = mismatch.weights(logs, DEFAULTS.importance_sampling_correction, *CLIP)
+    assert weights.mean(dim=1).min() > 0.9, "of each sequence"
+    assert weights.mean() == pytest.approx(1, abs=0.01)
+    assert weights.sum() ** 2 / weights.square().sum() > 0.9 * weights.numel(), "and tokens weigh alike"
+
+
+@pytest.mark.parametrize(
+    ("deviation", "num_tokens", "left"),
+    [(0.016, 256, 1.0), (0.016, 4096, 0.71), (0.016, 16384, 0.31), (0.03, 4096, 0.35), (0.03, 16384, 0.05)],
+)
+def test_ratios_of_whole_sequences_vanish_with_their_length(deviation, num_tokens, left):
+    """The table of docs/training.md: sequence_mask leaves P(z < ln 3 / s - s / 2) of the loss, s^2 = tokens sigma^2."""
+    spread = deviation * math.sqrt(num_tokens)
+    expected = torch.special.ndtr(torch.tensor(math.log(3) / spread - spread / 2)).item()
+    assert expected == pytest.approx(left, abs=0.005)
+    weights = mismatch.weights(rounded(deviation, num_tokens, 256), "sequence_mask", None, 3.0)
+    assert weights.mean().item() == pytest.approx(expected, abs=0.1)
+    assert weights.sum() ** 2 / weights.square().sum() < (left + 0.1) * len(weights), "and few have all the weight"
+
+
+def test_samples_of_another_policy_weigh_little_where_it_would_not_have_sampled_them():
+    """An engine with wrong weights: the harm of a token is bounded, however long its completion is."""
+    generator = torch.Generator().manual_seed(0)
+    policy, engine = (torch.randn(64, generator=generator).mul(3).log_softmax(0) for _ in range(2))
+    sampled = torch.multinomial(engine.exp(), 4096, replacement=True, generator=generator)
+    logs = (policy - engine)[sampled].unsqueeze(0)
+    weights = mismatch.weights(logs, DEFAULTS.importance_sampling_correction, *CLIP)
+    assert weights.max() <= DEFAULTS.importance_sampling_clip_max
+    assert weights.mean() < 0.5, "not the policy's: less than half of the loss is left"
+    torch.testing.assert_close(weights[logs < -3], logs.exp()[logs < -3])
+    metrics = described(logs, weights, torch.ones_like(logs))
+    assert metrics["trained/sampling/kl"] > 1, "and the job is Degraded"
+    assert mismatch.weights(logs, "sequence_mask", *CLIP).max() < 1e-6

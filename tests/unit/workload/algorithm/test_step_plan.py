@@ -51,3 +51,9 @@ def test_samples_without_a_gradient_are_left_out(left_out, options, num_tokens):
 def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
     for other_terms in ({"beta": 0.1}, {"loss": "my_losses:ppo"}):
         assert len(plan([[fact(advantage=0.0)]], TrainingConfig(**other_terms)).bins[0]) == 1
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({"per_device_train_batch_size": 2}, [2, 2, 1]), ({}, [5])])
+def test_a_micro_batch_has_as_many_sequences_as_the_job_says(options, sizes):
+    assert [len(one) for one in plan([[fact()] * 5], TrainingConfig(**options)).bins[0]] == sizes
+    assert plan([[fact()], []], TrainingConfig(**options)).bins == [[[Piece(0, 0, 6)]], []]

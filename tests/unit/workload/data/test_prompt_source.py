@@ -34,6 +34,15 @@ def test_a_resumed_run_sees_the_same_prompts_as_an_uninterrupted_one(resume, pro
     assert uninterrupted[resume * prompts_per_step :] == resumed
 
 
+@given(first_step=st.integers(0, 20), prompts_per_step=st.integers(1, 12))
+def test_new_rows_begin_with_their_first_at_the_step_that_a_run_continues_with(first_step, prompts_per_step):
+    source = make_source(17)
+    source.first_step = first_step
+    continued = indices(source, range(first_step, first_step + 5), prompts_per_step)
+    assert continued == indices(make_source(17), range(5), prompts_per_step)
+    assert source.batch(0, 1) == make_source(17).batch(0, 1), "what rewards are tried with"
+
+
 def test_order_differs_by_epoch_and_by_seed():
     first, second = indices(make_source(50), [0], 50), indices(make_source(50), [1], 50)
     assert first != second

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from grpo_workload.generation.audit import audited, check_same, rows_of
 from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.digest import with_sums
 
 
 class Quantized(nn.Module):
@@ -20,8 +23,8 @@ class Quantized(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
 
-    def load_weights(self, weights: dict[str, torch.Tensor]) -> set[str]:
-        self.weight.data = weights["weight"].to(torch.float8_e4m3fn)
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        self.weight.data = dict(weights)["weight"].to(torch.float8_e4m3fn)
         return {"weight"}
 
 
@@ -29,7 +32,7 @@ class Quantized(nn.Module):
 def test_weights_that_the_engine_quantizes_are_loaded(is_initial: bool) -> None:
     model = Quantized()
     with audited(model, is_initial=is_initial, is_quantized=True):
-        model.load_weights({"weight": torch.full((4, 4), 2.0)})
+        model.load_weights(with_sums([("weight", torch.full((4, 4), 2.0))], "cpu"))
     assert torch.equal(model.weight.float(), torch.full((4, 4), 2.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GptOssConfig
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader import reload
 
 from grpo_workload.generation.audit import audited
 from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.digest import with_sums
 
 
 class Sinks(nn.Module):
@@ -33,8 +36,14 @@ class Norm(nn.Module):
         self.weight.weight_loader = partial(load_shard, rank=1)  # type: ignore[attr-defined]
 
 
+FAULTS: list[Callable[[Tensor], object]] = []
+"""What goes wrong after a copy."""
+
+
 def load_shard(param: nn.Parameter, loaded_weight: Tensor, rank: int = 0) -> None:
     param.data.copy_(loaded_weight[2 * rank : 2 * rank + 2])
+    for fault in FAULTS if not param.is_meta else ():
+        fault(param.data)
 
 
 class Model(nn.Module):
@@ -62,7 +71,7 @@ def push(model: Any, **weights: Tensor) -> None:
     """Load weights as a vLLM worker does; names have `_` in place of the dot."""
     with audited(model, is_initial=False, is_quantized=False):
         reload.initialize_layerwise_reload(model)
-        model.load_weights((name.replace("_", "."), tensor) for name, tensor in weights.items())
+        model.load_weights(with_sums([(name.replace("_", "."), one) for name, one in weights.items()], "cpu"))
         config: Any = None  # that of attention layers
         reload.finalize_layerwise_reload(model, config)
 
@@ -93,6 +102,79 @@ def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model:
     model.attn.sinks = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     with pytest.raises(NotImplementedError, match=r"^attn\.sinks is not kept as checkpoints have it$"):
         push(model, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
+
+
+class Method(QuantizeMethodBase):  # type: ignore[misc]
+    """Changes the form of a layer's weights."""
+
+    def __init__(self) -> None:
+        self.change: Any = lambda weight: weight.flip(0)
+
+    def create_weights(self, *_args: Any, **_options: Any) -> None: ...
+
+    def apply(self, *_args: Any) -> Any: ...
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.weight = nn.Parameter(self.change(layer.weight.data), requires_grad=False)
+
+
+class Packed(Norm):
+    """A layer that keeps its weights in another form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant_method = Method()
+
+
+@pytest.fixture
+def packed(model: Model) -> Model:
+    model.norm = Packed()
+    reload.record_metadata_for_reloading(model)
+    return model
+
+
+HOLDS_NOT = r"^weights differ: norm\.weight does not hold what vLLM's loaders copied into it"
+
+
+def flipped(weight: Tensor) -> Tensor:
+    weight.view(torch.int32)[0] ^= 1
+    return weight
+
+
+def test_a_parameter_that_does_not_hold_what_was_copied_is_named_at_the_first_push_too(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), "FAULTS", [flipped])
+            with pytest.raises(WeightsDifferError, match=HOLDS_NOT):
+                push(model, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
+        push(model, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
+
+
+def test_an_order_that_the_engine_has_changed_once_is_learnt_and_named_and_may_not_change_bits(
+    packed: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    push(packed, attn_sinks=torch.ones(4), norm_weight=torch.zeros(4))  # of which nothing can be learnt
+    push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
+    push(packed, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
+    assert packed.norm.weight.tolist() == [1, 1]
+    assert caplog.messages == ["vLLM keeps these weights in another order: norm.weight"]
+    packed.norm.quant_method.change = flipped
+    with pytest.raises(WeightsDifferError, match=HOLDS_NOT):
+        push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
+
+
+def test_before_a_layer_changes_the_form_of_its_weights_they_are_compared(
+    packed: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed.norm.quant_method.change = torch.exp
+    for value in (1.0, 2.0):
+        push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4) * value)
+    assert caplog.messages == ["vLLM keeps these weights in another form: norm.weight"]
+    monkeypatch.setitem(globals(), "FAULTS", [flipped])
+    with pytest.raises(WeightsDifferError, match=HOLDS_NOT):
+        push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
 
 
 class WithTower(nn.Module):

@@ -1,6 +1,8 @@
 """Asserts that pods agree on ranks and their variables, and that contracts with inconsistent members are refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_spec.contract import RANK_ENV, Contract
 from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.rank_processes import added_variables
 from grpo_workload.pod.contract_file import ContractError
 from support.trainer.places import CONFIG
 
@@ -53,6 +56,19 @@ def test_ranks_of_all_pods_are_unique_and_contiguous(gpus: list[int]) -> None:
     assert {env["MASTER_ADDR"] for env in envs} == {"pod-0.job"}
     assert [place.is_master for place in places] == [True] + [False] * (len(gpus) - 1)
     assert all(set(env) == set(RANK_ENV) for env in envs)
+
+
+def test_sets_of_strings_have_the_same_order_in_all_ranks() -> None:
+    contract = Contract.model_validate(contract_json([1, 1]))
+    code = "print({'a', 'b', 'c', 'd', 'e', 'f'}, end='')"
+    orders = {
+        subprocess.check_output([sys.executable, "-c", code], env=added_variables(place_of(contract, pod), 0, {}))
+        for pod in ("pod-0", "pod-1")
+        for _ in range(3)
+    }
+    assert len(orders) == 1
+    chosen = added_variables(place_of(contract, "pod-0"), 0, {"PYTHONHASHSEED": "7"})
+    assert chosen["PYTHONHASHSEED"] == "7"
 
 
 @given(st.lists(st.integers(1, 16), min_size=2, max_size=8), st.data())

@@ -191,6 +191,12 @@ for entropy in (None, (torch.rand(5), torch.randn(5))):
         fold_triton.unfold(ours, targets - start, lse, gradient, 0.7, entropy)
         fold_plain.unfold(plain, targets - start, lse, gradient, 0.7, entropy)
         torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+from grpo_workload.weights import digest, digest_kernel
+for dtype, count in ((torch.bfloat16, 100), (torch.float32, 40_000), (torch.float64, 33), (torch.float16, 0)):
+    words = digest.words(torch.randn(count).to(dtype))
+    odd = digest.mix(torch.arange(len(words), dtype=torch.int32)).to(torch.int64) & 0xFFFFFFFF | 1
+    expected = [int((odd * words.to(torch.int64)).sum()), *digest.any_order(words)]
+    assert digest_kernel.digest_on_gpu(words).tolist() == expected
 """
 
 

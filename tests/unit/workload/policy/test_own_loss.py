@@ -81,7 +81,7 @@ def own(name: str, **options) -> OwnLoss:
 def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options, correction):
     results = []
     for loss in (None, "my_losses:ppo"):
-        training = TrainingConfig(loss=loss, **options)
+        training = TrainingConfig(loss=loss, importance_sampling_correction=correction, **options)
         own_loss = OwnLoss(training) if loss else None
         model = make_model()
         head, optimizer = LogprobHead(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -92,8 +92,7 @@ def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options, corr
         for _ in range(3):
             for batch in batches:
                 model_says = head.per_token(model, batch, 1.0)
-                how = {"scale": scale, "correction": correction}
-                output, _ = batch_loss(model_says, batch, training, **how, own_loss=own_loss)
+                output, _ = batch_loss(model_says, batch, training, scale=scale, own_loss=own_loss)
                 output.loss.backward()
                 outputs.append(output)
             optimizer.step()

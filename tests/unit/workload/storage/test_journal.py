@@ -167,6 +167,32 @@ def test_groups_of_the_same_step_under_other_weights_are_not_used_again(tmp_path
     assert Attempt(tmp_path, "third", attempt=2, step=2, ranks=1).known == []
 
 
+def test_groups_of_newer_weights_than_the_checkpoint_are_not_used_again(tmp_path: Path) -> None:
+    """Two steps are sampled together now; before, each had its own weights, or a push cut a completion."""
+    branch, _ = begin_branch(tmp_path, attempt=0, step=3)
+    journal = Journal(tmp_path, branch, 0)
+    (old, _), (new, _) = (make_group(step, 0).completions for step in (3, 4))
+    cut = replace(old, weight_updates=1)
+    first = [replace(make_group(3, at), completions=(old, last)) for at, last in enumerate((old, cut, old))]
+    second = [replace(make_group(4, at), completions=(old, last)) for at, last in enumerate((old, old, new))]
+    for step, groups in ((3, first), (4, second), (5, [make_group(5, 0)])):
+        journal.write(step, groups)
+    journal.close()
+    _, known = begin_branch(tmp_path, attempt=0, step=3, count=2)
+    assert known == [first[0], first[2], *second[:2]]
+
+
+def test_of_two_attempts_that_began_at_the_same_checkpoint_the_newest_groups_are_used_again(tmp_path: Path) -> None:
+    """As where the settings changed in between, so that the second has sampled other groups."""
+    first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    older = first.write()
+    second = Attempt(tmp_path, "second", attempt=1, step=0, ranks=2)
+    second.known = []
+    newer = second.write(1)  # its second rank, which has one group, was killed before
+    third = Attempt(tmp_path, "third", attempt=2, step=0, ranks=1)
+    assert third.known == [newer[0], older[1], newer[2]]
+
+
 def test_lost_steps_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None:
     first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=2)
     for first.step in range(5):

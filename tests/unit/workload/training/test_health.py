@@ -1,5 +1,6 @@
 """Which warnings the last steps give, when a run gives up, and that neither depends on anything but the metrics."""
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.policy.step.finite import NotFiniteError
-from grpo_workload.training.health import WINDOW, Health, find_warnings, is_lost, left_out_warnings
+from grpo_workload.training.health import FEWEST_KNOWN, WINDOW, Health, find_warnings, is_lost, left_out_warnings
+from support.paths import ROOT
 from support.trainer.reward_inputs import make_config
 
 GOOD = {
@@ -21,6 +23,12 @@ GOOD = {
     "completions/not_finite_ratio": 0.0,
 }
 NAN = GOOD | {"loss": math.nan, "grad_norm": math.nan, "skipped": 1.0}
+SAMPLED = {
+    "trained/sampling/kl": 1e-4,
+    "trained/sampling/ess": 0.9997,
+    "trained/sampling/importance_sampling_ratio/masked_fraction": 0.02,
+    "trained/sampling/importance_sampling_ratio/mean": 0.97,
+}
 ALIKE = {"frac_reward_zero_std": 1.0, "grad_norm": 0.0, "loss": 0.0}
 
 
@@ -38,7 +46,7 @@ def reasons(steps):
         ({"grad_norm": 0.0}, ["ZeroGradient"], "although rewards differ"),
         (
             {"grad_norm": 0.0, "trained/sampling/importance_sampling_ratio/masked_fraction": 1.0},
-            ["ZeroGradient"],
+            ["SamplingMismatch", "ZeroGradient"],
             "importanceSamplingCorrection masks 100%",
         ),
         ({"completions/clipped_ratio": 1.0, "grad_norm": 0.0}, ["CompletionsCut", "ZeroGradient"], ""),
@@ -51,6 +59,63 @@ def test_each_warning(changes, expected, said):
     warnings = find_warnings([GOOD | changes] * WINDOW)
     assert [str(warning.reason) for warning in warnings] == expected
     assert said in "; ".join(warning.message for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"kl": 3.0}, "trainer and engine disagree: of trained/sampling, the median of kl is 3 nats a token"),
+        ({"kl": math.inf}, "kl is inf"),
+        ({"ess": 0.001}, "trainer and engine disagree: of trained/sampling, the median of ess is 0.001"),
+        (
+            {"importance_sampling_ratio/masked_fraction": 0.97},
+            "importanceSamplingCorrection takes most of the loss away: of trained/sampling, the median of "
+            "importance_sampling_ratio/masked_fraction is 0.97",
+        ),
+        ({"importance_sampling_ratio/mean": 0.09}, "takes most of the loss away: of trained/sampling, the median of "),
+        ({"kl": 0.02, "ess": 0.96, "importance_sampling_ratio/masked_fraction": 0.1}, None),
+        ({"kl": math.nan, "ess": math.nan}, None),
+    ],
+)
+def test_trainer_and_engine_that_disagree_are_noticed_by_each_metric_and_soon(changes, said):
+    bad = GOOD | SAMPLED | {f"trained/sampling/{name}": value for name, value in changes.items()}
+    untrained = GOOD  # all advantages were 0
+    for steps in ([bad] * WINDOW, [bad] * FEWEST_KNOWN, [bad] * 5 + [untrained] * 15):
+        found = find_warnings(steps)
+        assert [str(warning.reason) for warning in found] == ["SamplingMismatch"] * (said is not None)
+        assert said is None or said in found[0].message
+    assert find_warnings([bad] * (FEWEST_KNOWN - 1)) == ()
+
+
+def test_a_mismatch_ends_its_warning_and_a_few_odd_steps_are_none():
+    good, bad = GOOD | SAMPLED, GOOD | SAMPLED | {"trained/sampling/kl": 9.0, "trained/sampling/ess": 0.01}
+    assert reasons([good] * 11 + [bad] * 9) == []
+    assert reasons([good] * 9 + [bad] * 11) == ["SamplingMismatch"]
+    assert reasons([bad] * 9 + [good] * 11) == []
+
+
+def test_of_the_measured_jobs_the_one_whose_loss_vanished_is_named():
+    """Steps of dense models, of FP8 and of stale samples: all are well but FP8 with `sequence_mask`."""
+    results, jobs = ROOT / "benchmarks" / "results", {"quickstart": ROOT / "tests/support/run_folder/metrics.jsonl"}
+    jobs = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in jobs.items()}
+    for file in ("staleness_h100", "staleness_h200", "quantization_h100", "reward_staleness_h200"):
+        for number, line in enumerate((results / f"{file}.jsonl").read_text().splitlines()):
+            row = json.loads(line)
+            steps = row.get("steps") or [{"trained/sampling/ess": ess} for ess in row.get("ess", []) if ess is not None]
+            jobs[file, number, row.get("row"), row.get("quantization")] = steps
+    found = {
+        name: warning.message.rpartition(", ")[2]
+        for name, steps in jobs.items()
+        for end in range(len(steps) + 1)
+        for warning in find_warnings([GOOD | step for step in steps[max(0, end - WINDOW) : end]])
+        if warning.reason == "SamplingMismatch"
+    }
+    assert sum(len(steps) >= FEWEST_KNOWN for steps in jobs.values()) > 40
+    assert found == {
+        ("quantization_h100", 2, "colocate:equal:0", "fp8"): "the median of importance_sampling_ratio/mean is 0.023 "
+        "(less than 0.5)"
+    }
 
 
 def test_a_reward_that_does_nothing_is_named():
@@ -127,7 +192,8 @@ step = st.fixed_dictionaries(
         for name in ("frac_reward_zero_std", "completions/clipped_ratio", "completions/not_finite_ratio")
     }
     | {"skipped": st.sampled_from([0.0, 1.0]), "completions/max_length": st.integers(1, 9)},
-    optional={"loss_scale": st.sampled_from([1.0, 65536.0])},
+    optional={"loss_scale": st.sampled_from([1.0, 65536.0])}
+    | dict.fromkeys(SAMPLED, st.sampled_from([0.0, 0.9, 2.0, math.nan, math.inf])),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,16 @@ def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_
     first = rows(resampled(tmp_path / "plain", max_resample_times=0)[0])
     assert generator.asked[0] == [row for row in first if row not in own]
     assert journalled(tmp_path)[0] == [(group.position, group.slot, group.prompt_index) for group in known]
+
+    replaced = next(group for group in known if group.slot >= PROMPTS)
+    others = [group for group in known if group is not replaced]
+    _, generator = resampled(tmp_path, known=[*others, replace(replaced, prompt_ids=(-1,))])
+    assert generator.asked[0] == [first[replaced.position]], (
+        "its row has another prompt now: the batch's own takes part"
+    )
+    # A job that replaces no group any more samples its own rows.
+    again, generator = resampled(tmp_path / "none", known=known, max_resample_times=0)
+    assert (rows(again), generator.asked) == (first, [[row for row in first if row not in rows(whole)]])
 
 
 def _as_rank(folder: Path, rank: int, world_size: int, answer: Any) -> None:

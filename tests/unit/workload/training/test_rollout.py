@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,39 @@ def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_wit
     resumed = make_run(tmp_path, again := Sampled(), known=known, router_replay=True)
     assert rows(roll_out(resumed, 0, Clock()).rollouts[0]) == rows(first)
     assert list(again.begun) == [0, 1]
+    resumed.journal.close()
+
+
+def named(*names: str) -> dict[str, list[Reward]]:
+    return {"rewards": [Reward(name=one, weight=1.0, scorer=Function(lambda *_: [1.0] * 4)) for one in names]}
+
+
+@pytest.mark.parametrize(
+    ("of_group", "of_job", "rows_again"),
+    [
+        ({}, {}, []),
+        ({"prompt_ids": (0, 2)}, {}, [1]),  # another dataset, or another chat template
+        ({}, {"num_generations": 3}, [0, 1]),
+        ({}, {"parts": named("other")}, [0, 1]),
+        ({}, {"parts": named("one", "other")}, [0, 1]),  # in addition
+        ({"rewards": {"one": [1.0] * 2, "other": [1.0] * 2}}, {}, [1]),  # which the job has no more
+    ],
+)
+def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sample(
+    tmp_path: Path, of_group: dict[str, Any], of_job: dict[str, Any], rows_again: list[int]
+) -> None:
+    run = make_run(tmp_path, Sampled())
+    roll_out(run, 0, Clock())
+    run.journal.close()
+
+    _, (first, last) = begin_branch(tmp_path, attempt=1, step=0)
+    known = (first, dataclasses.replace(last, **of_group))
+    resumed = make_run(tmp_path, again := Sampled(), known=known, **of_job)
+    rollout = roll_out(resumed, 0, Clock()).rollouts[0]
+    assert list(again.begun) == rows_again
+    num_generations = of_job.get("num_generations", 2)
+    assert rows(rollout) == [0] * num_generations + [1] * num_generations
+    assert {sample.prompt.token_ids for sample in rollout.samples} == {(0, 0), (0, 1)}
     resumed.journal.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
@@ -26,10 +27,27 @@ def only_rank(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def check(values: dict[str, float]) -> None:
-    """Run the check with engines, by name, of which each token has the log-probability given; the trainer's is -1."""
+class Model(nn.Module):
+    """Gives each token the log-probability -1, before rounding."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.layer, self.gain = nn.Linear(1, 1, bias=False), gain
+        nn.init.ones_(self.layer.weight)
+
+    def forward(self) -> torch.Tensor:
+        return -1 + self.gain * (self.layer(torch.ones(1, TOKENS - 1, 1))[..., 0] - 1)
+
+
+@torch.no_grad()
+def check(values: dict[str, float], gain: float = 0.0) -> None:
+    """Run the check with engines, by name, of which each token has the log-probability given.
+
+    The trainer's is -1; rounding, by 1e-7, moves it by `gain` times as much.
+    """
     config = TrainerConfig.model_validate(CONFIG | {"rewards": [{"name": "r", "accuracy": {}}]})
-    policy: Any = SimpleNamespace(logprobs=lambda batch: torch.full((1, TOKENS - 1), -1.0))
+    model = Model(gain)
+    policy: Any = SimpleNamespace(logprobs=lambda batch: model(), module=model)
     engines: Any = SimpleNamespace(
         logprobs=lambda ids: {name: [value] * (TOKENS - 1) for name, value in values.items()}
     )
@@ -37,7 +55,16 @@ def check(values: dict[str, float]) -> None:
 
 
 def test_engines_that_compute_the_same_are_accepted() -> None:
-    check({"one": -1.0, "two": -1.001})
+    check({"one": -1.0, "two": -1.0009})
+
+
+def test_rounding_explains_no_more_than_it_does_to_the_trainers_own_numbers() -> None:
+    different = {"one": -1.0, "two": -1.005}
+    check(different, gain=1e5)
+    with pytest.raises(WeightsDifferError, match=r"differ by 0\.005 nats on average .* at most 0\.001 is rounding"):
+        check(different, gain=1.0)
+    with pytest.raises(WeightsDifferError, match=r"differ by 0\.02 nats on average .* at most 0\.01 is rounding"):
+        check({"one": -1.02}, gain=1e7)
 
 
 @pytest.mark.parametrize("wrong", [-2.0, float("nan"), float("-inf")])

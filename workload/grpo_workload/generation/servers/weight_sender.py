@@ -28,6 +28,7 @@ from grpo_workload.generation.servers.push_progress import PushProgress
 from grpo_workload.generation.servers.waiting import in_thread, settle
 from grpo_workload.generation.vllm_api import Backend
 from grpo_workload.weights.buckets import one_ahead
+from grpo_workload.weights.digest import sums_spec, with_sums
 from grpo_workload.weights.wire import TensorSpec, describe, pack, pieces
 
 # Bytes of one broadcast; fewer on CPUs, where ranks and engines share the memory.
@@ -77,10 +78,12 @@ class WeightSender:
     def push(self, specs: Sequence[TensorSpec], weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace all weights of all engines by `weights`, which `specs` describes; the engines pause meanwhile.
 
+        Their digests follow them: engines refuse weights that changed on the way.
+
         It raises the same errors as `join`; the engines are then unusable.
         """
         assert self._formed is not None, "join comes first"
-        piece_bytes = PIECE_BYTES[self._backend]
+        piece_bytes, specs = PIECE_BYTES[self._backend], [*specs, sums_spec(len(specs))]
         info = describe(specs) | {"piece_bytes": piece_bytes, "is_initial": version == 0 and self._begins_as_loaded}
         with one_ahead(self._packed(specs, weights, piece_bytes), self._use_device) as packed:
             (self._take_pausing() or self._pause()).result()
@@ -107,7 +110,7 @@ class WeightSender:
     ) -> Iterator[Tensor]:
         """Yield pieces whose writes are complete, as they are sent on another stream."""
         device = torch.device("cpu") if self._device is None else torch.device("cuda", self._device)
-        for bytes_N in pack(specs, weights, piece_bytes, device):
+        for bytes_N in pack(specs, with_sums(weights, device), piece_bytes, device):
             if self._device is not None:
                 torch.cuda.current_stream().synchronize()
             yield bytes_N

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from grpo_workload.generation.arrivals import Arrivals
 from grpo_workload.generation.vllm_api import adapter_renames
+from grpo_workload.weights.differ import MARK, WeightsDifferError
+from grpo_workload.weights.digest import digest
 
 
 class AdapterSlot:
@@ -31,33 +35,43 @@ class AdapterSlot:
         self._tensors = {}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Keep copies of the tensors; their memory is reused."""
-        self._tensors |= {name: tensor.clone() for name, tensor in weights}
+        """Keep copies of the tensors, which their digests follow; their memory is reused."""
+        self._arrivals = Arrivals(self._manager.device)
+        self._tensors = {name: tensor.clone() for name, tensor in self._arrivals.received(weights)}
 
     def fill(self) -> None:
         """Use the loaded tensors. After an abandoned update there are none, and the adapter stays as it was.
 
         Raises:
             ValueError: names the modules that vLLM has no adapters for.
+            WeightsDifferError: names the tensors that are not those that were sent.
         """
-        if not self._tensors:
+        tensors, self._tensors = self._tensors, {}  # a refused update is finished once more
+        if not tensors:
             return
+        self._arrivals.check()
         # Imported here: this module is loaded as a plugin, before vLLM is ready to import its models.
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
+        from vllm.lora.utils import parse_fine_tuned_lora_name
 
-        rank = max(tensor.size(0) for name, tensor in self._tensors.items() if ".lora_A." in name)
+        rank = max(tensor.size(0) for name, tensor in tensors.items() if ".lora_A." in name)
+        renames = adapter_renames(self._model)
         received = LoRAModel.from_lora_tensors(
             1,
-            self._tensors,
+            tensors,
             PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
-            device=str(next(iter(self._tensors.values())).device),
+            device=str(next(iter(tensors.values())).device),
             dtype=self._config.lora_dtype,
-            weights_mapper=adapter_renames(self._model),
+            weights_mapper=renames,
         )
         self._check(received.loras)
+        for name, tensor in tensors.items():
+            module, is_a = parse_fine_tuned_lora_name(name, renames)
+            kept = received.loras[module].lora_a if is_a else received.loras[module].lora_b
+            if not torch.equal(digest(kept, sums=True), digest(tensor.to(kept), sums=True)):
+                raise WeightsDifferError(f"{MARK}vLLM keeps something else than {name} as it was sent")
         self._received = received
-        self.clear()
 
     def _in_place_of(self, adapter: Any) -> Any:
         if self._received is None:

@@ -8,7 +8,6 @@ when the trainer has left the group. An engine with `enable_lora` receives adapt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,9 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from grpo_spec.contract import Device
-from grpo_workload.generation.audit import Rows, check_derived, check_fed, check_same, rows_of
-from grpo_workload.generation.derived import Push, follow_loads
+from grpo_workload.generation.audit import Audit, Rows, rows_of
+from grpo_workload.generation.derived import follow_loads
 from grpo_workload.generation.gloo_group import GlooGroup
-from grpo_workload.generation.reload import name_loaders, spare
 from grpo_workload.generation.roll_call import Invitation, Seat, open_store
 from grpo_workload.generation.vllm_api import nccl_abort, repack_for_cpu
 from grpo_workload.generation.vllm_worker.adapter_slot import AdapterSlot
@@ -54,7 +52,7 @@ class Receiver:
     init_info_cls = Invitation
     update_info_cls = UpdateInfo
     _seat: Seat
-    _push: Push
+    _audit: Audit
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self._slot = AdapterSlot(model, vllm_config.lora_config) if vllm_config.lora_config is not None else None
@@ -75,13 +73,13 @@ class Receiver:
 
     def start_weight_update(self) -> None:
         """Prepare for weights in checkpoint format, or for an adapter."""
+        self._has_arrived = False
         if self._slot is not None:
             self._slot.clear()
         else:
             if self._before is None and not self._is_quantized:
                 self._before = rows_of(self.model)  # type: ignore[attr-defined]
-            name_loaders(self.model)  # type: ignore[attr-defined]
-            self._push, self._has_arrived = Push(self.model), False  # type: ignore[attr-defined]
+            self._audit = Audit(self.model, is_quantized=self._is_quantized)  # type: ignore[attr-defined]
             super().start_weight_update()  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
@@ -89,13 +87,12 @@ class Receiver:
         if self._slot is not None:
             self._slot.fill()
             return
-        before = self._before if self._is_initial else None
-        self._before, self._is_initial = {}, False
-        with self._push:
+        before, has_arrived = self._before if self._is_initial else None, self._has_arrived
+        self._before, self._is_initial, self._has_arrived = {}, False, False  # vLLM finishes a refused update once more
+        with self._audit:
             super().finish_weight_update()  # type: ignore[misc]
-        check_same(self.model, before or {})  # type: ignore[attr-defined]
-        if self._has_arrived:  # else the update is abandoned
-            check_derived(self.model, self._push)  # type: ignore[attr-defined]
+        if has_arrived:  # else the update is abandoned
+            self._audit.finish(before or {})
 
     def load(self, update_info: UpdateInfo, broadcast: Callable[[Tensor], None]) -> None:
         """Receive all pieces by `broadcast` while vLLM loads them, in one call: each call walks the whole model.
@@ -104,7 +101,7 @@ class Receiver:
         them, perhaps from several pieces, have arrived.
 
         Raises:
-            WeightsDifferError: names layers that lack weights.
+            WeightsDifferError: see `Audit.load`.
         """
 
         def receive() -> Iterator[tuple[str, Tensor]]:
@@ -115,13 +112,11 @@ class Receiver:
                 yield from unpack(bytes_N, specs)
 
         weights = receive()
-        whole = weights if self._slot is not None else spare(self.model, weights)  # type: ignore[attr-defined]
-        with self._push if self._slot is None else nullcontext():
-            loaded = self.model.load_weights(whole)  # type: ignore[attr-defined]
-        for _ in weights:  # a model may ignore the last weights, but every broadcast needs this worker
-            pass
-        if self._slot is None and not self._is_quantized:
-            check_fed(self.model, loaded)  # type: ignore[attr-defined]
+        if self._slot is not None:
+            self._slot.load_weights(weights)
+        else:
+            with self._audit:
+                self._audit.load(self.model.load_weights, weights)  # type: ignore[attr-defined]
         self._is_initial, self._has_arrived = update_info.is_initial, True
 
 

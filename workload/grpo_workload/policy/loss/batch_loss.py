@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grpo_spec.loss import Correction
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.loss import LossOutput, LossScale, grpo_loss
@@ -22,7 +21,6 @@ def batch_loss(
     training: TrainingConfig,
     *,
     scale: LossScale,
-    correction: Correction,
     ref_logprobs_BT: Tensor | None = None,
     own_loss: OwnLoss | None = None,
 ) -> tuple[LossOutput, tuple[dict[str, Tensor], dict[str, Tensor]]]:
@@ -33,12 +31,12 @@ def batch_loss(
         batch: on the same device.
         training: the job's settings.
         scale: denominators of the whole step.
-        correction: `TrainerConfig.correction`.
         ref_logprobs_BT: of the reference model; given exactly when `kl_coef` > 0.
         own_loss: given exactly when `training.loss` is set.
     """
     old_logprobs_BT = model.logprobs_BT.detach() if batch.old_logprobs_BC is None else batch.old_logprobs_BC
     log_ratios_BT = mismatch.log_ratios(old_logprobs_BT, batch.sampling_logprobs_BC, batch.mask_BC)
+    correction = training.importance_sampling_correction
     weights_BT = mismatch.weights(
         log_ratios_BT, correction, training.importance_sampling_clip_min, training.importance_sampling_clip_max
     )

@@ -202,7 +202,6 @@ class Policy:
             batch,
             training,
             scale=scale,
-            correction=self._config.correction,
             ref_logprobs_BT=ref_logprobs_BT,
             own_loss=self._own_loss,
         )

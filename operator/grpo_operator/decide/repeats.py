@@ -1,0 +1,59 @@
+"""Whether an attempt failed of what the attempt before failed of: a restart would only meet it again. Pure.
+
+Only exceptions are compared: of a program that does the same with the same data. What may pass by itself never counts
+as repeated, even if the words are the same: memory, devices, the network, storage, engines.
+"""
+
+from __future__ import annotations
+
+import re
+
+from grpo_operator.api.status import Failure, GRPOJobStatus
+from grpo_operator.decide.edits import edit
+from grpo_spec.reasons import Reason
+
+_EXCEPTION = re.compile(r"failed with exit code \d+: (?=\w+: )(.*)", re.DOTALL)
+"""Finds a rank's exception, with its traceback, in a launcher's message: `rank 3 failed with exit code 1: KeyError: 1`.
+Where a rank left none, its phase or its log follows, which is no single word."""
+
+_PASSES = re.compile(
+    r"memory|alloc|killed|signal|cuda|cublas|cudnn|nccl|gloo|nvlink|\becc\b|accelerator|distbackend|distnetwork"
+    r"|diststore|rendezvous|connect|socket|network|time[d ]*out|http|\burl|\bssl|\bdns\b|resolv|unreachable|refused"
+    r"|broken pipe|\bhub\b|oserror|ioerror|errno|no space|quota|input/output|stale|storage|superseded|engine|evict"
+    r"|preempt|unavailable|busy",
+    re.IGNORECASE,
+)
+"""Words of exceptions that may pass by themselves."""
+
+_OF_A_RANK = (Reason.RANK_FAILED, Reason.REPEATED_FAILURE)
+
+
+def named_if_repeated(failure: Failure, status: GRPOJobStatus) -> Failure:
+    """Return the failure with its step, and as RepeatedFailure if the attempt before ended with the same exception at
+    the same step.
+    """
+    failure, last = edit(failure, step=step_of_attempt(status)), status.last_failure
+    if last is None or last.attempt == failure.attempt or last.step != failure.step:
+        return failure
+    if failure.reason != Reason.RANK_FAILED or last.reason not in _OF_A_RANK:
+        return failure
+    said = _exception(failure.message)
+    return edit(failure, reason=Reason.REPEATED_FAILURE) if said and said == _exception(last.message) else failure
+
+
+def step_of_attempt(status: GRPOJobStatus) -> int:
+    """Return the number of steps that were done when the current attempt last reported; 0 if it has not reported."""
+    progress, began = status.progress, status.attempt_start_time
+    return progress.step if progress is not None and began is not None and progress.time >= began else 0
+
+
+def _exception(message: str) -> str | None:
+    """Return the text of an exception that comes again if the same is done again, or None.
+
+    Without the rank, which may be another one, and without addresses of objects.
+    """
+    if (found := _EXCEPTION.search(message)) is None:
+        return None
+    text = found[1]
+    said = "\n".join(line for line in text.splitlines() if not line.startswith(" "))  # without the frames' paths
+    return None if _PASSES.search(said) else re.sub(r"0x[0-9a-f]+", "0x", text)
