@@ -162,7 +162,7 @@ def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_once_it_is_admitt
     jobs.wait_for("low", "Running", "True")
     jobs.apply(_queued("high", priority="urgent"))
     evicted = _wait(jobs, "low", "Queued")
-    said = [one["note"] for one in jobs.list("events.events.k8s.io") if one["reason"] == "Suspended"]
+    said = [one["note"] for one in jobs.list("events.events.k8s.io") if one["reason"] == "Suspending"]
     assert any(note.startswith("Kueue takes its quota back (Preempted)") for note in said), said
     assert (evicted["restarts"]["total"], "admission" in evicted, _pods(jobs, "low")) == (0, False, [])
     jobs.wait_for("high", "Running", "True")

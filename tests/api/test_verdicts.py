@@ -99,7 +99,7 @@ EXPECTED = {
     "starting": (starting_again(), 1, "Starting", "InProgress", "Progressing"),
     "running": (running(), 1, "Running", "Current", "Progressing"),
     "restarting": (restarting(), 1, "Restarting", "InProgress", "Progressing"),
-    "suspending": (suspending(), 1, "Suspended", "InProgress", "Suspended"),
+    "suspending": (suspending(), 1, "Suspended", "InProgress", "Progressing"),
     "suspended": (suspended(), 1, "Suspended", "Current", "Suspended"),
     "succeeded": (succeeded(), 1, "Succeeded", "Current", "Healthy"),
     "failed": (out_of_restarts(), 1, "Failed", "Failed", "Degraded"),

@@ -18,7 +18,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
-from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.lifecycle import IN_STATUS, after, starting_since
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
@@ -110,7 +110,7 @@ def make_view(
 def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus) -> list[PodTrouble]:
     if topology is None or status.attempt is None or is_terminal(status):
         return []
-    if holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED):
+    if holds(status, Condition.RESTARTING) or rests(status):
         return leftovers(pods)
     return troubles(topology, pods)
 

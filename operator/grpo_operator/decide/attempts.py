@@ -11,7 +11,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import downloading, in_place
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.reasons import Reason
@@ -78,8 +78,8 @@ def next_attempt(status: GRPOJobStatus) -> int:
 
 
 def is_between_attempts(status: GRPOJobStatus) -> bool:
-    """Whether no attempt runs: none has begun yet, or the last one has ended (`Restarting` or `Suspended` holds)."""
-    return status.attempt is None or holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED)
+    """Whether no attempt runs: none has begun yet, or the last one has ended (`Restarting` holds, or the job rests)."""
+    return status.attempt is None or holds(status, Condition.RESTARTING) or rests(status)
 
 
 def is_running_undisturbed(job: Job, status: GRPOJobStatus) -> bool:

@@ -25,6 +25,9 @@ _PHASES = {
 FOR_KSTATUS = (Condition.RECONCILING, Condition.STALLED)
 """Conditions that kstatus (Flux, Helm) reads. They follow from the phase and are absent unless they are True."""
 
+_ON_THE_WAY_TO_REST = (Reason.SUSPENDING, Reason.WAITING_FOR_OLD_CHILDREN)
+"""Reasons of a `Suspended` that does not hold yet, or no longer."""
+
 _SPEC_IS_WRONG = (Reason.INVALID_SPEC, Reason.INVALID_POD_TEMPLATE)
 """Reasons of a refusal that ends only when the spec is changed."""
 
@@ -42,8 +45,8 @@ class Draft:
         )
 
     def clear(self, kind: Condition, reason: str, message: str) -> None:
-        """Set a condition to False if it is True."""
-        if holds(self.status, kind):
+        """Set a condition to False if it is True, or on its way there."""
+        if holds(self.status, kind) or (kind == Condition.SUSPENDED and rests(self.status)):
             self.set(kind, False, reason, message)
 
     def update(self, **fields: Unpack[StatusFields]) -> None:
@@ -64,6 +67,14 @@ def holds(status: GRPOJobStatus, kind: Condition) -> bool:
     """Whether the condition of a type is True."""
     condition = find(status, kind)
     return condition is not None and condition.status == "True"
+
+
+def rests(status: GRPOJobStatus) -> bool:
+    """Whether the last attempt was ended because the job is suspended, or waits in its queue, or for what an earlier
+    job left. `Suspended` holds only once no pod is left and nothing is waited for; until then its reason says so.
+    """
+    condition = find(status, Condition.SUSPENDED)
+    return condition is not None and (condition.status == "True" or condition.reason in _ON_THE_WAY_TO_REST)
 
 
 def keeps_pods(status: GRPOJobStatus) -> bool:
@@ -160,7 +171,7 @@ def _phase(status: GRPOJobStatus) -> tuple[str, ConditionStatus | None]:
     if not is_terminal(status) and accepted is not None and accepted.status == "False":
         return "Invalid", accepted
     for kind, phase in _PHASES.items():
-        if holds(status, kind):
+        if holds(status, kind) or (kind == Condition.SUSPENDED and rests(status)):
             cause = find(status, kind)
             waits = cause is not None and cause.reason == Reason.QUEUED
             return "Pending" if waits else phase, (None if is_terminal(status) else blocked) or cause

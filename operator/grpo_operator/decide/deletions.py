@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import node_lost_since, seconds_between
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Observed, has_no_set
+from grpo_operator.decide.objects import finalizers_of
+from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.restarts import is_due
 from grpo_operator.layout.topology import Job
@@ -47,9 +49,27 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
         if pod.deletion_time is None:
             if pod.uid in replaced or pod.attempt != status.created_for or (ends and has_no_set(pod, sets)):
                 deletions.append(Deletion("Pod", pod.name, pod.uid))
-        elif _is_given_up(pod, observed, job.spec.failure_policy, now):
+        elif not pod.deleted_for_good and _is_given_up(pod, observed, job.spec.failure_policy, now):
             deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
     return (*deletions, *(Deletion(kind, name, uid) for kind, name, uid in observed.abandoned))
+
+
+def describe_held_children(observed: Observed) -> str | None:
+    """Say which child that was deleted is held by finalizers, which are others', or None. Kueue holds its Workloads."""
+    for child in observed.children:
+        if child.kind != names.QUEUE_KIND and is_being_deleted(child) and (held := finalizers_of(child.raw)):
+            cure = "whoever set them has to remove them"
+            return f"{child.kind} {child.name} was deleted, and its finalizers hold it ({held}): {cure}"
+    return None
+
+
+def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
+    """Say which pod should end and nothing ends, because somebody took its owner from it, or None."""
+    if is_terminal(status) or is_between_attempts(status):
+        for pod in observed.pods.values():
+            if pod.is_orphan and pod.deletion_time is None:
+                return f"pod {pod.name} on node {pod.node} has lost its owner, so no StatefulSet ends it: delete it"
+    return None
 
 
 def describe_held(observed: Observed, policy: FailurePolicy, now: str) -> str | None:
@@ -57,16 +77,20 @@ def describe_held(observed: Observed, policy: FailurePolicy, now: str) -> str | 
     held = [
         pod
         for pod in observed.pods.values()
-        if _overstay(pod, now) > OVERSTAY_SECONDS and not _has_lost_node(pod, observed, policy, now)
+        if _overstay(pod, now) > OVERSTAY_SECONDS
+        and (pod.deleted_for_good or not _has_lost_node(pod, observed, policy, now))
     ]
     if not held:
         return None
     first = min(held, key=lambda pod: (pod.deletion_time or "", pod.name))
     others = f", like {len(held) - 1} more," if len(held) > 1 else ""
     until = after(first.deletion_time or now, HELD_SECONDS)
+    cure = f"it is deleted by force at {until} (kubectl delete pod --force does it now)"
+    if first.deleted_for_good:
+        cure = "whoever set them has to remove them"
     return (
         f"pod {first.name} on node {first.node}{others} did not end with its grace period at {first.deletion_time}: "
-        f"{first.held_by}; it is deleted by force at {until} (kubectl delete pod --force does it now)"
+        f"{first.held_by}; {cure}"
     )
 
 

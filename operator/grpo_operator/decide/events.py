@@ -19,6 +19,7 @@ OBSTACLES = (
     Reason.WAITING_FOR_PEERS,
     Reason.NODE_NOT_READY,
     Reason.POD_STUCK,
+    Reason.NAME_TAKEN,
 )
 """Reasons that become a Warning event although their condition is False."""
 
@@ -43,9 +44,10 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
         if condition.type == Condition.SCHEDULED and holds(new, Condition.RUNNING):
             continue  # that all pods run says it
         obstacle = condition.reason in OBSTACLES or _refuses(condition)
-        if condition.status == "True" or obstacle:
+        begins = condition.reason == Reason.SUSPENDING
+        if condition.status == "True" or obstacle or begins:
             bad = obstacle or condition.type in bad_kinds
-            reason = condition.reason if bad else condition.type
+            reason = condition.reason if bad or begins else condition.type
             events.append(Event(type="Warning" if bad else "Normal", reason=reason, message=condition.message))
     known = {member.uid for member in old.members if member.disruption}
     runs = new.attempt == old.attempt and not (is_terminal(new) or is_between_attempts(new))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
 from grpo_operator.decide.blame import EFFECTS, seconds_between
-from grpo_operator.decide.conditions import Draft, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job
@@ -84,8 +84,8 @@ def find_hindrance(draft: Draft, observed: Observed) -> str | None:
 
 def find_renewals(job: Job, status: GRPOJobStatus, observed: Observed) -> tuple[tuple[str, str], ...]:
     """Return the name and UID of each pod whose kubelet has to renew the contract, because an attempt begins in it."""
-    rests = is_terminal(status) or holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED)
-    if status.pods_attempt is None or rests or job.spec.suspend:
+    ends = is_terminal(status) or holds(status, Condition.RESTARTING) or rests(status)
+    if status.pods_attempt is None or ends or job.spec.suspend:
         return ()
     return tuple(
         (pod.name, pod.uid)

@@ -1,20 +1,21 @@
 """What ends an attempt or the job: suspension, deadlines, completion. Pure. `restarts` decides on failures, `attempts`
 begins the next attempt.
 
-The intent is written first: `Restarting` or `Suspended` holds before any pod is deleted. It holds until the next
-attempt begins, which needs all pods of the job to be gone (like JobSet's recreation of all its Jobs).
+The intent is written first: before any pod is deleted, `Restarting` holds, or `Suspended` has the reason Suspending; it
+holds once no pod is left. That stays so until the next attempt begins, which needs all pods of the job to be gone (like
+JobSet's recreation of all its Jobs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import Draft, find, holds
+from grpo_operator.decide.conditions import Draft, find, keeps_pods, rests
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 
@@ -23,6 +24,9 @@ IN_STATUS = " (more in status.lastFailure)"
 
 IN_MEMBERS = " (more in status.members)"
 """The same, for a pod that the job does not need."""
+
+_LEFT = "; it waits for "
+"""Separates what `Restarting` says from the pods that are left."""
 
 
 def leaving(status: GRPOJobStatus) -> list[MemberStatus]:
@@ -46,30 +50,51 @@ def queue(draft: Draft, pods: Iterable[str], why: str) -> None:
     """End the attempt and wait for Kueue, as if suspended. `why`: what Kueue says."""
     _rest(draft, "the job waits in its queue")
     if left := sorted(pods):
-        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, f"{why}; {_saving(left)}")
+        draft.set(Condition.SUSPENDED, False, Reason.SUSPENDING, f"{why}; {_saving(left)}")
     else:
         draft.set(Condition.SUSPENDED, True, Reason.QUEUED, why + from_where(draft))
 
 
 def _rest(draft: Draft, why: str) -> None:
-    if not holds(draft.status, Condition.SUSPENDED):
+    if not rests(draft.status):
         draft.update(active_seconds=active_seconds(draft.status, draft.now), active_since=None, next_restart_time=None)
         draft.update(placement_timeouts=None)
         draft.clear(Condition.RESTARTING, Reason.SUSPENDED, why)
     draft.update(admission=None)
 
 
+def wait_for_old(foreign: Sequence[str]) -> str:
+    """Say which objects of an earlier job are waited for."""
+    return f"waiting until objects of an earlier job of the same name are deleted: {', '.join(foreign[:5])}"
+
+
 def _saving(pods: list[str]) -> str:
     return f"{len(pods)} pods are saving and ending: {', '.join(pods[:8])}"
 
 
-def stay_suspended(draft: Draft, pods: Iterable[str]) -> None:
-    """Set `Suspended`, with the reason Suspending while pods still save: also when the job is to be resumed after."""
+def stay_suspended(draft: Draft, pods: Iterable[str], foreign: Sequence[str] = ()) -> None:
+    """Set `Suspended`, which holds once no pod is left; also when the job is to be resumed after.
+
+    `foreign`: what keeps a job that is resumed from beginning.
+    """
     left = sorted(pods)
     if left:
-        draft.set(Condition.SUSPENDED, True, Reason.SUSPENDING, _saving(left))
+        draft.set(Condition.SUSPENDED, False, Reason.SUSPENDING, _saving(left))
+    elif foreign:
+        draft.set(Condition.SUSPENDED, False, Reason.WAITING_FOR_OLD_CHILDREN, wait_for_old(foreign))
     else:
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + from_where(draft))
+
+
+def name_left(draft: Draft, pods: Iterable[str]) -> None:
+    """Say in `Restarting` which pods the next attempt waits for, once its time has come."""
+    old, at, left = find(draft.status, Condition.RESTARTING), draft.status.next_restart_time, sorted(pods)
+    if old is None or keeps_pods(draft.status):
+        return
+    said = old.message.partition(_LEFT)[0]
+    if left and (at is None or seconds_between(at, draft.now) >= 0):
+        said = f"{clip(said, 3072)}{_LEFT}{len(left)} pods that still end: {', '.join(left[:8])}"
+    draft.set(Condition.RESTARTING, True, old.reason, said)
 
 
 def end(draft: Draft, failure: Failure | None, why: str = "") -> None:

@@ -8,7 +8,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import lifecycle, placement
 from grpo_operator.decide.blame import Reports, seconds_between
-from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job
 from grpo_spec.reasons import Reason
@@ -47,8 +47,8 @@ def seconds_to_next(
         # Only a change of the spec mends it, but the clock of a job that has run goes on.
         most = None if refused == Reason.INVALID_SPEC else max(_retry_seconds(status, now), least)
         return most if left is None or status.active_since is None else min(most or left, left)
-    if holds(status, Condition.SUSPENDED):
-        return CALM_SECONDS if observed.pods else None
+    if rests(status):
+        return None if holds(status, Condition.SUSPENDED) else CALM_SECONDS
     if status.next_restart_time is not None:
         return min(
             POLL_SECONDS if observed.pods else CALM_SECONDS, max(0.2, seconds_between(now, status.next_restart_time))

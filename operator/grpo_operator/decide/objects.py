@@ -22,8 +22,23 @@ def controller_of(child: Object) -> Object:
 
 
 def owner_of(child: Object) -> str:
-    """Return the UID of an object's job by its label, "" if it has none."""
-    return text(labels_of(child).get(names.LABEL_JOB_UID))
+    """Return the UID of the job that owns an object other than a pod, "" if no job of the name in its label does.
+
+    Labels select objects, and anybody may copy them; only the controller among the owner references says whose one is.
+    """
+    owner = controller_of(child)
+    is_a_job = (owner.get("kind"), owner.get("name")) == (names.KIND, labels_of(child).get(names.LABEL_JOB))
+    return text(owner.get("uid")) if is_a_job else ""
+
+
+def labelled_job(pod: Object) -> str:
+    """Return the UID of a job that a pod's label names, "" if it has none. `observe` says whether it owns the pod."""
+    return text(labels_of(pod).get(names.LABEL_JOB_UID))
+
+
+def finalizers_of(child: Object) -> str:
+    """Name the finalizers of an object, "" if it has none."""
+    return ", ".join(text(one) for one in child["metadata"].get("finalizers") or ())
 
 
 def condition(status: Object, kind: str) -> Object:

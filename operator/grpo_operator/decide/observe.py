@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.status_section import known_time
-from grpo_operator.decide.objects import Object, condition, controller_of, labels_of, owner_of, was_applied
+from grpo_operator.decide.objects import Object, condition, finalizers_of, labelled_job, was_applied
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_spec.lenient import mapping
 
@@ -56,10 +56,16 @@ class Observed:
     """All other children."""
 
     foreign: tuple[str, ...] = ()
-    """Objects that an earlier job of the same name left behind: kind/name."""
+    """Objects that an earlier job of the same name left behind: kind/name, and what holds them."""
 
     abandoned: tuple[tuple[str, str, str], ...] = ()
     """Those of them whose owner no longer exists and that nobody is deleting: kind, name and UID."""
+
+    strange_pods: tuple[str, ...] = ()
+    """Pods that carry the job's label and that no job of this name owns, by name. They are left alone."""
+
+    taken: str | None = None
+    """The pod of another owner, or of none, that has the name of one that the attempt needs."""
 
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Since when a node is not ready, by its name; only nodes that were read."""
@@ -74,7 +80,19 @@ class Observed:
     """Whether the cluster has Kueue, so that a Workload that is not among the children does not exist."""
 
 
-_KEPT_METADATA = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences", "deletionTimestamp")
+KINDS_WITH_PODS = ("StatefulSet", "Job")
+"""Kinds of children that create the job's pods."""
+
+_KEPT_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "deletionTimestamp",
+    "finalizers",
+)
 
 
 def observe(
@@ -84,43 +102,51 @@ def observe(
     others: Iterable[tuple[str, Child]] = (),
     gone: Iterable[ObservedPod] = (),
     over: range = range(0),
+    members: Collection[str] = (),
+    gone_sets: Collection[str] = (),
 ) -> Observed:
-    """Sort objects that carry the job's label into those of the job with this UID and those of an earlier job of the
-    same name.
+    """Sort objects that carry the job's label into those of the job with this UID, those of an earlier job of the same
+    name, and those of others, which are left out.
 
-    Each object comes after the UID of its job. `gone`: the final state of the job's pods that were just deleted.
-    `over`: earlier attempts in the same pods, whose ends say nothing about the current one.
+    Each pod comes after the UID that its label says, each other object after the UID of its owner. A pod belongs to the
+    owner of its StatefulSet or Job. `members`: UIDs of pods that were the job's when its status was written.
+    `gone_sets`: UIDs of StatefulSets and Jobs that no longer exist: of pods that they left, only the label says whose.
+    `gone`: the final state of pods that were just deleted. `over`: earlier attempts in the same pods, whose ends say
+    nothing about the current one.
     """
-    pods, others = [(owner, pod.without(over)) for owner, pod in pods], list(others)
-    strangers = [pod for owner, pod in pods if owner != uid]
-    foreign = [child for owner, child in others if owner != uid]
-    sets = {child.uid for _, child in others if child.kind == "StatefulSet"}
+    others = list(others)
+    sets = {child.uid: owner for owner, child in others if child.kind in KINDS_WITH_PODS}
+
+    def owner_of_pod(label: str, pod: ObservedPod) -> str:
+        if pod.uid in members:
+            return uid
+        return label if pod.controller in gone_sets else sets.get(pod.controller, "")
+
+    whose = [(owner_of_pod(label, pod), pod.without(over)) for label, pod in pods]
+    left = [pod for owner, pod in whose if owner not in ("", uid)]
+    foreign = [child for owner, child in others if owner not in ("", uid)]
     return Observed(
-        pods={pod.name: pod for owner, pod in pods if owner == uid and not pod.downloads},
-        downloaders=tuple(pod for owner, pod in pods if owner == uid and pod.downloads),
+        pods={pod.name: pod for owner, pod in whose if owner == uid and not pod.downloads},
+        downloaders=tuple(pod for owner, pod in whose if owner == uid and pod.downloads),
         gone={pod.uid: pod.without(over) for pod in gone if not pod.downloads},
         children=tuple(child for owner, child in others if owner == uid),
-        foreign=(
-            *(f"pod/{pod.name}" for pod in strangers),
-            *(f"{child.kind.lower()}/{child.name}" for child in foreign),
-        ),
+        foreign=(*(f"pod/{pod.name}" for pod in left), *map(_describe, foreign)),
         abandoned=(
-            *(("Pod", pod.name, pod.uid) for pod in strangers if has_no_set(pod, sets)),
-            *((child.kind, child.name, child.uid) for child in foreign if _is_abandoned(child, uid)),
+            *(("Pod", pod.name, pod.uid) for pod in left if has_no_set(pod, sets)),
+            *((child.kind, child.name, child.uid) for child in foreign if not is_being_deleted(child)),
         ),
+        strange_pods=tuple(pod.name for owner, pod in whose if owner == ""),
     )
 
 
-def _is_abandoned(child: Child, uid: str) -> bool:
-    """Whether nothing will delete an object of an earlier job, because its owner was replaced by one of the same name.
+def _describe(child: Child) -> str:
+    held = finalizers_of(child.raw) if is_being_deleted(child) else ""
+    return f"{child.kind.lower()}/{child.name}" + (f" (its finalizers hold it: {held})" if held else "")
 
-    Garbage collection takes the two for one object if its watch was interrupted meanwhile, as by a restart of the API
-    server. A name has one object at a time, so an owner of the job's name and another UID no longer exists.
-    """
-    metadata = child.raw["metadata"]
-    owner = controller_of(child.raw)
-    is_of_the_name = (owner.get("kind"), owner.get("name")) == (names.KIND, labels_of(child.raw).get(names.LABEL_JOB))
-    return is_of_the_name and owner.get("uid") != uid and "deletionTimestamp" not in metadata
+
+def is_being_deleted(child: Child) -> bool:
+    """Whether somebody has deleted a child that still exists."""
+    return "deletionTimestamp" in child.raw["metadata"]
 
 
 def has_no_set(pod: ObservedPod, sets: Collection[str]) -> bool:
@@ -129,8 +155,8 @@ def has_no_set(pod: ObservedPod, sets: Collection[str]) -> bool:
 
 
 def read_pods(pods: Iterable[Object]) -> list[tuple[str, ObservedPod]]:
-    """Read pods, each after the UID of its job."""
-    return [(owner_of(pod), read_pod(pod)) for pod in pods]
+    """Read pods, each after the UID of the job that its label says."""
+    return [(labelled_job(pod), read_pod(pod)) for pod in pods]
 
 
 def read_child(kind: str, child: Object) -> Child:

@@ -49,6 +49,9 @@ class ObservedPod:
     held_by: str = ""  # what keeps a pod that is being deleted
     downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
     controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
+    controller_place: tuple[str, str] = ("", "")  # its kind and name
+    is_orphan: bool = False  # it has no controller, so nothing ends it
+    deleted_for_good: bool = False  # without a grace period: only finalizers keep it
     told: int | None = None  # the attempt that begins in it, as its annotation says
 
     @property
@@ -94,6 +97,9 @@ def read_pod(pod: Object) -> ObservedPod:
         held_by=_holder(metadata, container),
         downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
         controller=text(controller_of(pod).get("uid")),
+        controller_place=(text(controller_of(pod).get("kind")), text(controller_of(pod).get("name"))),
+        is_orphan=not controller_of(pod),
+        deleted_for_good="deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0,
         told=_number(mapping(metadata.get("annotations")).get(names.ANNOTATION_ATTEMPT), None),
     )
 

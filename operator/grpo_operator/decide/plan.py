@@ -24,13 +24,19 @@ from grpo_operator.decide.blame import (
     may_be_an_effect,
     seconds_between,
 )
-from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
-from grpo_operator.decide.deletions import Deletion, describe_held, find_deletions
+from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods, rests
+from grpo_operator.decide.deletions import (
+    Deletion,
+    describe_held,
+    describe_held_children,
+    describe_orphan,
+    find_deletions,
+)
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.next_pass import POLL_SECONDS, seconds_to_next
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.placement import find_limits, find_placement_timeout
+from grpo_operator.decide.placement import describe_hold, find_limits, find_placement_timeout
 from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, record
 from grpo_operator.decide.running import observe_pods
@@ -160,10 +166,19 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
 
 
 def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    """Set what the pods do, or which of them does not end."""
+    """Set what the pods do, which of them cannot be created or does not end, and which child does not."""
     observe_pods(draft, topology, observed, reports)
+    scheduled = find(draft.status, Condition.SCHEDULED)
+    if observed.taken is not None and scheduled is not None and scheduled.reason == Reason.WAITING_FOR_PODS:
+        draft.set(Condition.SCHEDULED, False, Reason.NAME_TAKEN, observed.taken + describe_hold(draft, topology))
     if held := describe_held(observed, draft.job.spec.failure_policy, draft.now):
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
+    elif orphan := describe_orphan(draft.status, observed):
+        draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, orphan)
+    running = find(draft.status, Condition.RUNNING)
+    if running is not None and (held := describe_held_children(observed)) and held not in running.message:
+        value = {"True": True, "False": False}.get(running.status)
+        draft.set(Condition.RUNNING, value, running.reason, f"{running.message}; {held}")
 
 
 def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None:
@@ -189,17 +204,17 @@ def _download(draft: Draft, topology: Topology, observed: Observed, reports: Rep
 def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed) -> None:
     status = draft.status
     if status.attempt is None:
-        shown = ", ".join(observed.foreign[:5])
-        message = f"waiting until objects of an earlier job of the same name are deleted: {shown}"
+        message = lifecycle.wait_for_old(observed.foreign)
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_OLD_CHILDREN, message)
         draft.clear(Condition.SUSPENDED, Reason.RESUMED, message)
-    elif holds(status, Condition.SUSPENDED):
-        lifecycle.stay_suspended(draft, observed.pods)
+    elif rests(status):
+        lifecycle.stay_suspended(draft, observed.pods, observed.foreign)
     elif holds(status, Condition.RESTARTING):
         policy = draft.job.spec.failure_policy
         restarts.correct_cause(draft, find_failure(status, topology, observed, policy, draft.now))
         if keeps_pods(draft.status) and (why := in_place.find_hindrance(draft, observed)):
             restarts.recreate(draft, why)
+        lifecycle.name_left(draft, observed.pods)
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
@@ -221,6 +236,6 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
 def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:
     if status.attempt is None or keeps_pods(status):
         return Mode.KEEP
-    if holds(status, Condition.SUSPENDED) and observed.pods.keys() & topology.trainer_pods:
+    if rests(status) and observed.pods.keys() & topology.trainer_pods:
         return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it
     return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import lifecycle
-from grpo_operator.decide.conditions import Draft, find, holds, is_terminal
+from grpo_operator.decide.conditions import Draft, find, is_terminal, rests
 from grpo_operator.decide.events import events_between
 from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.layout.topology import Job
@@ -40,7 +40,7 @@ def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obs
             lifecycle.suspend(draft, pods)
     new = draft.finish()
     mode = Mode.KEEP
-    if status.attempt is not None and (is_terminal(new) or holds(new, Condition.SUSPENDED)):
+    if status.attempt is not None and (is_terminal(new) or rests(new)):
         saves = not is_terminal(new) and Role.TRAINER in pods.values()
         mode = Mode.ENGINES_ONLY if saves else Mode.STOPPED
     return Plan(status=new, mode=mode, events=events_between(status, new, job))

@@ -6,7 +6,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import Reports
-from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
 from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.lifecycle import IN_MEMBERS, after, describe_leaving, first_line, leaving
 from grpo_operator.decide.observe import Observed
@@ -37,7 +37,7 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
 def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
     if is_terminal(status):
         return Reason.FINISHED, "the job has ended"
-    if holds(status, Condition.SUSPENDED):
+    if rests(status):
         return Reason.SUSPENDED, "the job is suspended"
     if keeps_pods(status):
         return Reason.RESTARTING_IN_PLACE, "the next attempt begins in the same pods, which keep their nodes"

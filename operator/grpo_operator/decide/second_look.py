@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, Summary
-from grpo_operator.decide.conditions import FOR_KSTATUS, find, holds, is_terminal, keeps_pods
+from grpo_operator.decide.conditions import FOR_KSTATUS, find, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.plan import Plan
 from grpo_spec.reasons import Reason
@@ -35,7 +35,7 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
         status.last_failure,
         status.micro_batch_halvings,
         is_terminal(status),
-        holds(status, Condition.SUSPENDED),
+        rests(status),
         holds(status, Condition.RESTARTING),
         keeps_pods(status),
     )

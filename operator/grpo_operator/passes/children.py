@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
-from grpo_operator.decide.objects import controller_of
-from grpo_operator.decide.observe import Child, Observed, read_child
+from grpo_operator.decide.objects import labels_of
+from grpo_operator.decide.observe import Child, Observed, is_being_deleted, read_child
 from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology
@@ -96,7 +96,7 @@ def _find_changes(
     # switched off.
     # decide/queueing.py and decide/downloading.py say what becomes of these.
     others = [child for child in observed.children if child.kind not in (names.QUEUE_KIND, "Job")]
-    removals = [child for child in others if (child.kind, child.name) not in places]
+    removals = [child for child in others if (child.kind, child.name) not in places and not is_being_deleted(child)]
     return Changes(decided, stops, applies, removals)
 
 
@@ -109,13 +109,8 @@ def groups_to_stop(children: Sequence[Child], mode: Mode) -> list[Child]:
         for child in children
         if child.kind == "StatefulSet"
         and child.raw["spec"].get("replicas") != 0
-        and not (mode == Mode.ENGINES_ONLY and child.raw["metadata"]["labels"].get(names.LABEL_ROLE) == Role.GENERATION)
+        and not (mode == Mode.ENGINES_ONLY and labels_of(child.raw).get(names.LABEL_ROLE) == Role.GENERATION)
     ]
-
-
-def owned(children: Sequence[Child], uid: str) -> dict[tuple[str, str], Child]:
-    """Return those children whose controller is the job with this UID, by kind and name."""
-    return {(child.kind, child.name): child for child in children if controller_of(child.raw).get("uid") == uid}
 
 
 class ChildApplier:
@@ -131,7 +126,7 @@ class ChildApplier:
         if changes.plan.delete_job:
             await self._cluster.delete(names.KIND, job.namespace, job.name, job.uid)
         await self.stop(job, changes.stops)
-        ours = owned(observed.children, job.uid)
+        ours = {(child.kind, child.name): child for child in observed.children}
         # Pods need what their groups share, so that comes first.
         for stage in (_shared, _groups):
             await gather_all(

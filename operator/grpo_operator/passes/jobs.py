@@ -71,6 +71,8 @@ class JobState:
     """Basis of the last comparison of the children with a plan, if nothing was to change; `ChildDiff`."""
     answers: Answers = field(default_factory=Answers)
     writes: Writes = field(default_factory=Writes)
+    gone_sets: set[str] = field(default_factory=set)
+    """UIDs of StatefulSets and Jobs that pods name as their controller and that no longer exist."""
     runs: bool | None = None
     """Whether the job runs, if it will be looked at again by time alone; else None."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_operator.api import names
-from grpo_operator.decide.observe import Child
+from grpo_operator.decide.objects import controller_of
+from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.topology import Job, Topology
-from grpo_operator.passes.children import gather_all, owned
+from grpo_operator.passes.children import gather_all
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ObstacleError
+from grpo_operator.runtime.ownership import describe_foreign
 from grpo_operator.runtime.transport import Object
 from grpo_spec.reasons import Reason
 
@@ -25,16 +27,19 @@ async def find_obstacle(
     job: Job,
     topology: Topology,
     wanted: Sequence[Object],
-    children: Sequence[Child],
+    observed: Observed,
     allowed: Allowed,
 ) -> tuple[Reason, str] | None:
     """Return why an attempt cannot begin (reason, message), or None.
 
-    `wanted`: the children that it needs; `children`: those that the job has.
+    `wanted`: the children that it needs; `observed`: those that the job has.
     """
     if fault := find_fault(job, allowed):
         return Reason.INVALID_SPEC, fault
-    ours = owned(children, job.uid)
+    for name in sorted({*topology.pods} & {*observed.strange_pods}):
+        if taken := await find_taken(cluster, job.namespace, name, observed):
+            return Reason.NAME_TAKEN, taken
+    ours = {(child.kind, child.name) for child in observed.children}
     try:
         if wrong := await _find_wrong_claim(cluster, job, topology) or await _find_missing_template(cluster, job):
             return wrong
@@ -44,6 +49,14 @@ async def find_obstacle(
     except ObstacleError as error:
         return error.reason, str(error)
     return None
+
+
+async def find_taken(cluster: Cluster, namespace: str, pod: str, observed: Observed) -> str | None:
+    """Say whose the pod of a name is that the job needs; None if it does not exist, or is the job's."""
+    live = await cluster.find("Pod", namespace, pod)
+    if live is None or controller_of(live).get("uid") in {child.uid for child in observed.children}:
+        return None
+    return describe_foreign("Pod", live)
 
 
 async def _check(cluster: Cluster, child: Object, *, is_ours: bool) -> None:

@@ -22,8 +22,8 @@ from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.downloading import needs_job
-from grpo_operator.decide.objects import owner_of
-from grpo_operator.decide.observe import read_child
+from grpo_operator.decide.objects import labels_of, owner_of
+from grpo_operator.decide.observe import observe, read_child, read_pods
 from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
@@ -166,9 +166,8 @@ class Reconciler:
                 wanted = manifests(seen.job, seen.topology, attempt, created_for=created_for, policies=policies)
             except ValueError as error:
                 return Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
-            children = seen.observed.children
             allowed = self._options.allowed
-            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, children, allowed)
+            found = await find_obstacle(self._cluster, seen.job, seen.topology, wanted, seen.observed, allowed)
         return None if found is None else Obstacle(*found)
 
     def _plan(self, key: Key, seen: Snapshot, obstacle: Obstacle | None) -> Plan:
@@ -247,16 +246,23 @@ class Reconciler:
             return
         status, now = read_status(raw.get("status")), self._now()
         job = read_job(key, raw, status)
-        pods = {
-            pod["metadata"]["name"]: pod["metadata"]["labels"].get(names.LABEL_ROLE, "")
-            for pod in await children(self._cluster, key, "Pod")
-        }
-        decided = rescue(job, status, pods, _say(error), now)
+        pods = await children(self._cluster, key, "Pod")
+        sets = [
+            (owner_of(one), read_child("StatefulSet", one)) for one in await children(self._cluster, key, "StatefulSet")
+        ]
+        read = read_pods(pods)
+        observed = observe(
+            key.uid,
+            pods=read,
+            others=sets,
+            members={member.uid for member in status.members},
+            gone_sets={pod.controller for _, pod in read} - {child.uid for _, child in sets},
+        )
+        roles = {pod["metadata"]["name"]: labels_of(pod).get(names.LABEL_ROLE, "") for pod in pods}
+        decided = rescue(job, status, {name: roles[name] for name in observed.pods}, _say(error), now)
         _, written = await self._publish(key, raw, status, decided)
         await self._tell(raw, decided if written else None, now)
-        groups = [read_child("StatefulSet", one) for one in await children(self._cluster, key, "StatefulSet")]
-        ours = [child for child in groups if owner_of(child.raw) == key.uid]
-        await self._applier.stop(job, groups_to_stop(ours, decided.mode))
+        await self._applier.stop(job, groups_to_stop(observed.children, decided.mode))
 
     async def _recover(self, key: Key, seen: Snapshot) -> None:
         """Clear `Blocked` after a pass that succeeded."""

@@ -9,18 +9,33 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
+from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.observe import Observed, lost_since, nodes_to_check, observe, read_pods
+from grpo_operator.decide.objects import controller_of, owner_of
+from grpo_operator.decide.observe import (
+    KINDS_WITH_PODS,
+    Child,
+    Observed,
+    lost_since,
+    nodes_to_check,
+    observe,
+    read_child,
+    read_pods,
+)
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
 from grpo_operator.passes.children import error_note
 from grpo_operator.passes.jobs import Jobs, Understood
 from grpo_operator.passes.kueue import read_granted
+from grpo_operator.passes.preflight import find_taken
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
 from grpo_spec.lenient import mapping, text
+
+TAKEN_SECONDS = 5.0
+"""Seconds after the start of an attempt from which on a pod that it lacks may be somebody else's."""
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
@@ -86,6 +101,7 @@ class SnapshotReader:
         if not is_terminal(status):
             self._check_lists(job, status)
         observed = await self._observe(key, status, pods, now, age)
+        observed = replace(observed, taken=await self._find_taken(key, status, topology, observed, now))
         if is_between_attempts(status):
             job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
         return Snapshot(raw, status, job, topology, observed, now)
@@ -113,10 +129,20 @@ class SnapshotReader:
     async def _observe(
         self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
     ) -> Observed:
-        others, gone = self._mirror.others(key), [*self._jobs.of(key).deleted_pods]
+        others = self._mirror.others(key)
+        others += await self._missing_sets(key, pods, others)
+        state = self._jobs.of(key)
         queues = self._mirror.scope(names.QUEUE_KIND, key.namespace)
         has_queues = queues is not None and queues.is_listed
-        observed = observe(key.uid, pods=pods, others=others, gone=gone, over=status.over)
+        observed = observe(
+            key.uid,
+            pods=pods,
+            others=others,
+            gone=state.deleted_pods,
+            over=status.over,
+            members={member.uid for member in status.members},
+            gone_sets=state.gone_sets,
+        )
         observed = replace(observed, has_queues=has_queues)
         lost, absent, ready = {}, set(), set()
         was_running = status.running_time is not None or status.pods_attempt is not None
@@ -134,6 +160,45 @@ class SnapshotReader:
                 ready.add(name)
         return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
 
+    async def _find_taken(
+        self, key: Key, status: GRPOJobStatus, topology: Topology, seen: Observed, now: str
+    ) -> str | None:
+        """Say whose the first pod is that an attempt lacks, if it exists nevertheless: no label need tell of it."""
+        began = status.attempt_start_time
+        if (
+            is_terminal(status)
+            or is_between_attempts(status)
+            or began is None
+            or seconds_between(began, now) < TAKEN_SECONDS
+        ):
+            return None
+        sets = {child.name for child in seen.children if child.kind == "StatefulSet"}
+        for name in topology.needed_pods:
+            if name not in seen.pods and name.rpartition("-")[0] in sets:
+                with error_note(f"reading pod {name}"):
+                    return await find_taken(self._cluster, key.namespace, name, seen)
+        return None
+
+    async def _missing_sets(
+        self, key: Key, pods: list[tuple[str, ObservedPod]], others: list[tuple[str, Child]]
+    ) -> list[tuple[str, Child]]:
+        """Read the StatefulSets and Jobs that pods name as their controller and the mirror lacks, each after the UID
+        of its owner: it may have lost its label. Those that no longer exist are noted.
+        """
+        known, found = {child.uid for _, child in others} | self._jobs.of(key).gone_sets, []
+        missing = {(*pod.controller_place, pod.controller) for _, pod in pods if pod.controller not in ("", *known)}
+        for kind, name, uid in sorted(missing):
+            if kind not in KINDS_WITH_PODS:
+                continue  # somebody else's
+            with error_note(f"reading {kind} {name}"):
+                live = await self._cluster.find(kind, key.namespace, name)
+            if live is None or live["metadata"]["uid"] != uid:
+                self._jobs.of(key).gone_sets.add(uid)
+            else:
+                is_ours = controller_of(live).get("uid") == key.uid
+                found.append((key.uid if is_ours else owner_of(live), read_child(kind, live)))
+        return found
+
     async def _node(self, name: str, age: float) -> Object | None:
         """Return a node as read at most `age` seconds ago."""
         at, node = self._nodes.get(name, (-age, None))
@@ -146,7 +211,7 @@ class SnapshotReader:
 
 
 async def children(cluster: Cluster, key: Key, kind: str) -> list[Object]:
-    """Return the objects of a kind that carry the job's label, those of an earlier job of this name too."""
+    """Return the objects of a kind that carry the job's label, whoever owns them."""
     return await cluster.list(kind, key.namespace, f"{names.SELECTOR_MANAGED},{names.LABEL_JOB}={key.name}")
 
 

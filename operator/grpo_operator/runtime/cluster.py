@@ -79,6 +79,11 @@ class Cluster:
         answer = await self._send("list", kind, self._path(kind, namespace), label_selector=label_selector)
         return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
 
+    async def find(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Do what `get` does with a list, for which the operator has the right where it watches."""
+        answer = await self._send("list", kind, self._path(kind, namespace), field_selector=f"metadata.name={name}")
+        return next((item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]), None)
+
     async def page(self, kind: str, namespace: str | None, selector: str, limit: int, token: str) -> Object:
         """Return a part of a consistent list, of all namespaces if `namespace` is None.
 
@@ -142,13 +147,11 @@ class Cluster:
         none.
         """
         metadata = manifest["metadata"]
-        kind, path, name = manifest["kind"], self._path(manifest["kind"], metadata["namespace"]), metadata["name"]
-        # A list, for which the operator has the right anyway.
-        found = await self._send("list", kind, path, field_selector=f"metadata.name={name}")
-        for live in found["items"]:
-            check_owner(manifest, live)
-            return {"apiVersion": manifest["apiVersion"], "kind": kind, **live}
-        return None
+        live = await self.find(manifest["kind"], metadata["namespace"], metadata["name"])
+        if live is None:
+            return None
+        check_owner(manifest, live)
+        return live | {"apiVersion": manifest["apiVersion"]}
 
     async def _create(self, verb: str, manifest: Object, **query: str) -> tuple[Object, bool]:
         path = self._path(manifest["kind"], manifest["metadata"]["namespace"])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.objects import labelled_job, owner_of
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.runtime.errors import ObstacleError
@@ -44,7 +44,9 @@ class DisorderError(Exception):
 
 @dataclass(slots=True)
 class _Kept:
-    """An object: its version, the name and the UID of its job, and what decisions need of it."""
+    """An object: its version, the name of its job by its label, the UID of its job (of a pod by its label, else of its
+    owner), and what decisions need of it.
+    """
 
     version: int
     job: str
@@ -151,11 +153,11 @@ class Mirror:
         return next((one for one in self.scopes if one.kind == kind and one.covers(namespace)), None)
 
     def pods(self, key: Key) -> list[tuple[str, ObservedPod]]:
-        """Return the pods that carry the job's label, each after the UID of its job."""
+        """Return the pods that carry the job's label, each after the UID that the label says."""
         return [(kept.job_uid, kept.value) for kept in self._children(key) if isinstance(kept.value, ObservedPod)]
 
     def others(self, key: Key) -> list[tuple[str, Child]]:
-        """Return the other objects that carry the job's label, each after the UID of its job."""
+        """Return the other objects that carry the job's label, each after the UID of its owner."""
         return [(kept.job_uid, kept.value) for kept in self._children(key) if isinstance(kept.value, Child)]
 
     def _children(self, key: Key) -> Iterable[_Kept]:
@@ -274,7 +276,9 @@ class Mirror:
 
 def _read(kind: str, raw: Object) -> _Kept:
     job = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB))
-    return _Kept(_version(raw), job, owner_of(raw), read_pod(raw) if kind == "Pod" else read_child(kind, raw))
+    if kind == "Pod":
+        return _Kept(_version(raw), job, labelled_job(raw), read_pod(raw))
+    return _Kept(_version(raw), job, owner_of(raw), read_child(kind, raw))
 
 
 def _key(job: Object) -> Key:

@@ -13,12 +13,16 @@ from grpo_operator.runtime.errors import ForeignError
 
 def check_owner(manifest: Object, live: Object) -> None:
     """Raise ForeignError unless the object of the manifest's name has the manifest's owner."""
+    if controller_of(live).get("uid") != manifest["metadata"]["ownerReferences"][0]["uid"]:
+        raise ForeignError(describe_foreign(manifest["kind"], live))
+
+
+def describe_foreign(kind: str, live: Object) -> str:
+    """Say whose an object is that has the name of a job's, and what to do."""
     owner = controller_of(live)
-    if owner.get("uid") == manifest["metadata"]["ownerReferences"][0]["uid"]:
-        return
     holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
     cure = "it is not adopted; delete it, or give the job another name"
-    raise ForeignError(f"{manifest['kind']} {live['metadata']['name']} already exists and {holder}: {cure}")
+    return f"{kind} {live['metadata']['name']} already exists and {holder}: {cure}"
 
 
 def noted_as_applied(live: Object) -> list[Object]:

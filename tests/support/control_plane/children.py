@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.objects import labelled_job, owner_of
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.runtime.mirror import Key
@@ -20,7 +20,9 @@ def child(kind: str, namespace: str, name: str, *, job: str, uid: str, mark: int
         content = {"spec": {}, "status": {"podIP": f"mark-{mark}"}}
     elif kind == "StatefulSet":
         content = {"spec": {"replicas": mark}, "status": {"readyReplicas": 0}}
-    metadata = {"namespace": namespace, "name": name, "labels": labels}
+    metadata: dict[str, Any] = {"namespace": namespace, "name": name, "labels": labels}
+    if kind != "Pod":
+        metadata["ownerReferences"] = [{"kind": names.KIND, "name": job, "uid": uid, "controller": True}]
     return {"apiVersion": names.api_version(kind), "kind": kind, "metadata": metadata, **content}
 
 
@@ -34,7 +36,12 @@ def mark(value: ObservedPod | Child) -> int:
 def truth(store: Store, kind: str, namespace: str, job: str) -> list[tuple[str, ObservedPod | Child]]:
     """Return what a mirror that lacks nothing shows of a job: its children of a kind, each after the UID of its job."""
     selection = Selection(kind, namespace, (*MANAGED, (names.LABEL_JOB, job)))
-    return [(owner_of(raw), read(raw)) for raw in store.select(selection)]
+    return [(job_of(raw), read(raw)) for raw in store.select(selection)]
+
+
+def job_of(raw: Object) -> str:
+    """Return the UID of the job of a child: of a pod as its label says, for in these tests nobody copies labels."""
+    return labelled_job(raw) if raw["kind"] == "Pod" else owner_of(raw)
 
 
 def read(raw: Object) -> ObservedPod | Child:

@@ -208,7 +208,9 @@ class MemoryApi:
     def _delete(self, request: Request) -> Object:
         old, options = self._existing(request), request.params["body"]
         self._check_preconditions(old, options["preconditions"])
-        if request.kind != "Pod" or options.get("gracePeriodSeconds") == 0 or not old["spec"].get("nodeName"):
+        if old["metadata"].get("finalizers"):
+            self.store.edit(old, metadata={"deletionTimestamp": self.store.time()})
+        elif request.kind != "Pod" or options.get("gracePeriodSeconds") == 0 or not old["spec"].get("nodeName"):
             self.store.remove(request.kind, request.namespace or "", request.name)
         elif "deletionTimestamp" not in old["metadata"]:
             self.store.edit(old, metadata={"deletionTimestamp": self.store.time()})

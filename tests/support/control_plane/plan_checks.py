@@ -90,8 +90,8 @@ def check_it_is_true(job: Job, topology: Topology, status: GRPOJobStatus, observ
     if is_terminal(status) or is_between_attempts(status):
         assert not holds(status, Condition.SCHEDULED)
         assert not holds(status, Condition.RUNNING)
-    # A job that was resumed stays Suspended until the objects of an earlier job are gone.
-    rests = status.phase == "Suspended" and not observed.pods and (job.spec.suspend or observed.foreign)
+    rests = status.phase == "Suspended" and not observed.pods and job.spec.suspend
+    assert not (holds(status, Condition.SUSPENDED) and observed.pods)
     assert holds(status, Condition.STALLED) == (status.phase == "Failed")
     is_settled = status.phase in ("Running", "Succeeded") or rests
     is_changing = status.phase != "Failed" and (holds(status, Condition.BLOCKED) or not is_settled)

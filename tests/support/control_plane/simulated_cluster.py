@@ -55,10 +55,10 @@ class SimulatedCluster:
         return self.store.get(names.KIND, NAMESPACE, name)
 
     def pods(self, **labels: str) -> list[Object]:
-        """Return the pods with these labels, named as in `names`: job, job_uid, attempt."""
+        """Return the pods of StatefulSets with these labels, named as in `names`: job, job_uid, attempt."""
         known = {"job": names.LABEL_JOB, "uid": names.LABEL_JOB_UID, "attempt": names.LABEL_ATTEMPT}
         wanted = tuple((known[name], value) for name, value in labels.items())
-        return self.store.select(Selection("Pod", NAMESPACE, wanted))
+        return [pod for pod in self.store.select(Selection("Pod", NAMESPACE, wanted)) if controller_of(pod)]
 
     # Controllers
 
@@ -85,7 +85,7 @@ class SimulatedCluster:
 
     def run_kubelets(self) -> None:
         """Place pods on nodes, start them, and end those that are deleted; nothing happens on lost nodes."""
-        free, pods = [node for node in NODES if node not in self.lost], self.store.select(Selection("Pod"))
+        free, pods = [node for node in NODES if node not in self.lost], self.pods()
         room = self.room - sum("nodeName" in pod["spec"] for pod in pods)
         for number, pod in enumerate(pods):
             node = pod["spec"].get("nodeName")
@@ -176,7 +176,7 @@ class SimulatedCluster:
         """Cut a node off: its pods are no longer ready, and no kubelet ends them."""
         self.lost[node] = self.store.time()
         self._put_node(node)
-        for pod in self.store.select(Selection("Pod")):
+        for pod in self.pods():
             if pod["spec"].get("nodeName") == node:
                 self.store.edit(pod, status={"conditions": [{"type": "Ready", "status": "False"}]})
 
@@ -184,12 +184,12 @@ class SimulatedCluster:
         """Bring a lost node back; pods that were not deleted meanwhile are ready again."""
         del self.lost[node]
         self._put_node(node)
-        for pod in self.store.select(Selection("Pod")):
+        for pod in self.pods():
             if pod["spec"].get("nodeName") == node and pod["status"].get("over") is False:
                 self.store.edit(pod, status={"conditions": _READY})
 
     def _owned(self, group: Object) -> Iterator[Object]:
-        for pod in self.store.select(Selection("Pod", NAMESPACE)):
+        for pod in self.pods():
             if pod["metadata"]["ownerReferences"][0]["uid"] == group["metadata"]["uid"]:
                 yield pod
 

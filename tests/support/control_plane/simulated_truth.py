@@ -8,8 +8,9 @@ from grpo_operator.api import names
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal, keeps_pods
-from grpo_operator.decide.objects import owner_of
+from grpo_operator.decide.objects import controller_of
 from grpo_spec.reasons import Reason
+from support.control_plane.children import job_of
 from support.control_plane.memory_api import Request
 from support.control_plane.memory_store import Change, Object, Place
 from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in, is_ready
@@ -61,11 +62,11 @@ class Truth:
             self._check_child_write(request, job["metadata"]["uid"], read_status(job.get("status")))
         else:
             child = self._store.get(request.kind, NAMESPACE, request.name)
-            self.outdated.add(owner_of(child or request.params["body"]))
+            self.outdated.add(job_of(child or request.params["body"]))
 
     def _check_child_write(self, request: Request, uid: str, status: GRPOJobStatus) -> None:
         child = self._store.get(request.kind, NAMESPACE, request.name)
-        if request.verb == "delete" and (child is None or owner_of(child) != uid or not _is_meant(request, child)):
+        if request.verb == "delete" and (child is None or job_of(child) != uid or not _is_meant(request, child)):
             return  # it is of an earlier job, or no longer there
         runs = status.attempt is not None and not is_terminal(status) and not is_between_attempts(status)
         if request.verb in ("apply", "create"):
@@ -103,7 +104,7 @@ class Truth:
             self._courses[after["metadata"]["resourceVersion"]] = _course(after)
         if change.kind == names.KIND and before is not None and after is not None:
             self._check_status(after, read_status(before.get("status")), read_status(after.get("status")))
-        elif change.kind == "Pod" and before is None and after is not None:
+        elif change.kind == "Pod" and before is None and after is not None and controller_of(after):
             self._check_new_pod(after)
         elif change.kind == "Pod" and after is not None and is_ready(after):
             self._check_ready_pods(after["metadata"]["labels"][names.LABEL_JOB])
@@ -111,7 +112,7 @@ class Truth:
     def _check_ready_pods(self, name: str) -> None:
         """Check that pods that live are of one attempt; those on a lost node can only be fenced off the storage."""
         pods = (pod for pod in self._cluster.pods(job=name) if "deletionTimestamp" not in pod["metadata"])
-        attempts = {(owner_of(pod), attempt_in(pod)) for pod in pods if is_ready(pod)}
+        attempts = {(job_of(pod), attempt_in(pod)) for pod in pods if is_ready(pod)}
         job = self._cluster.job(name)
         current = job and (job["metadata"]["uid"], read_status(job.get("status")).attempt)
         self._must(len(attempts) <= 1 or current in attempts, f"pods of {attempts} are ready at once")
@@ -151,7 +152,7 @@ class Truth:
             return
         pods = self._cluster.pods(job=labels[names.LABEL_JOB])
         others = [
-            one for one in pods if (owner_of(one), one["metadata"]["labels"][names.LABEL_ATTEMPT]) != (uid, attempt)
+            one for one in pods if (job_of(one), one["metadata"]["labels"][names.LABEL_ATTEMPT]) != (uid, attempt)
         ]
         self._must(not others, f"{_names([pod])} of attempt {attempt} runs beside {_names(others)}")
 
@@ -161,7 +162,7 @@ class Truth:
             for place, raw in self._store.objects.items()
             if place not in self.foreign
             and raw["metadata"].get("labels", {}).get(names.LABEL_JOB) == job["metadata"]["name"]
-            and owner_of(raw) != job["metadata"]["uid"]
+            and job_of(raw) != job["metadata"]["uid"]
         ]
 
     def _must(self, holds: bool, what: str) -> None:

@@ -92,7 +92,12 @@ class Simulation:
 
     def take_name(self, name: str, kind: str, labels: dict[str, str]) -> None:
         """Create an object under the name of a child that there is not yet, or delete it again."""
-        child = {"Service": name, "ConfigMap": names.contract_name(name, 1), "StatefulSet": f"{name}-b"}[kind]
+        child = {
+            "Service": name,
+            "ConfigMap": names.contract_name(name, 1),
+            "StatefulSet": f"{name}-b",
+            "Pod": f"{name}-a-0",
+        }[kind]
         place = kind, NAMESPACE, child
         if place in self.truth.foreign:
             del self.truth.foreign[place]

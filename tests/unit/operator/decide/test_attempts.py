@@ -1,5 +1,6 @@
 """When an attempt begins: after acceptance, a failure and its wait, or a suspension; never next to old pods."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from grpo_operator.decide.observe import Observed, observe, read_child, read_pod
 from grpo_operator.decide.plan import Deletion, Mode, plan
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
+
+HOLD = "example.com/hold"
 
 
 def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
@@ -29,7 +32,7 @@ def test_no_attempt_begins_while_an_earlier_job_of_the_name_has_children() -> No
 
 
 def _made(
-    kind: str, name: str, owner: tuple[str, str, str] | None, job: str = "earlier", **more: str
+    kind: str, name: str, owner: tuple[str, str, str] | None, job: str = "earlier", **more: Any
 ) -> dict[str, Any]:
     """Return an object of a job called job. `owner`: kind, name and UID."""
     refs = [{"kind": owner[0], "name": owner[1], "uid": owner[2], "controller": True}] if owner else []
@@ -37,14 +40,20 @@ def _made(
     return {"kind": kind, "metadata": {"name": name, "uid": name, "labels": labels, "ownerReferences": refs, **more}}
 
 
-def _seen(pods: list[dict[str, Any]], others: list[dict[str, Any]]) -> Observed:
+def _seen(pods: list[dict[str, Any]], others: list[dict[str, Any]], members: Collection[str] = ()) -> Observed:
     return observe(
-        "uid", pods=read_pods(pods), others=[(owner_of(one), read_child(one["kind"], one)) for one in others]
+        "uid",
+        pods=read_pods(pods),
+        others=[(owner_of(one), read_child(one["kind"], one)) for one in others],
+        members=members,
+        gone_sets=["earlier-set"],
     )
 
 
 def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
-    """Garbage collection missed that its owner was replaced. What has another owner, or none, is left alone."""
+    """Garbage collection missed that its owner was replaced. What has another owner, or none, is left alone, and not
+    waited for.
+    """
     seen = _seen(
         pods=[
             _made("Pod", "left-0", ("StatefulSet", "left", "earlier-set")),
@@ -52,7 +61,7 @@ def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
         ],
         others=[
             _made("Service", "left", ("GRPOJob", "job", "earlier")),
-            _made("ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=NOW),
+            _made("ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=NOW, finalizers=[HOLD]),
             _made("ConfigMap", "orphan", None),
             _made("StatefulSet", "of-another", ("GRPOJob", "other", "earlier")),
         ],
@@ -60,7 +69,65 @@ def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
     waiting = plan(*world(), GRPOJobStatus(), seen, {}, NOW)
     assert waiting.deletions == (Deletion("Pod", "left-0", "left-0"), Deletion("Service", "left", "left"))
     assert waiting.status.attempt is None
-    assert len(seen.foreign) == 6
+    assert seen.foreign == ("pod/left-0", "service/left", f"configmap/ending (its finalizers hold it: {HOLD})")
+    assert seen.foreign[-1] in find(waiting.status, Condition.SCHEDULED).message
+    assert seen.strange_pods == ("of-another-0",)
+
+
+def test_a_job_owns_what_its_uid_controls_and_labels_say_nothing() -> None:
+    """`kubectl expose` and `kubectl debug --copy-to --keep-labels` copy a pod's labels."""
+    ours = ("GRPOJob", "job", "uid")
+    group = _made("StatefulSet", A[:-2], ours, job="another label")
+    download = _made("Job", "job-download", ours, job="another label")
+    copied = [_made("Service", A, None, job="uid"), _made("ConfigMap", "theirs", ("Deployment", "job", "uid"))]
+    pods = [
+        _made("Pod", A, ("StatefulSet", A[:-2], A[:-2]), job="another label"),
+        _made("Pod", "of-a-job", ("Job", "job-download", "job-download"), job="another label"),
+        _made("Pod", "copy", None, job="uid"),
+        _made("Pod", "of-a-copy-0", ("StatefulSet", "of-a-copy", "not ours"), job="uid"),
+        _made("Pod", "left-0", ("StatefulSet", "left", "earlier-set"), job="uid"),
+        _made("Pod", "orphan-0", None, job="uid"),
+    ]
+    seen = _seen(pods, [group, download, *copied], members=["orphan-0"])
+    assert [child.name for child in seen.children] == [A[:-2], "job-download"]
+    assert {*seen.pods} == {A, "of-a-job", "left-0", "orphan-0"}, "the set of one is gone, another is in status.members"
+    assert (seen.foreign, seen.abandoned) == ((), ())
+    assert seen.strange_pods == ("copy", "of-a-copy-0")
+
+
+def test_a_child_that_a_finalizer_holds_is_named() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    ours = ("GRPOJob", "job", "uid")
+    held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=NOW, finalizers=[HOLD])]).children
+    seen = replace(observed(*pods), children=held)
+    said = find(plan(case.job, case.topology, case.status, seen, {}, NOW).status, Condition.RUNNING)
+    assert (said.status, said.reason) == ("True", "AllRanksRunning")
+    assert f"; ConfigMap job-7 was deleted, and its finalizers hold it ({HOLD})" in said.message
+
+
+def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> None:
+    """As after `kubectl delete statefulset --cascade=orphan` of a job that is then suspended."""
+    case = Case()
+    case.see_all_ready()
+    case.edit(suspend=True)
+    orphan = replace(pod(A, uid=f"{A}-0", ready=True), is_orphan=True)
+    assert not case.see(orphan, at=10).deletions
+    said = find(case.status, Condition.SCHEDULED)
+    assert (said.reason, find(case.status, Condition.SUSPENDED).reason) == ("PodStuck", "Suspending")
+    assert said.message.endswith("has lost its owner, so no StatefulSet ends it: delete it")
+
+
+def test_a_pod_of_others_that_has_the_name_of_one_that_is_missing_is_named() -> None:
+    case = Case()
+    taken = f"Pod {B} already exists and has no owner"
+    seen = replace(observed(pod(A)), taken=taken)
+    said = plan(case.job, case.topology, case.status, seen, {}, NOW)
+    assert find(said.status, Condition.SCHEDULED).reason == "NameTaken"
+    assert find(said.status, Condition.SCHEDULED).message.startswith(taken)
+    assert [event.reason for event in said.events] == ["NameTaken"]
+    assert said.status.summary.reason == "NameTaken"
+    assert holds(said.status, Condition.RECONCILING)
 
 
 def test_a_pod_whose_statefulset_was_replaced_is_deleted_once_it_should_end() -> None:
@@ -85,6 +152,9 @@ def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -
     assert [e.reason for e in stopped.events] == ["Restarting"]
     assert case.status.last_failure.attempt == 0
     assert case.see(*pods, at=300).status.attempt == 0, "a pod is left"
+    assert case.message(Condition.RESTARTING).endswith(f"; it waits for 2 pods that still end: {A}, {B}")
+    case.see(*pods[1:], at=310)
+    assert case.message(Condition.RESTARTING).endswith(f"; it waits for 1 pods that still end: {B}")
     assert case.see(at=50).status.attempt == 0, "the wait is not over"
     begun = case.see(at=130)
     assert (begun.status.attempt, begun.status.members, begun.mode) == (1, (), Mode.RUN)
@@ -110,11 +180,16 @@ def test_suspension_ends_trainers_first_then_engines_and_resumes_in_a_new_attemp
     case.edit(**SERVER, suspend=True)
     saving = case.see(*pods, at=10)
     assert (saving.mode, saving.status.phase) == (Mode.ENGINES_ONLY, "Suspended")
-    assert find(saving.status, Condition.SUSPENDED).reason == "Suspending"
+    said = find(saving.status, Condition.SUSPENDED)
+    assert (said.status, said.reason) == ("False", "Suspending"), "True once no pod is left"
+    assert said.message.startswith("4 pods are saving and ending: ")
+    assert [event.reason for event in saving.events] == ["Suspending"]
+    assert holds(saving.status, Condition.RECONCILING)
     engines = [one for one in pods if "gen" in one.name]
     assert case.see(*engines, at=20).mode == Mode.STOPPED
     case.see(at=30)
-    assert find(case.status, Condition.SUSPENDED).reason == "Suspended"
+    said = find(case.status, Condition.SUSPENDED)
+    assert (said.status, said.reason) == ("True", "Suspended")
     assert case.status.attempt == 0
     assert {c.type for c in case.status.conditions if c.status == "True"} == {"Accepted", "Suspended"}
     case.edit(**SERVER)
@@ -130,6 +205,21 @@ def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
     case.edit()
     case.see(pods[0], at=20)
     assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {A}"
+    assert case.see(at=30).status.attempt == 1
+
+
+def test_a_job_that_is_resumed_waits_for_what_an_earlier_job_left_and_says_so() -> None:
+    case = Case()
+    case.see_all_ready()
+    case.edit(suspend=True)
+    case.see(at=10)
+    assert (case.status.phase, holds(case.status, Condition.RECONCILING)) == ("Suspended", False)
+    case.edit()
+    case.see(at=20, foreign=("service/job",))
+    said = find(case.status, Condition.SUSPENDED)
+    assert (said.status, said.reason) == ("False", "WaitingForOldChildren")
+    assert said.message.endswith("are deleted: service/job")
+    assert (holds(case.status, Condition.RECONCILING), case.last.requeue_after) == (True, 10)
     assert case.see(at=30).status.attempt == 1
 
 

@@ -223,7 +223,8 @@ def test_pods_leave_a_node_on_which_three_attempts_failed() -> None:
 def test_a_contract_that_cannot_change_means_new_pods() -> None:
     case = Case(**IN_PLACE)
     running = case.see_all_ready()
-    fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", packed=pack({"immutable": True}))
+    packed = pack({"metadata": {}, "immutable": True})
+    fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", packed=packed)
     seen = replace(observed(*map(holds, running)), children=(fixed,))
     decided = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
     assert decided.mode == Mode.STOPPED

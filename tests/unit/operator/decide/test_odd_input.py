@@ -19,9 +19,9 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_about_to_begin
-from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import lost_since, observe, read_pods
+from grpo_operator.decide.observe import Observed, lost_since, observe, read_child, read_pods
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.rescue import rescue
 from grpo_operator.layout.admission import Allowed, find_fault
@@ -74,6 +74,7 @@ def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
             "name": name,
             "uid": f"{name}-0",
             "labels": {"training.grpo.dev/job-uid": "uid", "training.grpo.dev/attempt": "0"},
+            "ownerReferences": [{"kind": "StatefulSet", "name": "set", "uid": "set", "controller": True}],
         },
         "spec": {"nodeName": "node"},
         "status": {
@@ -84,10 +85,16 @@ def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
     }
 
 
+def seen(pods: list[dict[str, Any]]) -> Observed:
+    """Return what is seen of a job with these pods of its StatefulSet."""
+    return observe("uid", pods=read_pods(pods), others=[("uid", read_child("StatefulSet", SET))])
+
+
 def message(reason: str, text: str, code: int = ExitCode.RANK_FAILED) -> str:
     return Outcome(attempt=0, exit_code=ExitCode(code), reason=reason, message=text).to_message()
 
 
+SET = {"metadata": {"name": "set", "uid": "set"}, "spec": {"replicas": 1}}
 POD_TEMPLATE = {
     "env": [{"name": "KEY", "value": "1"}],
     "resources": {"limits": {"memory": "1Gi"}, "requests": {"cpu": "1"}},
@@ -141,7 +148,7 @@ def whole_pass(
     stored = read_spec(raw_spec, status)
     job = Job(namespace="ns", name="job", uid="uid", generation=1, spec=stored.spec, fault=stored.fault)
     topology = plan_topology(job)
-    observed = observe("uid", pods=read_pods(pods))
+    observed = seen(pods)
     lost = {} if node is None else {"node": since} if (since := lost_since(node, now)) else {}
     reports = {} if said is None else {topology.members[0].pod: Progress.read(said)}
     obstacle = None
@@ -192,7 +199,7 @@ def test_an_attempt_that_runs_is_never_left_alone(raw: Any, said: Any) -> None:
     assume(job.fault is not None or [g.name for g in job.spec.trainer.groups] == ["a", "b"])  # they cannot change
     assume((job.spec.active_deadline_seconds or 61) > 60)
     status = decided.status
-    acted = is_terminal(status) or holds(status, Condition.RESTARTING) or holds(status, Condition.SUSPENDED)
+    acted = is_terminal(status) or holds(status, Condition.RESTARTING) or rests(status)
     assert acted, status
     assert decided.mode == Mode.STOPPED or job.spec.suspend
     if not job.spec.suspend:
@@ -205,7 +212,7 @@ def test_suspension_and_deadline_work_with_any_spec_that_says_so(raw: Any) -> No
     assume(isinstance(raw, dict))
     pods = [raw_pod(A), raw_pod(B)]
     _, suspended = whole_pass(raw | {"suspend": True, "activeDeadlineSeconds": 1000}, RUNNING, pods)
-    assert holds(suspended.status, Condition.SUSPENDED)
+    assert find(suspended.status, Condition.SUSPENDED).reason == "Suspending"
     _, late = whole_pass(raw | {"activeDeadlineSeconds": 100}, RUNNING, pods, at=101)
     assert (late.status.phase, late.status.summary.reason) == ("Failed", "DeadlineExceeded")
     assert late.mode == Mode.STOPPED
@@ -303,12 +310,12 @@ def test_a_status_of_a_thousand_failed_pods_is_small_and_its_failure_whole() -> 
     for number, pod in enumerate(pods):
         pod["metadata"]["uid"] = f"0b5f3a52-7c1d-4b57-9b0e-{number:012}"
         pod["spec"]["nodeName"] = f"gpu-node-{number:04}"
-    decided = plan(case.job, case.topology, case.status, observe("uid", pods=read_pods(pods)), {}, after(NOW, 60))
+    decided = plan(case.job, case.topology, case.status, seen(pods), {}, after(NOW, 60))
     assert decided.status.last_failure is not None
     assert (decided.status.last_failure.pod, decided.status.last_failure.message) == ("job-workers-17", text)
     written = json.dumps(dump(decided.status), separators=(",", ":"), ensure_ascii=False).encode()
     assert len(written) < 256 * 1024
-    again = plan(case.job, case.topology, decided.status, observe("uid", pods=read_pods(pods)), {}, after(NOW, 61))
+    again = plan(case.job, case.topology, decided.status, seen(pods), {}, after(NOW, 61))
     assert again.status.members == decided.status.members
 
 

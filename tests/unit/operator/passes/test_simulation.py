@@ -96,7 +96,7 @@ class Passes(RuleBasedStateMachine):
         self.world.plans.hangs = not self.world.plans.hangs
         self.world.go_on(seconds)
 
-    @rule(kind=st.sampled_from(["Service", "ConfigMap", "StatefulSet"]), labels=st.sampled_from([{}, MINE]))
+    @rule(kind=st.sampled_from(["Service", "ConfigMap", "StatefulSet", "Pod"]), labels=st.sampled_from([{}, MINE]))
     def somebody_takes_a_name(self, kind: str, labels: dict[str, str]) -> None:
         self.world.take_name("a", kind, labels)
 

@@ -1,0 +1,128 @@
+"""A job owns what its UID controls. Users' objects with copied labels are left alone, and named where they stand in
+the way.
+"""
+
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Condition
+from grpo_operator.api.status import ConditionStatus
+from grpo_operator.decide.conditions import find, holds
+from support.control_plane.memory_store import Object
+from support.control_plane.simulated_cluster import NAMESPACE
+from support.control_plane.simulation import Simulation
+
+POLICY = {"backoffSeconds": 1, "maxBackoffSeconds": 2}
+HOLD = "example.com/hold"
+
+
+def running() -> Simulation:
+    world = Simulation(failurePolicy=POLICY)
+    world.create("a")
+    world.go_on(5)
+    assert world.status("a").phase == "Running"
+    return world
+
+
+def put(world: Simulation, kind: str, name: str, labels: dict[str, str] | None = None) -> Object:
+    """Create an object that nobody owns; it must stay as it is."""
+    made: dict[str, Any] = {"kind": kind, "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels or {}}}
+    raw = world.cluster.store.put(made | {"apiVersion": names.api_version(kind), "spec": {}, "status": {}})
+    world.truth.foreign[kind, NAMESPACE, name] = raw
+    return raw
+
+
+def take_away(world: Simulation, kind: str, name: str) -> None:
+    del world.truth.foreign[kind, NAMESPACE, name]
+    world.cluster.store.remove(kind, NAMESPACE, name)
+
+
+def condition(world: Simulation, kind: Condition) -> ConditionStatus:
+    found = find(world.status("a"), kind)
+    assert found is not None
+    return found
+
+
+def deletions(world: Simulation, name: str) -> int:
+    requests = (one for operator in world.operators for one in operator.api.requests)
+    return sum((one.verb, one.name) == ("delete", name) for one in requests)
+
+
+def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for() -> None:
+    world = running()
+    labels = world.cluster.pods(job="a")[0]["metadata"]["labels"]
+    put(world, "Service", "exposed", labels)
+    put(world, "Pod", "a-a-0-debug", labels)
+    world.go_on(5)
+    world.fail("a")
+    world.go_on(8)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    world.suspend_or_resume("a")
+    world.go_on(8)
+    assert condition(world, Condition.SUSPENDED).reason == "Suspended"
+    world.delete("a")
+    world.go_on(3, garbage=True)
+    world.create("a")
+    world.go_on(8, garbage=True)
+    assert world.status("a").phase == "Running"
+    assert {kind for kind, _, _ in world.truth.foreign} == {"Service", "Pod"}
+
+
+def test_a_pod_that_has_the_name_of_one_of_the_next_attempt_is_named_before_it_begins() -> None:
+    world = Simulation(failurePolicy=POLICY)
+    world.create("a")
+    world.go_on(5)
+    labels = world.cluster.pods(job="a")[0]["metadata"]["labels"]
+    world.suspend_or_resume("a")
+    world.go_on(5)
+    put(world, "Pod", "a-b-0", labels)
+    world.suspend_or_resume("a")
+    world.go_on(3)
+    refused = condition(world, Condition.ACCEPTED)
+    assert (refused.status, refused.reason) == ("False", "NameTaken")
+    assert refused.message.startswith("Pod a-b-0 already exists and has no owner: it is not adopted; delete it")
+    assert holds(world.status("a"), Condition.RECONCILING)
+    take_away(world, "Pod", "a-b-0")
+    world.go_on(15)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+
+
+def test_a_pod_without_labels_that_has_the_name_of_one_that_is_missing_is_named() -> None:
+    world = Simulation(failurePolicy=POLICY)
+    put(world, "Pod", "a-a-0")
+    world.create("a")
+    world.go_on(12)
+    taken = condition(world, Condition.SCHEDULED)
+    assert (taken.status, taken.reason) == ("False", "NameTaken")
+    assert taken.message.startswith("Pod a-a-0 already exists and has no owner")
+    take_away(world, "Pod", "a-a-0")
+    world.go_on(8)
+    assert world.status("a").phase == "Running"
+
+
+def test_a_child_that_a_finalizer_holds_is_deleted_once_and_named() -> None:
+    world = running()
+    contract = world.cluster.store.get("ConfigMap", NAMESPACE, names.contract_name("a", 0))
+    assert contract is not None
+    world.cluster.store.edit(contract, metadata={"finalizers": [HOLD]})
+    world.fail("a")
+    world.go_on(8)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    before = deletions(world, "a-0")
+    world.go_on(30)
+    assert before
+    assert deletions(world, "a-0") == before
+    assert (
+        f"ConfigMap a-0 was deleted, and its finalizers hold it ({HOLD})" in condition(world, Condition.RUNNING).message
+    )
+
+
+def test_a_set_that_lost_its_labels_is_still_stopped() -> None:
+    world = running()
+    group = world.cluster.store.get("StatefulSet", NAMESPACE, "a-a")
+    assert group is not None
+    world.suspend_or_resume("a")
+    world.cluster.store.edit(group, metadata={"labels": {}})
+    world.go_on(8)
+    assert condition(world, Condition.SUSPENDED).reason == "Suspended"
+    assert not world.cluster.pods(job="a")
