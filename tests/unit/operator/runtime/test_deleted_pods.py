@@ -37,7 +37,7 @@ def test_the_final_state_of_a_deleted_pod_names_the_cause_although_a_new_pod_has
     evicted = replace(B, disruption=Disruption(reason="Evicted", message="low on memory"), deletion_time=NOW)
     assert failure_of(evicted) == ("Evicted", 0)
     refused = replace(B, endings=(Ending(ended(-1, "UnexpectedAdmissionError")),), deletion_time=NOW)
-    assert failure_of(refused) == ("UnexpectedAdmissionError", 1)
+    assert failure_of(refused) == ("UnexpectedAdmissionError", 0)
     stopped = replace(B, endings=(Ending(ended(ExitCode.STOPPED, "Stopped")),), deletion_time=NOW)
     assert failure_of(stopped) == ("PodReplaced", 1)
     assert failure_of(replace(B, deletion_time=NOW)) == ("PodReplaced", 1)
