@@ -80,6 +80,12 @@ class GenerationConfig(Section):
         return self.engine_args.get("quantization") is not None
 
     @property
+    def is_coarser(self) -> bool:
+        """Whether vLLM rounds weights or its cache more than the trainer does its own numbers."""
+        names = {name.replace("-", "_"): value for name, value in self.engine_args.items()}
+        return self.is_quantized or names.get("kv_cache_dtype", "auto") != "auto"
+
+    @property
     def gpu_share(self) -> float:
         """Share of a GPU's memory that vLLM uses when its KV cache has no size in bytes."""
         return self.gpu_memory_utilization or (0.3 if self.topology is Topology.COLOCATE else 0.9)

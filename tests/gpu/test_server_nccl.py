@@ -153,9 +153,12 @@ def test_a_healthy_engine_survives_a_broadcast_during_which_another_dies(
             eventually(lambda: torch.cuda.utilization(ENGINES_GPU) > 0, "the healthy engine waits in the broadcast")
             start = time.perf_counter()
             pods.kill(two)
-            eventually(lambda: LEFT in pods.log(one).read_text(), "the healthy engine's worker notices", NAMED_SECONDS)
-            noticed = time.perf_counter() - start
-            pods.replace(two)
+            try:
+                log = pods.log(one)
+                eventually(lambda: LEFT in log.read_text(), "the healthy engine's worker notices", NAMED_SECONDS)
+                noticed = time.perf_counter() - start
+            finally:  # else the push would wait for this engine, and the pool for the push
+                pods.replace(two)
             push.result(200)
         print(
             f"the healthy engine left the broadcast after {noticed:.1f} s; "
