@@ -121,8 +121,7 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
         )
         wait_for_engines(0)
         assert "yields-gen-0 has no node: " in jobs.condition("yields", "Running")["message"]
-        failure = jobs.get("grpo", "yields")["status"]["lastFailure"]
-        assert (failure["reason"], failure["pod"].startswith("yields-gen-")) == ("Preempted", True)
+        assert "lastFailure" not in jobs.get("grpo", "yields")["status"]
         assert seen() == before
         for ordinal in range(2):
             jobs.finish_pod(f"takes-a-{ordinal}", 0, outcome(0))

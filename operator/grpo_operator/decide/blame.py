@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from grpo_operator.api.failure_policy import FailurePolicy
@@ -42,7 +42,7 @@ def find_failure(
     that the operator saw first: the clocks of nodes differ.
     """
     needed = {name: place for place, name in enumerate(topology.needed_pods)}
-    found = [one for one in _failures(status, observed, policy, now) if one[0].pod in needed]
+    found = [one for one in _failures(status, needed, observed, policy, now) if one[0].pod in needed]
     if not found:
         return None
     first = min(_rank(failure) for _, failure in found)
@@ -54,13 +54,13 @@ def find_spare_failures(
 ) -> list[Failure]:
     """Return the failures of pods that the job does not need."""
     needed = set(topology.needed_pods)
-    return [failure for member, failure in _failures(status, observed, policy, now) if member.pod not in needed]
+    return [one for member, one in _failures(status, needed, observed, policy, now) if member.pod not in needed]
 
 
 def _failures(
-    status: GRPOJobStatus, observed: Observed, policy: FailurePolicy, now: str
+    status: GRPOJobStatus, needed: Container[str], observed: Observed, policy: FailurePolicy, now: str
 ) -> Iterator[tuple[MemberStatus, Failure]]:
-    something_ended = any(member.outcome for member in status.members)
+    something_ended = any(one.outcome for one in status.members if one.pod in needed and not one.replacing)
     for member in status.members:
         if member.replacing:
             continue

@@ -49,6 +49,12 @@ class Draft:
         if holds(self.status, kind) or (kind == Condition.SUSPENDED and rests(self.status)):
             self.set(kind, False, reason, message)
 
+    def revert(self, kind: Condition, status: GRPOJobStatus) -> None:
+        """Take a condition back to what it was in `status`: set twice in a pass, its time would change in each."""
+        if (old := find(status, kind)) is not None:
+            kept = tuple(old if one.type == kind else one for one in self.status.conditions)
+            self.status = edit(self.status, conditions=kept)
+
     def update(self, **fields: Unpack[StatusFields]) -> None:
         """Set fields."""
         self.status = edit(self.status, **fields)

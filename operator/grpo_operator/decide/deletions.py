@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from grpo_operator.api import names
@@ -72,12 +73,18 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
-def describe_held(observed: Observed, policy: FailurePolicy, now: str) -> str | None:
-    """Say which pod does not end although its node is not lost, what holds it and until when, or None."""
+def describe_held(
+    observed: Observed, policy: FailurePolicy, now: str, only: Collection[str] | None = None
+) -> str | None:
+    """Say which pod does not end although its node is not lost, what holds it and until when, or None.
+
+    `only`: names of pods that are looked at; None: all.
+    """
     held = [
         pod
         for pod in observed.pods.values()
-        if _overstay(pod, now) > OVERSTAY_SECONDS
+        if (only is None or pod.name in only)
+        and _overstay(pod, now) > OVERSTAY_SECONDS
         and (pod.deleted_for_good or not _has_lost_node(pod, observed, policy, now))
     ]
     if not held:

@@ -91,6 +91,11 @@ def _as_first_seen(failure: Failure) -> str:
     return Reason.RANK_FAILED if failure.reason == Reason.REPEATED_FAILURE else failure.reason
 
 
+_REFUSALS = frozenset(
+    {"UnexpectedAdmissionError", "TopologyAffinityError", "SMTAlignmentError", "NodeAffinity", "NodeShutdown"}
+)
+
+
 def was_refused(outcome: MemberOutcome | None) -> bool:
     """Whether a kubelet could not admit the pod, and may be able to soon: none of its containers has run.
 
@@ -101,7 +106,7 @@ def was_refused(outcome: MemberOutcome | None) -> bool:
 
 def _is_refusal(reason: str) -> bool:
     """Whether a kubelet gives this reason for a pod that it refuses. `OutOf` is followed by a resource."""
-    return reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
+    return reason in _REFUSALS or reason.startswith("OutOf")
 
 
 def backoff_seconds(policy: FailurePolicy, earlier: int, uid: str, total: int) -> int:

@@ -21,8 +21,11 @@ because the second attempt could begin nowhere else."""
 
 _MOST = 64
 
-_NOT_OF_NODES = frozenset({Reason.EVICTED, Reason.POD_REPLACED, Reason.WEIGHTS_DIFFER, Reason.REPEATED_FAILURE})
-"""Failures that say nothing about the node, although they count."""
+_NOT_OF_NODES = frozenset(
+    {Reason.EVICTED, Reason.PREEMPTED, Reason.STOPPED, Reason.POD_REPLACED}
+    | {Reason.WEIGHTS_DIFFER, Reason.REPEATED_FAILURE, Reason.HUNG}
+)
+"""Failures that say nothing about the node, although they count. A hang is reported by rank 0, wherever it began."""
 
 
 def note_failure(draft: Draft, failure: Failure, *, keeps_pods: bool = False) -> str:

@@ -167,11 +167,15 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
 
 def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     """Set what the pods do, which of them cannot be created or does not end, and which child does not."""
+    before = draft.status
     observe_pods(draft, topology, observed, reports)
     scheduled = find(draft.status, Condition.SCHEDULED)
     if observed.taken is not None and scheduled is not None and scheduled.reason == Reason.WAITING_FOR_PODS:
         draft.set(Condition.SCHEDULED, False, Reason.NAME_TAKEN, observed.taken + describe_hold(draft, topology))
-    if held := describe_held(observed, draft.job.spec.failure_policy, draft.now):
+    # While an attempt runs, an engine that it does not need may be stuck.
+    only = frozenset(topology.needed_pods) if attempts.is_running_undisturbed(draft.job, draft.status) else None
+    if held := describe_held(observed, draft.job.spec.failure_policy, draft.now, only):
+        draft.revert(Condition.SCHEDULED, before)
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
     elif orphan := describe_orphan(draft.status, observed):
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, orphan)

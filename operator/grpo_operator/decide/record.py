@@ -85,6 +85,8 @@ def _short(said: S | None, limit: int) -> S | None:
 
 
 def _seen(old: MemberStatus | None, pod: ObservedPod, role: str, *, runs: bool) -> MemberStatus:
+    if old is not None and old.uid != pod.uid and old.replacing and was_refused(pod.outcome):
+        return old  # its StatefulSet tries again by itself
     if old is None or (old.uid != pod.uid and old.replacing):
         return MemberStatus(
             pod=pod.name,

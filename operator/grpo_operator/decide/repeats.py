@@ -20,7 +20,7 @@ _PASSES = re.compile(
     r"memory|alloc|killed|signal|cuda|cublas|cudnn|nccl|gloo|nvlink|\becc\b|accelerator|distbackend|distnetwork"
     r"|diststore|rendezvous|connect|socket|network|time[d ]*out|http|\burl|\bssl|\bdns\b|resolv|unreachable|refused"
     r"|broken pipe|\bhub\b|oserror|ioerror|errno|no space|quota|input/output|stale|storage|superseded|engine|evict"
-    r"|preempt|unavailable|busy",
+    r"|preempt|unavailable|busy|jsondecode|safetensor|arrow|zipfile|eoferror|unpickl|incomplete|corrupt|checksum",
     re.IGNORECASE,
 )
 """Words of exceptions that may pass by themselves."""
@@ -33,8 +33,10 @@ def named_if_repeated(failure: Failure, status: GRPOJobStatus) -> Failure:
     the same step.
     """
     failure, last = edit(failure, step=step_of_attempt(status)), status.last_failure
-    if last is None or last.attempt == failure.attempt or last.step != failure.step:
+    if last is None or last.attempt != failure.attempt - 1 or last.step != failure.step:
         return failure
+    if status.recent_restarts is None or (status.running_time is not None and not _has_reported(status)):
+        return failure  # it made progress since, or nobody knows at which step it failed
     if failure.reason != Reason.RANK_FAILED or last.reason not in _OF_A_RANK:
         return failure
     said = _exception(failure.message)
@@ -43,8 +45,12 @@ def named_if_repeated(failure: Failure, status: GRPOJobStatus) -> Failure:
 
 def step_of_attempt(status: GRPOJobStatus) -> int:
     """Return the number of steps that were done when the current attempt last reported; 0 if it has not reported."""
+    return status.progress.step if status.progress is not None and _has_reported(status) else 0
+
+
+def _has_reported(status: GRPOJobStatus) -> bool:
     progress, began = status.progress, status.attempt_start_time
-    return progress.step if progress is not None and began is not None and progress.time >= began else 0
+    return progress is not None and began is not None and progress.time >= began
 
 
 def _exception(message: str) -> str | None:

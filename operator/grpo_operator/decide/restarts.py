@@ -5,7 +5,9 @@ Every restart goes through `_wait`, so that each waits longer than the one befor
 
 from __future__ import annotations
 
-from grpo_operator.api.names import Condition, child_name
+from dataclasses import replace
+
+from grpo_operator.api.names import Condition, Role, child_name
 from grpo_operator.api.placement_status import PlacementTimeouts
 from grpo_operator.api.status import Failure, MemberOutcome, RecentRestarts, Restarts
 from grpo_operator.decide import in_place, nodes, repeats
@@ -28,6 +30,9 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     halvings = draft.status.micro_batch_halvings
     failure = repeats.named_if_repeated(failure, draft.status)
     decision = decide(policy, failure, restarts, halvings)
+    same = _replaced_with(draft, failure)
+    if same is not None:  # one incident, which counted at its first engine
+        decision = replace(decide(policy, failure, Restarts(), halvings), counted=False)
     failure = edit(failure, counted=decision.counted)
     draft.update(last_failure=failure)
     if failure.reason == Reason.HUNG:
@@ -35,7 +40,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     if decision.action == "Fail":
         end(draft, failure, decision.why)
         return decision
-    at = _wait(draft)
+    at = same or _wait(draft)
     draft.update(restarts=Restarts(total=restarts.total + 1, counted=restarts.counted + decision.counted))
     keeps_pods = decision.action == "RestartAll" and in_place.may_keep(draft, failure, observed)
     avoided = nodes.note_failure(draft, failure, keeps_pods=keeps_pods)
@@ -54,6 +59,14 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     kept = keeps_pods and not avoided
     _announce_restart(draft, failure, count, at, ", in the same pods" if kept else avoided, in_place=kept)
     return decision
+
+
+def _replaced_with(draft: Draft, failure: Failure) -> str | None:
+    """Return when an engine is replaced together with others that wait for it: a node took them all, for example."""
+    if failure.role != Role.GENERATION or draft.job.spec.failure_policy.on_generation_failure != "RestartGeneration":
+        return None
+    waiting = (one.replace_time for one in draft.status.members if one.replacing and not one.failures)
+    return max((at for at in waiting if not is_due(at, draft.now)), default=None)
 
 
 def _wait(draft: Draft) -> str:

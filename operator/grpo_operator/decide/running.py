@@ -51,7 +51,7 @@ def _observe_running(draft: Draft, topology: Topology, observed: Observed, repor
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
     running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
-    draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status))
+    draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status, topology))
     if running:
         draft.clear(Condition.HUNG, Reason.STEPPING, "the ranks run again")
         if draft.status.running_time is None:
@@ -124,9 +124,9 @@ def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> s
     return f"node {node} has not been ready since {since}; its pods: {names}; {until} (failurePolicy.nodeLostSeconds)"
 
 
-def _leaving(status: GRPOJobStatus) -> str:
+def _leaving(status: GRPOJobStatus, topology: Topology) -> str:
     """Say which pods the cluster takes away while their ranks may still save."""
-    if not (members := leaving(status)):
+    if not (members := [one for one in leaving(status) if one.pod in topology.needed_pods]):
         return ""
     others = f" and {len(members) - 1} more" if len(members) > 1 else ""
     return f"; {describe_leaving(members[0], others)}; all pods are recreated once the ranks have ended"

@@ -256,7 +256,7 @@ class Reconciler:
             pods=read,
             others=sets,
             members={member.uid for member in status.members},
-            gone_sets={pod.controller for _, pod in read} - {child.uid for _, child in sets},
+            gone_sets={pod.controller for _, pod in read} - {"", *(child.uid for _, child in sets)},
         )
         roles = {pod["metadata"]["name"]: labels_of(pod).get(names.LABEL_ROLE, "") for pod in pods}
         decided = rescue(job, status, {name: roles[name] for name in observed.pods}, _say(error), now)
