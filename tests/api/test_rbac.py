@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from support.control_plane.operators import Jobs, Operator, Release, install_cha
 pytestmark = pytest.mark.api
 
 FINALIZERS = ("training.grpo.dev", "grpojobs/finalizers", "update")
-AHEAD = Path(__file__).parent / "programs" / "operator_ahead.py"
 
 
 def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[str, Any]]:
@@ -29,12 +27,9 @@ def _roles(kubectl: Any, release: Release, namespace: str | None) -> list[dict[s
 
 
 @contextmanager
-def _running(
-    plane: ControlPlane, release: Release, *more: str, program: tuple[str, ...] = ("-m", "grpo_operator")
-) -> Iterator[None]:
-    process = Operator(
-        release.kubeconfig, plane.state / "logs" / f"{release.namespace}.log", [*release.arguments, *more], program
-    )
+def _running(plane: ControlPlane, release: Release, *more: str) -> Iterator[None]:
+    log = plane.state / "logs" / f"{release.namespace}.log"
+    process = Operator(release.kubeconfig, log, [*release.arguments, *more])
     process.start()
     try:
         yield
@@ -116,7 +111,7 @@ def test_two_namespaced_releases_side_by_side(
             for pod in ("other-a-0", "other-b-0"):
                 theirs.finish_pod(pod, 0, outcome(0))
             theirs.wait_for("other", "Complete", "True")
-        with _running(control_plane, first, "--no-network-policies", program=(str(AHEAD),)):
+        with _running(control_plane, first, "--no-network-policies"):
             rights.lose_its_policy(mine)
             rights.lose_a_pod(control_plane, first, mine)
     granted = audit.granted(_roles(kubectl, first, mine.namespace))

@@ -65,8 +65,8 @@ def _replaced_with(draft: Draft, failure: Failure) -> str | None:
     """Return when an engine is replaced together with others that wait for it: a node took them all, for example."""
     if failure.role != Role.GENERATION or draft.job.spec.failure_policy.on_generation_failure != "RestartGeneration":
         return None
-    waiting = (one.replace_time for one in draft.status.members if one.replacing and not one.failures)
-    return max((at for at in waiting if not is_due(at, draft.now)), default=None)
+    waiting = [one.replace_time for one in draft.status.members if one.replacing and not one.failures]
+    return max((at for at in waiting if at is not None and not is_due(at, draft.now)), default=None)
 
 
 def _wait(draft: Draft) -> str:

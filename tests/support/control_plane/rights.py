@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
+from grpo_operator.api import names
 from support.control_plane.operators import (
     Jobs,
     Release,
@@ -201,26 +202,17 @@ def _restores(jobs: Jobs, kind: str, change: dict[str, Any]) -> None:
 
 
 def lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
-    """Delete a pod whose kubelet never confirms its end: by this operator's clock its grace period is long over."""
-    jobs(
-        "patch",
-        "pod",
-        "kept-b-0",
-        "--type=merge",
-        "-p",
-        '{"metadata": {"finalizers": ["tests.example.com/silent-kubelet"]}}',
-    )
+    """Let a pod seem to be of another attempt, so that the operator itself deletes it."""
     old = jobs.get("pod", "kept-b-0")["metadata"]["uid"]
-    jobs("delete", "pod", "kept-b-0", "--wait=false", "--grace-period=1")
-    wait_until(lambda: _forced(plane, release), "the pod is deleted by force", 30)
-    jobs("patch", "pod", "kept-b-0", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    jobs("label", "pod", "kept-b-0", f"{names.LABEL_ATTEMPT}=7", "--overwrite")
+    wait_until(lambda: _deleted(plane, release), "the operator deletes the pod", 30)
     wait_until(lambda: jobs.get("grpo", "kept")["status"].get("attempt") == 1, "the second attempt", 40)
     jobs.wait_for("kept", "Running", "True")
     assert jobs.get("pod", "kept-b-0")["metadata"]["uid"] != old
     assert jobs.get("grpo", "kept")["status"]["lastFailure"]["pod"] == "kept-b-0"
 
 
-def _forced(plane: ControlPlane, release: Release) -> bool:
+def _deleted(plane: ControlPlane, release: Release) -> bool:
     """Whether the operator has deleted the pod."""
     lines = plane.audit_log.read_text().splitlines()
     return any("/pods/kept-b-0" in line and '"verb":"delete"' in line and release.user in line for line in lines)

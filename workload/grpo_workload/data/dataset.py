@@ -127,6 +127,12 @@ def _of_hub(config: DatasetConfig) -> Any:
         return cached
     builder = datasets.load_dataset_builder(config.name, config.config, revision=config.revision)
     # If the hub does not answer, `datasets` takes the newest commit in the cache, whatever was asked for.
+    is_fallback = type(builder).__module__.startswith("datasets.packaged_modules.cache")
+    if is_fallback and config.revision is not None and not is_commit and _num_cached(builder) > 1:
+        raise ConnectionError(
+            f"dataset.revision: the hub does not say which commit of {config.name} is {config.revision}, and the cache "
+            "has several; set the commit itself"
+        )
     if is_commit and builder.hash != config.revision and not Path(config.source).is_dir():
         raise ConnectionError(
             f"dataset.name: the hub does not give {config.name} at commit {config.revision}, and the cache has "
@@ -147,6 +153,11 @@ def _cached(config: DatasetConfig) -> Any:
         version, commit = path.parts[-2:]
         return Cache(repo_id=config.name, dataset_name=name, config_name=below.name, version=version, hash=commit)
     return None
+
+
+def _num_cached(builder: Any) -> int:
+    """Return how many commits of a dataset the cache has, from the builder of one."""
+    return sum(path.is_dir() for path in Path(builder.cache_dir).parent.parent.glob("*/*"))
 
 
 def _no_rows(config: DatasetConfig) -> ConfigError:

@@ -89,7 +89,7 @@ class Push(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what an operation writes to."""
-        for place in _storages(_written(func, args, kwargs or {})):
+        for place in _storages(written(func, args, kwargs or {})):
             self._unwritten.pop(place, None)
         return func(*args, **(kwargs or {}))
 
@@ -125,7 +125,7 @@ class _Load(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition(":")[2] if hasattr(func, "_schema") else ""
-        taken, changed = _storages((*args, *kwargs.values())), _storages(_written(func, args, kwargs))
+        taken, changed = _storages((*args, *kwargs.values())), _storages(written(func, args, kwargs))
         changed |= {place: one for place, one in _storages([result]).items() if place not in taken}
         if not changed and name != "lift_fresh":  # a view
             return result
@@ -203,7 +203,8 @@ def _storages(values: Iterable[Any]) -> dict[int, UntypedStorage]:
     return found
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield what an operation writes to."""
     for number, name in _targets(func):
         yield args[number] if number < len(args) else kwargs.get(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +37,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.branch = OLD
         self.asked: list[str] = []
+        self.cache = Path()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -85,10 +87,11 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server = Hub()
+    server.cache = tmp_path / "datasets"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name, value in {
         "datasets.config.HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "datasets.config.HF_DATASETS_CACHE": tmp_path / "datasets",
+        "datasets.config.HF_DATASETS_CACHE": server.cache,
         "datasets.config.HF_HUB_OFFLINE": False,
         "huggingface_hub.constants.HF_HUB_OFFLINE": False,
         "huggingface_hub.constants.HF_HUB_CACHE": str(tmp_path / "hub"),
@@ -125,3 +128,8 @@ def test_a_run_reads_the_commit_that_it_began_with(hub: Hub, monkeypatch: pytest
     assert read(began, is_own=True) == ("abc", began)
     with pytest.raises(ConnectionError, match=rf"dataset.name: .* at commit {'3' * 40}, and the cache has {NEW}"):
         read(None, is_own=False, revision="3" * 40)
+    with pytest.raises(ConnectionError, match=r"dataset\.revision: the hub does not say which commit .* is main, and"):
+        read(None, is_own=False, revision="main")
+    for folder in hub.cache.glob(f"org___rows/*/*/{OLD}"):
+        shutil.rmtree(folder)
+    assert read(None, is_own=False, revision="main")[0] == "xy", "it can be no other"
