@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from grpo_workload.weights.differ import MARK, WeightsDifferError, some
 from grpo_workload.weights.digest import SUMS, digest
@@ -38,7 +39,8 @@ class Arrivals:
 
     def take(self, tensor: Tensor, *, sums: bool) -> int:
         """Compute a digest and return its position."""
-        self._digests.append(digest(tensor.to(self._device), sums=sums))
+        with _disable_current_modes():  # each would look at every operation
+            self._digests.append(digest(tensor.to(self._device), sums=sums))
         return len(self._digests) - 1
 
     def read(self) -> list[list[int]]:
