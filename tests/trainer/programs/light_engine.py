@@ -17,6 +17,7 @@ from aiohttp import web
 
 from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.roll_call import Invitation, Seat, open_store
+from grpo_workload.weights.digest import SUMS
 from grpo_workload.weights.wire import empty, parse_description, pieces, unpack
 
 port, name, folder, how = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
@@ -81,7 +82,7 @@ def _receive(info: dict[str, Any]) -> None:
         _wait("deaf")
         state["group"].broadcast(bytes_N)
         state["seat"].count_piece()
-        total += sum(float(tensor.sum()) for _, tensor in unpack(bytes_N, piece))
+        total += sum(float(tensor.sum()) for name, tensor in unpack(bytes_N, piece) if name != SUMS)
     state["sum"] = total
 
 
