@@ -21,7 +21,7 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
     """Set the conditions that are about pods: `Scheduled`, `Running` and `Hung`.
 
     While an attempt runs they say what its pods do, and name what stands in the way. Otherwise its pods end or are
-    gone: the conditions are False whatever the pods still do, except that a hang ends with the last pod.
+    gone: the conditions are False whatever the pods still do, except that a hang ends with the attempt's last pod.
     """
     if not (is_terminal(draft.status) or is_between_attempts(draft.status)):
         _observe_running(draft, topology, observed, reports)
@@ -30,7 +30,7 @@ def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: 
         draft.set(Condition.SCHEDULED, False, reason, message)
         draft.set(Condition.RUNNING, False, reason, message)
         draft.update(placement=None)
-        if not observed.pods:
+        if not pods_of_attempt(draft, topology, observed):
             draft.clear(Condition.HUNG, reason, message)
 
 
