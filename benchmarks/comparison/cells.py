@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cell:
-    """What the page says of a source in a row: `proofs` are paths and what stands there; or `nowhere` is in `paths`."""
+    """A cell of the page: `proofs` are paths in the source and lines there; or `nowhere` matches no file in `paths`."""
 
     table: str
     row: str

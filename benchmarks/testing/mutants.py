@@ -1,4 +1,4 @@
-"""How many faults the unit tests catch: each mutant is one small change of the code, for which some test must fail.
+"""Count the faults that unit tests catch: each mutant is one small change of the code, for which some test must fail.
 
 cosmic-ray makes the mutants, a seeded sample for each module; two more kinds are ours: a statement or a guard removed.
 It and coverage are in an environment of their own, as they are no dependency of the project:

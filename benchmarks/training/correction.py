@@ -1,4 +1,4 @@
-"""What two corrections leave of the loss of long completions, and what the job learns: reward curves side by side.
+"""Train on long completions with two corrections side by side: how much of the loss is left, and reward curves.
 
     python -m benchmarks.training.correction --output out.jsonl
     python -m benchmarks.training.correction --size 0.1 --tokens 16384 --seed 1 --prompts 2 --steps 4 --output out.jsonl

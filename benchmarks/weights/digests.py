@@ -1,4 +1,4 @@
-"""What digests add to the time of a push to a vLLM inside this process, with a random Llama of SIZE billion parameters.
+"""Measure how much longer digests make a push to a vLLM inside this process, with a random model of SIZE billions.
 
 Appends one JSON line to OUTPUT: seconds of each push with and without digests, in turn, their medians, and the share
 that digests add. The first two pushes, which learn and compile, are `first`.
@@ -22,6 +22,7 @@ from unittest import mock
 
 import click
 
+from benchmarks.common.runs import append, set_alone, versions
 from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
 
@@ -50,25 +51,27 @@ class NoWrites:
 @click.option("--device", type=click.Choice([one.value for one in Device]), required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 def main(size: str, device: str, output: Path) -> None:
-    from grpo_cli.local.processes import free_ports
-
+    set_alone()
     environment.prepare(Device(device), os.environ)
-    (port,) = free_ports(1)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
     from benchmarks.common.models import make_model
-    from benchmarks.common.runs import versions
 
     with tempfile.TemporaryDirectory() as folder:
         seconds, num_bytes = pushes(make_model(Path(folder) / "model", size, device), Device(device))
     medians = {name: statistics.median(values) for name, values in seconds.items() if name != "first"}
-    line = {"size": size, "device": device_name(device), "bytes": num_bytes, **seconds, "medians": medians}
+    line = {
+        "size": size,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "bytes": num_bytes,
+        **seconds,
+        "medians": medians,
+    }
     line |= {
         "share": round(medians["with"] / medians["without"] - 1, 3),
         "versions": versions("torch", "vllm", "transformers"),
     }
-    with output.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append(output, line)
     click.echo(json.dumps(line))
 
 
@@ -130,13 +133,6 @@ def without_digests(audit: Any, own_engine: Any) -> ExitStack:
     stack.enter_context(mock.patch.object(audit, "Writes", NoWrites))
     stack.enter_context(mock.patch.object(own_engine, "with_sums", plain))
     return stack
-
-
-def device_name(device: str) -> str:
-    """Return the GPU's name, or "cpu"."""
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 if __name__ == "__main__":

@@ -73,17 +73,12 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
-def describe_held(
-    observed: Observed, policy: FailurePolicy, now: str, only: Collection[str] | None = None
-) -> str | None:
-    """Say which pod does not end although its node is not lost, what holds it and until when, or None.
-
-    `only`: names of pods that are looked at; None: all.
-    """
+def describe_held(observed: Observed, policy: FailurePolicy, now: str, among: Collection[str]) -> str | None:
+    """Say which of the pods named does not end although its node is not lost, what holds it and until when, or None."""
     held = [
         pod
         for pod in observed.pods.values()
-        if (only is None or pod.name in only)
+        if pod.name in among
         and _overstay(pod, now) > OVERSTAY_SECONDS
         and (pod.deleted_for_good or not _has_lost_node(pod, observed, policy, now))
     ]

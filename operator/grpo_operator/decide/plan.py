@@ -172,17 +172,20 @@ def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Repo
     scheduled = find(draft.status, Condition.SCHEDULED)
     if observed.taken is not None and scheduled is not None and scheduled.reason == Reason.WAITING_FOR_PODS:
         draft.set(Condition.SCHEDULED, False, Reason.NAME_TAKEN, observed.taken + describe_hold(draft, topology))
-    # While an attempt runs, an engine that it does not need may be stuck.
-    only = frozenset(topology.needed_pods) if attempts.is_running_undisturbed(draft.job, draft.status) else None
-    if held := describe_held(observed, draft.job.spec.failure_policy, draft.now, only):
+    spares = observed.pods.keys() - {*topology.needed_pods}
+    if not attempts.is_running_undisturbed(draft.job, draft.status):
+        spares = set()  # all pods have to end
+    policy = draft.job.spec.failure_policy
+    if held := describe_held(observed, policy, draft.now, observed.pods.keys() - spares):
         draft.revert(Condition.SCHEDULED, before)
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, held)
     elif orphan := describe_orphan(draft.status, observed):
         draft.set(Condition.SCHEDULED, False, Reason.POD_STUCK, orphan)
-    running = find(draft.status, Condition.RUNNING)
-    if running is not None and (held := describe_held_children(observed)) and held not in running.message:
-        value = {"True": True, "False": False}.get(running.status)
-        draft.set(Condition.RUNNING, value, running.reason, f"{running.message}; {held}")
+    for held in (describe_held_children(observed), describe_held(observed, policy, draft.now, spares)):
+        running = find(draft.status, Condition.RUNNING)
+        if running is not None and held and held not in running.message:
+            value = {"True": True, "False": False}.get(running.status)
+            draft.set(Condition.RUNNING, value, running.reason, f"{running.message}; {held}")
 
 
 def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None:

@@ -29,10 +29,10 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
     halvings = draft.status.micro_batch_halvings
     failure = repeats.named_if_repeated(failure, draft.status)
-    decision = decide(policy, failure, restarts, halvings)
     same = _replaced_with(draft, failure)
+    decision = decide(policy, failure, restarts if same is None else Restarts(), halvings)
     if same is not None:  # one incident, which counted at its first engine
-        decision = replace(decide(policy, failure, Restarts(), halvings), counted=False)
+        decision = replace(decision, counted=False)
     failure = edit(failure, counted=decision.counted)
     draft.update(last_failure=failure)
     if failure.reason == Reason.HUNG:

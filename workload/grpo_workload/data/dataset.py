@@ -121,22 +121,24 @@ def find_commit(config: DatasetConfig) -> str:
 
 def _of_hub(config: DatasetConfig) -> Any:
     import datasets
+    from datasets.packaged_modules.cache.cache import Cache
 
     is_commit = config.revision is not None and _COMMIT.fullmatch(config.revision)
     if is_commit and (cached := _cached(config)):
         return cached
     builder = datasets.load_dataset_builder(config.name, config.config, revision=config.revision)
-    # If the hub does not answer, `datasets` takes the newest commit in the cache, whatever was asked for.
-    is_fallback = type(builder).__module__.startswith("datasets.packaged_modules.cache")
-    if is_fallback and config.revision is not None and not is_commit and _num_cached(builder) > 1:
-        raise ConnectionError(
-            f"dataset.revision: the hub does not say which commit of {config.name} is {config.revision}, and the cache "
-            "has several; set the commit itself"
-        )
-    if is_commit and builder.hash != config.revision and not Path(config.source).is_dir():
+    if not isinstance(builder, Cache) or config.revision is None:
+        return builder
+    # The hub does not answer, so `datasets` takes the newest commit in the cache, whatever was asked for.
+    if is_commit:
         raise ConnectionError(
             f"dataset.name: the hub does not give {config.name} at commit {config.revision}, and the cache has "
             f"{builder.hash}"
+        )
+    if _num_cached(builder) > 1:
+        raise ConnectionError(
+            f"dataset.revision: the hub does not say which commit of {config.name} is {config.revision}, and the cache "
+            "has several; set the commit itself"
         )
     return builder
 

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_workload.generation.derived import written
+from grpo_workload.generation.derived import storages, written
 
 COPY = torch.ops.aten.copy_.default
 
@@ -66,10 +66,12 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what is copied, and where to."""
-        if self._last is not None and any(_shares(one, self._last[0]) for one in written(func, args, kwargs or {})):
-            # A loader changes what has arrived, as that of GPT-OSS where biases are those of another rank.
-            self._sources.pop(self._last[0].untyped_storage()._cdata, None)
-            self._last = None
+        if self._last is not None:
+            address = self._last[0].untyped_storage()._cdata
+            if address in storages(written(func, args, kwargs or {})):
+                # A loader changes what has arrived, as that of GPT-OSS where biases are those of another rank.
+                self._sources.pop(address, None)
+                self._last = None
         if func is COPY and args[0].numel() and (owner := self._owners.get(args[0].untyped_storage()._cdata)):
             self._note(owner, args[0], args[1])
         return func(*args, **(kwargs or {}))
@@ -93,11 +95,6 @@ class Copies(TorchDispatchMode):
             if is_whole and src.dtype == to.dtype == tensor.dtype and src.is_contiguous() and tensor.is_contiguous():
                 return at
         return self._take(src.to(to.dtype).expand(to.shape), sums=sums)
-
-
-def _shares(one: Any, other: Tensor) -> bool:
-    is_real = isinstance(one, Tensor) and not isinstance(one, UninitializedParameter) and not one.is_meta
-    return is_real and one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

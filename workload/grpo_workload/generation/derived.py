@@ -75,7 +75,7 @@ class Push(TorchDispatchMode):
         self._model, watched = model, _MADE_OF_WEIGHTS.get(model)
         names = watched[-1] if watched else frozenset()
         tensors = {name: tensor for name, tensor in held(model).items() if name in names} if names else {}
-        self._names, self._unwritten = frozenset(tensors), _storages(tensors.values())
+        self._names, self._unwritten = frozenset(tensors), storages(tensors.values())
         self._kept = [*self._unwritten.values()]  # no new tensor may get the address of an old one
 
     def __enter__(self) -> Push:
@@ -89,7 +89,7 @@ class Push(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what an operation writes to."""
-        for place in _storages(written(func, args, kwargs or {})):
+        for place in storages(written(func, args, kwargs or {})):
             self._unwritten.pop(place, None)
         return func(*args, **(kwargs or {}))
 
@@ -101,7 +101,7 @@ class Push(TorchDispatchMode):
         """
         after = held(self._model) if self._unwritten else {}
         names = [name for name in after if name in self._names and name.partition(".")[0] not in frozen]
-        stale = [name for name in names if self._unwritten.keys() & _storages([after[name]])]
+        stale = [name for name in names if self._unwritten.keys() & storages([after[name]])]
         self._kept, self._unwritten = [], {}
         if self._names and not stale:
             _MADE_OF_WEIGHTS[self._model].pop()
@@ -113,26 +113,26 @@ class _Load(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        weights = _storages(model.parameters())
-        self._free = {place: one for place, one in _storages(held(model).values()).items() if place not in weights}
+        weights = storages(model.parameters())
+        self._free = {place: one for place, one in storages(held(model).values()).items() if place not in weights}
 
     def is_free(self, tensor: Tensor) -> bool:
         """Return whether `tensor` is the same with any weights."""
-        return self._free.keys() >= _storages([tensor]).keys()
+        return self._free.keys() >= storages([tensor]).keys()
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Follow weights from what an operation takes to what it makes or writes to."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition(":")[2] if hasattr(func, "_schema") else ""
-        taken, changed = _storages((*args, *kwargs.values())), _storages(written(func, args, kwargs))
-        changed |= {place: one for place, one in _storages([result]).items() if place not in taken}
+        taken, changed = storages((*args, *kwargs.values())), storages(written(func, args, kwargs))
+        changed |= {place: one for place, one in storages([result]).items() if place not in taken}
         if not changed and name != "lift_fresh":  # a view
             return result
         # Of empty tensors it is not known what fills them: kernels of Triton are no operations.
         is_free = bool(taken) and taken.keys() <= self._free.keys() and "empty" not in name
         if name in _REPLACING and args[0].nbytes == args[0].untyped_storage().nbytes():
-            is_free = _storages(args[1:]).keys() <= self._free.keys()
+            is_free = storages(args[1:]).keys() <= self._free.keys()
         elif name == "lift_fresh" and result.dtype != torch.uint8:  # torch.tensor of numbers; of files there are bytes
             is_free, changed = True, taken
         if is_free or name in _CONSTANT:
@@ -188,12 +188,12 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _storages(values: Iterable[Any]) -> dict[int, UntypedStorage]:
+def storages(values: Iterable[Any]) -> dict[int, UntypedStorage]:
     """Return the memory of tensors, also of those in lists, by address: a view has that of what it shows."""
     found: dict[int, UntypedStorage] = {}
     for value in values:
         if isinstance(value, list | tuple):
-            found |= _storages(value)
+            found |= storages(value)
         elif isinstance(value, Tensor) and not isinstance(value, UninitializedParameter) and not value.is_meta:
             try:
                 storage = value.untyped_storage()

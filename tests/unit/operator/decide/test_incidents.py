@@ -108,6 +108,7 @@ def test_a_stuck_engine_that_the_job_does_not_need_leaves_it_running_and_the_sta
     for at in (5, 200, 202):
         case.see(*ranks, engine(0), stuck, at=at)
     assert case.status.phase == "Running"
+    assert "job-gen-1 on node node did not end with its grace period" in case.message(Condition.RUNNING)
     needed = case_of(2)
     ranks = trainers(needed)
     times = []
