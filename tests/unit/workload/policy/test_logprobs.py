@@ -203,6 +203,5 @@ for dtype, count in ((torch.bfloat16, 101), (torch.float16, 100), (torch.float32
 
 
 def test_the_triton_kernels_compute_the_same():
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KERNELS], check=True, env={**os.environ, "TRITON_INTERPRET": "1"}
-    )
+    environ = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", KERNELS], check=True, env=environ)
