@@ -36,7 +36,7 @@ from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
-from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
 from support.trainer.corrupt import CHANGES, changing
 from support.trainer.listeners import Heard
 from support.trainer.stops import are_stopped, word_in
@@ -131,9 +131,9 @@ def complaints(policy, generator, check):
             try:
                 generator.sync_weights(policy.weights(), 3)
                 said.append(None)
-            except WeightsDifferError as error:
+            except WeightsAlteredError as error:
                 said.append(str(error))
-    assert all(text and f"weights differ: {changed} changed between the trainer" in text for text in said), said
+    assert all(text and f"weights altered: {changed} changed between the trainer" in text for text in said), said
     said = []
     generator.sync_weights(policy.weights(), 3)
     with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -124,13 +125,15 @@ def _of_hub(config: DatasetConfig) -> Any:
     from datasets.packaged_modules.cache.cache import Cache
 
     is_commit = config.revision is not None and _COMMIT.fullmatch(config.revision)
-    if is_commit and (cached := _cached(config)):
+    if is_commit and (cached := _cached(config, config.config or "default")):
         return cached
     builder = datasets.load_dataset_builder(config.name, config.config, revision=config.revision)
     if not isinstance(builder, Cache) or config.revision is None:
         return builder
     # The hub does not answer, so `datasets` takes the newest commit in the cache, whatever was asked for.
     if is_commit:
+        if cached := _cached(config, builder.config.name):
+            return cached
         raise ConnectionError(
             f"dataset.name: the hub does not give {config.name} at commit {config.revision}, and the cache has "
             f"{builder.hash}"
@@ -143,14 +146,14 @@ def _of_hub(config: DatasetConfig) -> Any:
     return builder
 
 
-def _cached(config: DatasetConfig) -> Any:
+def _cached(config: DatasetConfig, config_name: str) -> Any:
     """Return the builder of a commit that is in the cache, without a request to the hub; None if it is not there."""
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
 
     *namespace, name = config.source.split("/")
     folder = "___".join([*namespace, datasets.naming.camelcase_to_snakecase(name)])
-    below = Path(datasets.config.HF_DATASETS_CACHE) / folder / (config.config or "default")
+    below = Path(datasets.config.HF_DATASETS_CACHE) / folder / config_name
     for path in below.glob(f"*/{config.revision}"):
         version, commit = path.parts[-2:]
         return Cache(repo_id=config.name, dataset_name=name, config_name=below.name, version=version, hash=commit)
@@ -224,8 +227,10 @@ class Questions:
 
         The problems themselves may take seconds each, and some datasets make others in each process.
         """
-        code = inspect.getsource(sys.modules[type(self.dataset).__module__])
-        return f"{self.config.reasoning_gym} {self.dataset.seed} {code}"
+        code, gym = inspect.getsource(sys.modules[type(self.dataset).__module__]), self.config.reasoning_gym
+        assert gym is not None
+        # By name: a field that a later release adds changes nothing for a run that began before.
+        return json.dumps([gym.dataset, gym.params, gym.size, self.dataset.seed, code], sort_keys=True)
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         entry = self.dataset[index]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from grpo_workload.weights.differ import MARK, WeightsDifferError, some
+from grpo_workload.weights.differ import ALTERED, MARK, WeightsAlteredError, WeightsDifferError, some
 from grpo_workload.weights.digest import SUMS, digest
 
 
@@ -52,13 +52,14 @@ class Arrivals:
         """Check that what came is what was sent.
 
         Raises:
-            WeightsDifferError: names the weights that changed on their way.
+            WeightsAlteredError: names the weights that changed on their way.
+            WeightsDifferError: weights or digests are missing.
         """
         sent, found = [] if self._sent is None else self._sent.tolist(), self.read()
         if len(sent) != len(self._arrived):
             raise WeightsDifferError(f"{MARK}{len(self._arrived)} weights arrived with digests of {len(sent)}")
         if wrong := [name for (name, at), own in zip(self._arrived, sent, strict=True) if found[at] != own]:
-            raise WeightsDifferError(
-                f"{MARK}{some(wrong)} changed between the trainer and the engine: memory, a device or the network has "
-                "altered bits. Look at the nodes of both before the job is submitted again"
+            raise WeightsAlteredError(
+                f"{ALTERED}{some(wrong)} changed between the trainer and the engine: memory, a device or the network "
+                "has altered bits. Look at the nodes of both"
             )

@@ -30,7 +30,7 @@ from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.model_split import takes_text_alone
 from grpo_workload.pod.vllm_command import check_engine_args
-from grpo_workload.weights.differ import WeightsDifferError
+from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
 
 # Arguments of vLLM that the trainer relies on: users cannot set them.
 _OURS = frozenset(
@@ -164,8 +164,8 @@ class ColocateGenerator:
         self._wake(self._cycle.begin_push())
         try:
             load_weights(self._llm, self._field, weights, device=self._device, is_initial=is_initial)
-        except WeightsDifferError as error:
-            raise WeightsDifferError(f"the engine of rank {self._rank} refused its weights: {error}") from error
+        except (WeightsDifferError, WeightsAlteredError) as error:
+            raise type(error)(f"the engine of rank {self._rank} refused its weights: {error}") from error
         self._wake(self._cycle.end_push())
         self._version = version
         if not self._llm.reset_prefix_cache():

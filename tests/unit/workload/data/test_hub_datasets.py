@@ -109,13 +109,20 @@ def read(saved: DataOrigin | None, *, is_own: bool, revision: str | None = None)
     return "".join(row["prompt"] for row in source.rows), origin_of(pinned, source)  # type: ignore[attr-defined]
 
 
-def test_a_run_reads_the_commit_that_it_began_with(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+OWN_NAME = b"---\nconfigs:\n- config_name: main\n  data_files: train.jsonl\n---\n"
+
+
+@pytest.mark.parametrize("readme", [b"", OWN_NAME], ids=["default", "its only config has a name"])
+def test_a_run_reads_the_commit_that_it_began_with(hub: Hub, readme: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        hub, "commits", {commit: {**files, "README.md": readme} for commit, files in hub.commits.items()}
+    )
     texts, began = read(None, is_own=False)
     assert (texts, began.commit, began.rows) == ("abc", OLD, 3)
     hub.branch = NEW
     hub.asked.clear()
     assert read(began, is_own=True) == (texts, began)
-    assert hub.asked == [], "what is in the cache needs no hub"
+    assert not (hub.asked and readme == b""), "what is in the cache needs no hub, unless to ask which config it is"
     assert read(began, is_own=False) == (texts, began), "so does a job that goes on from it"
     texts, now = read(began, is_own=False, revision="main")
     assert (texts, now.commit) == ("xy", NEW), "unless it sets a revision"

@@ -29,7 +29,7 @@ from grpo_workload.generation.servers.errors import (
     RefusedError,
     SilentError,
 )
-from grpo_workload.weights.differ import MARK
+from grpo_workload.weights.differ import ALTERED, MARK
 
 ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
@@ -219,6 +219,8 @@ class EngineClient:
             )
         if MARK in text:
             return EngineDiffersError(self.engine, f"refused its weights: {text[text.index(MARK) :]}")
+        if ALTERED in text:
+            return EngineError(self.engine, f"refused its weights: {text[text.index(ALTERED) :]}")
         kind = {HTTPStatus.BAD_REQUEST: RefusedError, HTTPStatus.SERVICE_UNAVAILABLE: BusyError}.get(
             HTTPStatus(status), EngineError
         )
