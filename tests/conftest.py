@@ -1,4 +1,4 @@
-"""What all tests share: no module that a test wrote outlives it, and the settings of Hypothesis.
+"""Shared by all tests: no module that a test wrote outlives it, and the settings of Hypothesis.
 
 Each run tries the same examples, without a deadline, as machines may be busy.
 

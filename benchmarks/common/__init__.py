@@ -1,1 +1,1 @@
-"""What several benchmarks share: models, lengths, jobs, processes."""
+"""Shared by several benchmarks: models, lengths, jobs, processes."""

@@ -1,4 +1,4 @@
-"""How busy processor and GPUs are while a job takes its measured steps."""
+"""The load of processor and GPUs while a job takes its measured steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lines of code hold the device's memory at its peak."""
+"""Lines of code that hold the device's memory at its peak."""
 
 from __future__ import annotations
 

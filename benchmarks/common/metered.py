@@ -1,4 +1,4 @@
-"""What both sides of `trainer.py` run under: completion lengths set by the benchmark, and a clock around vLLM's `LLM`.
+"""Shared by both sides of `trainer.py`: completion lengths set by the benchmark, and a clock around vLLM's `LLM`.
 
 A step lasts from the start of one `LLM.generate` to the start of the next. All time outside `generate` is `rest`:
 converting samples, rewards, log-probabilities, loss, backward pass, optimizer step, metrics, putting the engine to

@@ -29,7 +29,7 @@ class Source:
 
     @property
     def url(self) -> str:
-        """Where GitHub shows its files, without the folder."""
+        """The address at which GitHub shows its files, without the folder."""
         return f"https://github.com/{self.repository}/blob/{self.commit}"
 
 

@@ -1,4 +1,4 @@
-"""Where the processor time goes: tables of programs and of requests, from the raw lines of `scale.py`. Pure."""
+"""Processor time by its users: tables of programs and of requests, from the raw lines of `scale.py`. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each request costs that a new job needs: processor time of every program, while nothing else happens."""
+"""The cost of each request that a new job needs: processor time of every program, while nothing else happens."""
 
 from __future__ import annotations
 

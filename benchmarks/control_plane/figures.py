@@ -21,7 +21,7 @@ SIDES = {
 """Names of the sides, in the order in which they are shown."""
 
 MANY, ONE, TOGETHER, LARGE = 250, 1000, 50, 1000
-"""What targets are about: jobs at once, pods of one job, failures at once, jobs of a large installation."""
+"""Subjects of targets: jobs at once, pods of one job, failures at once, jobs of a large installation."""
 
 
 class MissingError(Exception):
@@ -98,7 +98,7 @@ def rss(line: Raw) -> float:
 
 @dataclass(frozen=True)
 class Target:
-    """What was promised, and how it is computed from the lines."""
+    """A promise, and its computation from the lines."""
 
     what: str
     limit: float

@@ -1,4 +1,4 @@
-"""What the operator takes when there are many jobs: memory, a quiet minute, the time after a restart, a minute in which
+"""Costs of the operator when there are many jobs: memory, a quiet minute, the time after a restart, a minute in which
 all jobs train.
 """
 

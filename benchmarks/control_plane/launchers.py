@@ -20,7 +20,7 @@ from grpo_spec.reports import Progress
 from grpo_spec.schema import dump
 
 POD_NETWORK = "10.0.0.0/16"
-"""Where KWOK takes the addresses of pods from: its default, and what follows when that is used up."""
+"""The range from which KWOK takes addresses of pods: its default, and what follows when that is used up."""
 
 STEP_SECONDS, STEPS = 30, 100_000
 METRICS = 40

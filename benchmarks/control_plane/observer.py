@@ -1,4 +1,4 @@
-"""What happened and when, at little cost: the API server's audit log for pods and requests, one watch for statuses."""
+"""Events and their times, at little cost: the API server's audit log for pods and requests, one watch for statuses."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Statuses:
 
 
 class Processors:
-    """How busy this machine's processors are: by anything that runs on it."""
+    """The load of this machine's processors, by anything that runs on it."""
 
     def __init__(self) -> None:
         self._before = self._times()

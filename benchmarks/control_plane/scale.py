@@ -42,7 +42,7 @@ PODS_OF_A_NODE = 250
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is measured, of how many jobs or pods, and of which sides."""
+    """A measurement: its scenario, its number of jobs or pods, and its sides."""
 
     measure: Callable[[Turn, int], Raw]
     count: int
@@ -89,7 +89,7 @@ def main(names: tuple[str, ...], only: tuple[str, ...], jobs: int | None, repeti
 
 
 def _about() -> Raw:
-    """What a line says about the machine, the programs and the command."""
+    """The part of a line about the machine, the programs and the command."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

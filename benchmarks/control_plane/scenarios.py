@@ -1,4 +1,4 @@
-"""What is measured of jobs that start and restart, one function for each scenario; each returns raw values."""
+"""Measurements of jobs that start and restart, one function for each scenario; each returns raw values."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `grpo convert` makes of other trainers' examples."""
+"""Other trainers' examples, as `grpo convert` takes them over."""

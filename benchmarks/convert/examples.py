@@ -1,4 +1,4 @@
-"""How many example scripts of ms-swift and verl `grpo convert` takes over whole.
+"""Count the example scripts of ms-swift and verl that `grpo convert` takes over whole.
 
 The scripts are read from checkouts of the two repositories, which are not part of this one:
 

@@ -72,7 +72,7 @@ KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one job measures."""
+    """The measurements of one job."""
 
     name: str
     topology: str

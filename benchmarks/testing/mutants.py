@@ -8,9 +8,10 @@ It and coverage are in an environment of their own, as they are no dependency of
     nice python -m benchmarks.testing.mutants --tools ~/.cache/grpo-operator/mutants --output mutants.jsonl [ROOM...]
 
 The tests of a room are collected once. A mutant lives in a fork of that process, which replaces the code of functions
-in place, or constants of the module, and runs the tests that execute its line, the shortest first. Not mutated are
-annotations, classes outside of methods, and imports. Children of a test process that import the code anew run without
-the mutant, so what only they would find counts as survived. A run tries again what survived in the last one.
+in place, or constants of the module, and runs the tests that execute its line, the shortest first; all of the room's
+if none does in that process. Not mutated are annotations, classes outside of methods, and imports. Processes that a
+test starts with its sys.path import the mutant from a copy of the packages; others run without it, so what only they
+would find counts as survived. A run tries again what survived in the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import json
 import os
 import random
 import resource
+import shutil
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -163,11 +166,13 @@ class Catch:
                 if any(row.items() <= one.items() for one in known):
                     continue
                 lines = executed[str(path)]
-                own = lines.get(mutant.line) or {item for items in lines.values() for item in items}
-                asked = sorted(own, key=lambda item: seconds[item])
-                result, test = self._try(
-                    sys.modules[name], mutant, asked, 3 * sum(seconds[item] for item in asked) + SECONDS
-                )
+                asked = sorted(lines.get(mutant.line) or session.items, key=lambda item: seconds[item])
+                limit = 3 * sum(seconds[item] for item in asked) + SECONDS
+                with tempfile.TemporaryDirectory() as folder:  # anew each time: no bytecode of another mutant
+                    root = path.relative_to(ROOT).parts[0]
+                    shutil.copytree(ROOT / root, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
+                    (Path(folder) / path.relative_to(ROOT / root)).write_text(mutant.text)
+                    result, test = self._try(sys.modules[name], mutant, asked, limit, folder)
                 with self._output.open("a") as file:
                     file.write(json.dumps({**row, "result": result, "test": test}) + "\n")
         return True
@@ -190,8 +195,8 @@ class Catch:
                 executed[path][line] = {items[int(number)] for number in contexts if number}
         return executed, seconds
 
-    def _try(self, module: ModuleType, mutant: Mutant, items: list[Any], limit: float) -> tuple[str, str]:
-        """Return what becomes of a mutant, and the test that killed it."""
+    def _try(self, module: ModuleType, mutant: Mutant, items: list[Any], limit: float, folder: str) -> tuple[str, str]:
+        """Return what becomes of a mutant, which `folder` has too, and the test that killed it."""
         read, write = os.pipe()
         if not (child := os.fork()):
             resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
@@ -200,6 +205,7 @@ class Catch:
             os.dup2(silent, 2)
             try:
                 graft(module, mutant.text, mutant.line)
+                sys.path.insert(0, folder)
                 for item in items:
                     item._initrequest()  # as pytest-rerunfailures does
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

@@ -249,7 +249,7 @@ def _wait_for(port: int) -> None:
 
 
 class Attention:
-    """What TRL calls of its kernel, computed by PyTorch."""
+    """The functions of its kernel that TRL calls, computed by PyTorch."""
 
     @staticmethod
     def flash_attn_varlen_func(

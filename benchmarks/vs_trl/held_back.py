@@ -195,7 +195,7 @@ class PlannedMeter(Meter):
 
 
 class Thread(NamedTuple):
-    """What the kernel counts for a thread."""
+    """The kernel's counts for a thread."""
 
     name: str
     ran: float  # seconds on a core

@@ -80,28 +80,12 @@ def pushes(model: Path, device: Device) -> tuple[dict[str, list[float]], int]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from grpo_spec.trainer import TrainerConfig
     from grpo_workload.generation import audit, own_engine
-    from grpo_workload.generation.colocate import ColocateGenerator
     from grpo_workload.weights.export import Export, full
 
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": 8},
-            "generation": {
-                "maxModelLen": 128,
-                "kvCacheMemory": "64Mi",
-                "gpuMemoryUtilization": 0.4,
-                "engineArgs": {"enforce_eager": True},
-            },
-        }
-    )
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device.value)
     weights = Export(full(policy), is_partitioned=False)
-    generator = ColocateGenerator(config, device)
+    generator = engine(model, device, "bfloat16")
     seconds: dict[str, list[float]] = {"first": [], "with": [], "without": []}
 
     def push(name: str, version: int) -> None:
@@ -121,6 +105,28 @@ def pushes(model: Path, device: Device) -> tuple[dict[str, list[float]], int]:
             push("without", version)
     generator.close()
     return seconds, sum(spec.num_bytes for spec in weights.specs)
+
+
+def engine(model: Path, device: Device, dtype: str) -> Any:
+    """Return a generator whose vLLM has `model`."""
+    from grpo_spec.trainer import TrainerConfig
+    from grpo_workload.generation.colocate import ColocateGenerator
+
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": dtype},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {"maxCompletionLength": 8},
+            "generation": {
+                "maxModelLen": 128,
+                "kvCacheMemory": "64Mi",
+                "gpuMemoryUtilization": 0.4,
+                "engineArgs": {"enforce_eager": True},
+            },
+        }
+    )
+    return ColocateGenerator(config, device)
 
 
 def without_digests(audit: Any, own_engine: Any) -> ExitStack:

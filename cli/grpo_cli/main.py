@@ -15,7 +15,7 @@ CLUSTER_PACKAGES = ("kubernetes", "rich")
 
 
 class Entry(NamedTuple):
-    """Where a command is, the line about it in `grpo --help`, and whether it runs without CLUSTER_PACKAGES."""
+    """The place of a command, the line about it in `grpo --help`, and whether it runs without CLUSTER_PACKAGES."""
 
     module: str
     attribute: str

@@ -43,7 +43,7 @@ RESERVED_ENV = frozenset(
 
 
 class Device(StrEnum):
-    """What ranks compute on: NCCL on cuda, gloo on cpu."""
+    """The kind of device that ranks compute on: NCCL on cuda, gloo on cpu."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -162,7 +162,7 @@ class DatasetName(Section):
 
 
 class Downloads(Section):
-    """What a download pod puts into the cache: its only argument, as JSON."""
+    """The content that a download pod puts into the cache: its only argument, as JSON."""
 
     model: str | None = Field(None, description="Model of the hub.")
     revision: str | None = None

@@ -11,7 +11,7 @@ from grpo_spec.schema import Section, Size, in_bytes
 
 
 class Topology(StrEnum):
-    """Where vLLM runs relative to the trainer."""
+    """The place of vLLM relative to the trainer."""
 
     COLOCATE = "Colocate"
     SERVER = "Server"
@@ -29,7 +29,7 @@ class ColocateConfig(Section):
 
 
 class GenerationConfig(Section):
-    """What samples completions, and how."""
+    """The sampler of completions, and its settings."""
 
     topology: Topology = Field(
         Topology.COLOCATE,
@@ -71,7 +71,7 @@ class GenerationConfig(Section):
 
     @property
     def sleep_level(self) -> int:
-        """What a colocated engine releases while the trainer trains (vLLM's sleep level)."""
+        """The sleep level of vLLM: the memory that a colocated engine releases while the trainer trains."""
         return (self.colocate or ColocateConfig()).sleep_level
 
     @property

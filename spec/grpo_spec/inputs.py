@@ -86,7 +86,7 @@ class ReasoningGymDataset(Section):
 
 
 class DatasetConfig(Section):
-    """Where prompts come from. Columns follow TRL: `prompt` is text or chat messages, `image` or `images` their images.
+    """The source of prompts. Columns follow TRL: `prompt` is text or chat messages, `image` or `images` their images.
 
     Rewards get all columns but `prompt`.
     """
@@ -201,7 +201,7 @@ class DatasetConfig(Section):
 
     @property
     def rows(self) -> tuple[str | None, ...] | None:
-        """What says which rows there are; None if reasoning-gym generates them."""
+        """The place of the rows; None if reasoning-gym generates them."""
         return None if self.reasoning_gym else (self.name, self.config, self.path, self.split)
 
     @property

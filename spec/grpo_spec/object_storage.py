@@ -1,4 +1,4 @@
-"""What the parts that use object storage share. Torch-free."""
+"""Shared by the parts that use object storage. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ REFUSED = re.compile(
     "ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT|"
     "Bucket '.*' not found|PERMISSION_DENIED|NOT_FOUND|UNAUTHENTICATED|AuthorizationFailure|AuthenticationFailed"
 )
-"""What storages say about names and credentials; trying again does not help."""
+"""Answers of storages about names and credentials; trying again does not help."""

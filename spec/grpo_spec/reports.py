@@ -19,7 +19,7 @@ RUN_FILES = ("metrics", "ranks", "completions")
 
 
 class ExitCode(IntEnum):
-    """How a launcher or rank ended. Values are those of sysexits.h; 1 and 2 are left to crashes of Python itself."""
+    """The end of a launcher or rank. Values are those of sysexits.h; 1 and 2 are left to crashes of Python itself."""
 
     DONE = 0
     CONFIG_ERROR = 64
@@ -54,7 +54,7 @@ _MOST_TEXT, _MOST_ITEMS = 128, 128
 
 
 class Progress(Section):
-    """How far the training is. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
+    """The progress of training. Rank 0 writes it at every step; each launcher serves it, with its own ranks' phases, as
     GET /progress.
     """
 
@@ -116,7 +116,7 @@ class Progress(Section):
 
 
 class Outcome(Section):
-    """How a pod's part of an attempt ended. The container's termination message holds it, cut by `to_message`."""
+    """The end of a pod's part of an attempt. The container's termination message holds it, cut by `to_message`."""
 
     attempt: int
     pod_uid: str = ""

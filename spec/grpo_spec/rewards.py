@@ -16,7 +16,7 @@ class Empty(Section):
 
 
 class FormatConfig(Section):
-    """How a completion must look."""
+    """The form that a completion must have."""
 
     RULES = (one_of("tags", "pattern"),)
 

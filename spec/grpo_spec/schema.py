@@ -1,4 +1,4 @@
-"""What all sections of a GRPOJob's spec share: camelCase in JSON, and rules that pydantic and the API server check.
+"""The base of all sections of a GRPOJob's spec: camelCase in JSON, and rules that pydantic and the API server check.
 
 Torch-free: the operator imports it.
 """

@@ -37,7 +37,7 @@ class ExportConfig(Section):
 
 
 class StorageConfig(Section):
-    """Where checkpoints live, and when they are written."""
+    """The place of checkpoints, and the times at which they are written."""
 
     claim_name: ObjectName | None = Field(
         None, description="PersistentVolumeClaim for checkpoints; ReadWriteMany when several pods share it."

@@ -1,4 +1,4 @@
-"""What a user asks of the trainer: the sections that the CRD and the ranks share unchanged.
+"""The trainer's settings: the sections that the CRD and the ranks share unchanged.
 
 `grpo_operator.api.spec` puts these models into the GRPOJob's `spec` as they are, and the contract carries them to every
 rank. So each field has one name, one default and one description. Torch-free: the operator imports it.
@@ -22,7 +22,7 @@ from grpo_spec.training import TrainingConfig
 
 
 class ParallelismConfig(Section):
-    """How training is spread over the ranks (DeepSpeed)."""
+    """The spread of training over the ranks (DeepSpeed)."""
 
     RULES = (
         Rule(

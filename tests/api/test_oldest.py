@@ -1,4 +1,4 @@
-"""What needs a newer Kubernetes is refused with what is missing, and the job runs without it; the API server is old."""
+"""A feature that needs a newer Kubernetes is refused by name, and the job runs without it. The server is old."""
 
 import json
 from typing import Any

@@ -20,7 +20,7 @@ WHEN_FAILED = (
     ("get", "events", "-A", "--sort-by=.lastTimestamp"),
     ("logs", "-n", "grpo-system", "-l", "app.kubernetes.io/name=grpo-operator", "--prefix", "--tail=300"),
 )
-"""What the report of a failed test shows of the cluster, which is gone when somebody reads it."""
+"""Facts about the cluster that the report of a failed test shows; it is gone when somebody reads it."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,1 +1,1 @@
-"""What tests share: builders of jobs and worlds, the real programs they run against, and paths of this repository."""
+"""Shared by tests: builders of jobs and worlds, the real programs they run against, and paths of this repository."""

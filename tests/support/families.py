@@ -124,7 +124,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_norm": True,
     },
 }
-"""What each family's configuration has besides `SIZES`: families whose sequences can be packed into micro-batches."""
+"""Fields of each family's configuration besides `SIZES`: families whose sequences can be packed into micro-batches."""
 
 _SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 32} | _EXPERTS
 _LINEAR = {

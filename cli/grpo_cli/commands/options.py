@@ -1,4 +1,4 @@
-"""What all commands that talk to a cluster share: kubectl's options, and a job's name that the shell completes."""
+"""Options of all commands that talk to a cluster: kubectl's options, and a job's name that the shell completes."""
 
 from __future__ import annotations
 

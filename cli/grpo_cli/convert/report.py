@@ -1,4 +1,4 @@
-"""What became of every option, as a table on stderr."""
+"""The fate of every option, as a table on stderr."""
 
 from __future__ import annotations
 

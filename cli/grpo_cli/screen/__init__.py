@@ -1,1 +1,1 @@
-"""What a person sees of a job, as text. Pure."""
+"""A job as a person sees it, as text. Pure."""

@@ -1,4 +1,4 @@
-"""What to do about each reason, one line of docs/failures.md; NODE stands for the node of the failure. Pure."""
+"""The cure for each reason, one line of docs/failures.md; NODE stands for the node of the failure. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a screen shows of a job, from the API server's objects and the launchers' answers. Pure."""
+"""A job as a screen shows it, from the API server's objects and the launchers' answers. Pure."""
 
 from __future__ import annotations
 

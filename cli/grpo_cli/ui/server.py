@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page:
-    """What browsers get of a source."""
+    """A source as browsers get it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 @dataclass(slots=True)
 class Shown:
-    """What is known since the source last answered."""
+    """The last answer of a source."""
 
     title: str
     where: str
@@ -29,7 +29,7 @@ class Source(Protocol):
 
     @property
     def shown(self) -> Shown:
-        """What `refresh` has read so far."""
+        """The last that `refresh` has read."""
         ...
 
     def refresh(self) -> None:

@@ -31,7 +31,7 @@ def failure(status: int, message: str) -> ApiException:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. `name` is "" for lists and new events."""
+    """A request. `name` is "" for lists and new events."""
 
     verb: str
     kind: str

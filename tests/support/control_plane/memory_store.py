@@ -1,4 +1,4 @@
-"""What an API server keeps: objects with growing resourceVersions, and their history until it is compacted."""
+"""The store of an API server: objects with growing resourceVersions, and their history until it is compacted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a list or a watch asks for: a kind, in one namespace or in all, with these labels."""
+    """The selection of a list or a watch: a kind, in one namespace or in all, with these labels."""
 
     kind: str
     namespace: str | None = None

@@ -1,4 +1,4 @@
-"""What must hold at every moment of a simulation, whatever operators see: judged by what the API server holds."""
+"""Truths of every moment of a simulation, whatever operators see: judged by what the API server holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the soak does next, from a seeded random number generator. Pure."""
+"""The next act of the soak, from a seeded random number generator. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINERS = ("one pod", "uneven", "replicas")
 """Shapes that a suspended job without engines may change to."""
 
 IMPATIENT = 0.3
-"""How often something is done to a job that is not at rest."""
+"""The share of acts on a job that is not at rest."""
 
 _ABSENT = {"create": 1}
 _ALWAYS = {"annotate": 1, "delete": 1, "recreate": 1}
@@ -42,7 +42,7 @@ _IMPATIENT = ("suspend", "fail", "evict", "kill", "delete child", "scale down", 
 _SUSPENDED = {"resume": 4, "reshape": 2, "delete child": 1}
 
 Action = tuple[str, str]
-"""What is done, and the name of the job."""
+"""An act, and the name of its job."""
 
 
 def choose(random: Random, jobs: Mapping[str, Expected | None], at_rest: frozenset[str]) -> Action | None:

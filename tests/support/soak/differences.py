@@ -1,4 +1,4 @@
-"""What a job and its objects lack of what is expected of them. Pure."""
+"""Differences between a job with its objects and the expectation. Pure."""
 
 from __future__ import annotations
 

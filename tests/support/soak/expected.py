@@ -1,4 +1,4 @@
-"""What was done to a job of the soak, and what the operator must have made of it. Pure.
+"""Acts on a job of the soak, and the state that the operator must have made of them. Pure.
 
 What is done to a job at rest has one result. What is done to a job in between may hide, or be hidden by, what was done
 before: then a range of results is right, until the job is at rest again and shows which.
@@ -31,7 +31,7 @@ NONE, ONE = Count(), Count(0, 1, 1)
 
 @dataclass(frozen=True)
 class Blow:
-    """What a pod suffers: whether a restart follows, whether it counts, whether it is one of an engine alone.
+    """A fault of a pod: whether a restart follows, whether it counts, whether it is one of an engine alone.
 
     None: that depends on who is faster.
     """

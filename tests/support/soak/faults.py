@@ -121,7 +121,7 @@ class Faults:
         os.kill(pid, signal.SIGCONT)
 
     def _freeze_operator(self) -> None:
-        """What the operator knows grows old, while the work goes on."""
+        """The operator's knowledge grows old, while the work goes on."""
         self._operator.signal(signal.SIGSTOP)
         self._after((3, 25), "freeze operator", lambda: self._operator.signal(signal.SIGCONT))
 

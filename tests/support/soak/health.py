@@ -1,4 +1,4 @@
-"""What the operator's process uses, whether that grows, and what its log must not have."""
+"""The memory and time of the operator's process, their growth, and lines that its log must not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.control_plane.operators import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the operator uses while all jobs are at rest."""
+    """Memory and time of the operator while all jobs are at rest."""
 
     pid: int
     descriptors: int
@@ -44,7 +44,7 @@ BOUNDS = {
     "ghosts": 0,
     "objects": 4,  # the control plane's own
 }
-"""How far the least of the last third may be above the most of the first third."""
+"""The distance that the least of the last third may be above the most of the first third."""
 
 FEWEST = 6
 """Fewer samples are compared in their watches and ghosts only: the others rise until every kind of work was done."""

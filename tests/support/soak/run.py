@@ -51,7 +51,7 @@ class SoakError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How long, how much and how often."""
+    """The length of the soak, its size and its pace."""
 
     seconds: float = 3600
     seed: int = 0

@@ -1,4 +1,4 @@
-"""What tests on GPUs run: a whole job by `grpo run`, or the parts of a rank in this process."""
+"""Subjects of tests on GPUs: a whole job by `grpo run`, or the parts of a rank in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollout needs of a run: prompts, a generator that samples nothing, rewards and a journal, on one rank."""
+"""Parts of a run for a rollout: prompts, a generator that samples nothing, rewards and a journal, on one rank."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
-"""What each family's configuration has of the text and of the vision tower."""
+"""Fields of each family's configuration, of the text and of the vision tower."""
 
 
 def make_vision_model(family: str, *, vocab_size: int = 263, **fields: Any) -> Any:

@@ -68,7 +68,7 @@ def sample_on_cpu(engine: ColocateGenerator, prompt: Prompt) -> Completion:
 
 
 def distance(batch: MicroBatch) -> dict[str, float]:
-    """What a step's metrics would say."""
+    """Metrics as a step would have them."""
     ratios_BT = mismatch.log_ratios(policy.logprobs(batch).cpu(), batch.sampling_logprobs_BC, batch.mask_BC)
     found = mismatch.describe(*mismatch.tally(ratios_BT, None, batch.mask_BC), batch.mask_BC.sum().item())
     names = {"kl": "trained/sampling/kl", "max": "trained/sampling/sampling_logp_difference/max"}

@@ -1,4 +1,4 @@
-"""What an operator does with events of jobs: which of them cause passes, and what is kept of them."""
+"""An operator's answers to events of jobs: some cause passes, and little is kept of them."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ ADDED = {"type": "ADDED", "object": bare_job(KEY.namespace, KEY.name, KEY.uid, 1
 
 
 class _Cause:
-    """What kopf knows of an event, the job as dictionaries among it, while a handler runs."""
+    """An event as kopf knows it, the job as dictionaries among it, while a handler runs."""
 
 
 _cause: ContextVar[_Cause] = ContextVar("cause")

@@ -1,4 +1,4 @@
-"""What other programs wrote is read as far as it can be, and cut to what may be kept."""
+"""Content that other programs wrote is read as far as it can be, and cut to what may be kept."""
 
 import json
 from typing import Any

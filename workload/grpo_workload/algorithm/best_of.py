@@ -1,4 +1,4 @@
-"""What several completions of one problem say about a model: mean@k, best@k and pass@k. Pure.
+"""Measures of a model by several completions of one problem: mean@k, best@k and pass@k. Pure.
 
 A completion passes if its reward is at least 1, which is what rewards for right answers give.
 """

@@ -145,7 +145,7 @@ def grpo_loss(
 
 
 class Tokens(NamedTuple):
-    """What token losses are made of. Log-probabilities are 0 at masked positions."""
+    """The terms of token losses. Log-probabilities are 0 at masked positions."""
 
     logprobs_BT: Tensor  # with a graph
     old_logprobs_BT: Tensor

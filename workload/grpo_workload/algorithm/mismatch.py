@@ -1,4 +1,4 @@
-"""How much trainer and generator differ on the log-probabilities of the same tokens, and how the loss corrects for it.
+"""The difference of trainer and generator in log-probabilities of the same tokens, and the loss's correction of it.
 
 The generator computes with other kernels, sometimes in another precision, so its samples do not quite follow the
 policy. There are two corrections. Either the ratio policy / generator multiplies the loss (the modes of TRL 1.16's

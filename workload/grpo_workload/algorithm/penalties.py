@@ -22,7 +22,7 @@ from grpo_workload.algorithm.micro_batch import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What sampling does to the logits of words that came before."""
+    """Changes of the logits of words that came before."""
 
     repetition: float = 1.0  # divides positive logits of words of prompt and completion, and multiplies negative ones
     presence: float = 0.0  # subtracted from logits of words of the completion

@@ -1,4 +1,4 @@
-"""Which batch of prompts a step trains on, and which steps one generation serves: pure.
+"""The batch of prompts that a step trains on, and the steps that one generation serves: pure.
 
 The order is TRL's. With `stepsPerGeneration` k and `numIterations` u, generation g samples the batches g * k ...
 g * k + k - 1 at once, and its k * u steps go through them u times. With k = u = 1, step t trains on batch t.

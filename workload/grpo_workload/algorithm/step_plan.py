@@ -1,4 +1,4 @@
-"""Which rank trains on which samples: ranks get about equally many tokens, in the same number of micro-batches.
+"""The samples that each rank trains on: ranks get about equally many tokens, in the same number of micro-batches.
 
 The plan is a pure function of facts that all ranks have, so they all compute the same plan without communicating.
 Samples without a gradient are left out: those outside the loss, and those of advantage 0 unless other terms of the loss
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which samples each rank trains on in a step."""
+    """The samples that each rank trains on in a step."""
 
     scale: LossScale  # denominators of the whole step, including samples without a gradient
     bins: list[list[list[Piece]]]  # samples by rank and micro-batch

@@ -1,4 +1,4 @@
-"""Which words sampling may choose from: min-p, top-k and top-p, in vLLM's order and by its definitions.
+"""The words that sampling may choose from: min-p, top-k and top-p, in vLLM's order and by its definitions.
 
 The words that are kept share all the probability. vLLM reports log-probabilities of that distribution, so the trainer
 computes them under the same truncation, taken from its own logits. A word at the boundary may be kept by one side and
@@ -20,7 +20,7 @@ from grpo_spec.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What sampling leaves out of softmax(logits / temperature)."""
+    """The words that sampling leaves out of softmax(logits / temperature)."""
 
     temperature: float
     min_p: float = 0.0  # words of less than this share of the likeliest word's probability

@@ -223,7 +223,7 @@ class Questions:
 
     @property
     def recipe(self) -> str:
-        """What decides the problems: the code that generates them, its parameters, and the seed.
+        """The causes of the problems: the code that generates them, its parameters, and the seed.
 
         The problems themselves may take seconds each, and some datasets make others in each process.
         """

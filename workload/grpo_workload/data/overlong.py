@@ -14,7 +14,7 @@ from grpo_workload.data.prompt_maker import PromptError
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """How many tokens a prompt may have, and what happens to a row that has more."""
+    """The most tokens that a prompt may have, and the fate of a row that has more."""
 
     max_tokens: int
     setting: str  # what sets it, for messages: generation.maxModelLen, or the model's context

@@ -13,7 +13,7 @@ from grpo_workload.weights.digest import SUMS, digest
 
 
 class Arrivals:
-    """What arrives in one push, and digests of it and of others."""
+    """The weights that arrive in one push, and digests of them and of others."""
 
     def __init__(self, device: torch.device) -> None:
         """`device`: where digests are computed, those of tensors elsewhere too."""

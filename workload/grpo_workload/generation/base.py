@@ -24,7 +24,7 @@ class Weights(Protocol):
 
 
 class Listener(Protocol):
-    """What a generator tells while it samples."""
+    """The listener to a generator that samples."""
 
     def moved(self) -> None:
         """A token may have been sampled; called from any thread, however often."""

@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the engine is asked for: one completion, from its beginning or from where it was cut."""
+    """A request to the engine: one completion, from its beginning or from where it was cut."""
 
     name: str
     token_ids: list[int]  # those of the prompt, and those sampled so far

@@ -1,4 +1,4 @@
-"""What vLLM inside a rank is asked for besides how to sample, and completions made of its answers.
+"""Requests to the vLLM inside a rank, besides how to sample, and completions made of its answers.
 
 By itself vLLM decodes each sampled token twice, for the text and next to its log-probability, and keeps an object and a
 dictionary for it. Meanwhile the GPU waits for the next step. So the text is made once, of the whole completion.

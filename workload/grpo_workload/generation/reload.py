@@ -1,4 +1,4 @@
-"""What vLLM's layerwise reload needs for models that do not load all weights as it expects.
+"""Help for vLLM's layerwise reload with models that do not load all weights as it expects.
 
 That reload puts empty tensors in place of a layer's, wraps their loaders, and fills the layer's own tensors once all
 loaders have run (`vllm/model_executor/model_loader/reload`, read in 0.32 and 0.33). Called inside vLLM's workers.

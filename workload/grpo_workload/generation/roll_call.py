@@ -1,4 +1,4 @@
-"""Where workers of engines and the sender of weights meet before they join a transfer group.
+"""The meeting of engines' workers and the sender of weights before they join a transfer group.
 
 A group forms only if all of its members join, and NCCL sets no deadline: a worker that waits in it for a missing one
 can join no other group either. So each worker first says in the sender's store that it is here, and joins once the
@@ -19,7 +19,7 @@ _CALLED_OFF = "called off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """What an engine needs to join a transfer group."""
+    """The facts that an engine needs to join a transfer group."""
 
     host: str  # of the sender
     port: int  # of the sender's store

@@ -153,7 +153,7 @@ def token_prompt(token_ids: list[int]) -> dict[str, Any]:
 
 @dataclass
 class _Whole:
-    """What vLLM's detokenizer reads of a request."""
+    """A request as vLLM's detokenizer reads it."""
 
     prompt_token_ids: list[int]
     sampling_params: Any

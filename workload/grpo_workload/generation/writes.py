@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Kind(Enum):
-    """How a parameter keeps what was copied into it."""
+    """The way in which a parameter keeps what was copied into it."""
 
     EXACT = "as it is"
     ORDER = "in another order"

@@ -1,4 +1,4 @@
-"""What a launcher answers to its peers on GET /identity: names and numbers, since everybody may ask."""
+"""A launcher's answer to its peers on GET /identity: names and numbers, since everybody may ask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grpo_spec.schema import Section
 
 
 class Ended(Section):
-    """How a launcher ended. Its message is in the pod's termination message only, as it may quote completions."""
+    """The end of a launcher. Its message is in the pod's termination message only, as it may quote completions."""
 
     reason: str
     exit_code: ExitCode
@@ -17,7 +17,7 @@ class Ended(Section):
 
 
 class Identity(Section):
-    """Which pod answers, and how it ended if it has."""
+    """The pod that answers, and its end if it has ended."""
 
     pod: str
     pod_uid: str

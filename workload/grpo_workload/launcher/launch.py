@@ -1,4 +1,4 @@
-"""What a trainer pod does: wait for all trainer pods, start this pod's ranks, watch both, and leave one outcome.
+"""The work of a trainer pod: wait for all trainer pods, start this pod's ranks, watch both, and leave one outcome.
 
 The outcome goes to the state folder, the container's termination message and the exit code.
 """

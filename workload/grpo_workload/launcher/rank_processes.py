@@ -43,7 +43,7 @@ TAIL_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How one rank ended."""
+    """The end of one rank."""
 
     rank: int
     code: int  # exit code, or minus the number of the signal that killed it
@@ -59,7 +59,7 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How the ranks of a pod ended, taken together."""
+    """The end of a pod's ranks, taken together."""
 
     exit_code: ExitCode
     reason: Reason

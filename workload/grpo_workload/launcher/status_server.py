@@ -27,7 +27,7 @@ from grpo_workload.reporting.history import MAX_ROWS, read_history
 from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
 
 STORAGE_SECONDS = 5
-"""How long GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
+"""Seconds that GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
 LOOPBACK = "127.0.0.1"
 
 

@@ -1,1 +1,1 @@
-"""What trainer and engine pods share: reading the contract, running once, vLLM servers. May import `spec`, no torch."""
+"""Shared by trainer and engine pods: reading the contract, running once, vLLM servers. May import `spec`, no torch."""

@@ -1,4 +1,4 @@
-"""What an engine pod does: start its vLLM servers, watch them, and leave one outcome.
+"""The work of an engine pod: start its vLLM servers, watch them, and leave one outcome.
 
 A restarted vLLM server would sample from the initial weights, so a pod runs engines once in an attempt and then holds
 (`run_once`).

@@ -1,4 +1,4 @@
-"""What a model's config.json says about its engines, before vLLM starts: how many GPUs, which part. Torch-free."""
+"""A model's engines by its config.json, before vLLM starts: the number of GPUs, the part. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of the packages under a job were tried, and what an image has in their place. Torch-free.
+"""The versions of packages that were tried under a job, and those that an image has in their place. Torch-free.
 
 docs/versions.md has the same table, and what is known to break beyond it.
 """

@@ -1,1 +1,1 @@
-"""What every rank needs: variables, process group, seeds, clock. May import torch, DeepSpeed, `weights` and `spec`."""
+"""For every rank: variables, process group, seeds, clock. May import torch, DeepSpeed, `weights` and `spec`."""

@@ -1,4 +1,4 @@
-"""What torch, accelerate, DeepSpeed, vLLM and peft look at during import. Torch-free, so it can run before them."""
+"""Variables that torch, accelerate, DeepSpeed, vLLM and peft read at import. Torch-free, so it can run before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks wait for each other where some work much longer: as long as those that are late make progress.
+"""Ranks wait for each other where some work much longer: as long as those that are late make progress.
 
 A collective gives up after a fixed time. How long a rank samples completions and scores them is known to nobody, so
 before the first collective after that all ranks `meet` here, on the store of their process group. A late rank says now

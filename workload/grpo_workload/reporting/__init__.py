@@ -1,1 +1,1 @@
-"""What a run reports: metrics, progress, samples of its text, and experiment trackers."""
+"""Reports of a run: metrics, progress, samples of its text, and experiment trackers."""

@@ -1,4 +1,4 @@
-"""How much of its GPU a rank uses, from NVML, which a thread reads five times a second, and torch's own counters."""
+"""A rank's use of its GPU, from NVML, which a thread reads five times a second, and torch's own counters."""
 
 from __future__ import annotations
 

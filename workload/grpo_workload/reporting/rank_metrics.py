@@ -1,4 +1,4 @@
-"""What each rank did in a step: which one is slow, pads, or fills its device. Torch-free and pure."""
+"""Each rank's work in a step: one may be slow, pad, or fill its device. Torch-free and pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORK = ("prompts", "generate", "reward", "journal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """How a rank used its GPU during a step. None if the driver does not report a value; on a CPU all are None."""
+    """A rank's use of its GPU during a step. None if the driver does not report a value; on a CPU all are None."""
 
     gpu_utilization: float | None = None  # percent of the time in which a kernel of any process ran
     memory_used_peak: int | None = None  # bytes of the device, by all processes

@@ -1,4 +1,4 @@
-"""What a rank reports to people and to its launcher during a run: metrics, samples of its text, its progress."""
+"""Reports of a rank to people and to its launcher during a run: metrics, samples of its text, its progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Report(Protocol):
-    """What the loop reports to."""
+    """The receiver of the loop's reports."""
 
     def phase(self, phase: str) -> None:
         """Report that the rank enters a phase.

@@ -32,7 +32,7 @@ _LONGEST_WAIT = 30.0  # seconds between two tries, unless the API asks for more
 _REFUSED = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 Answer = tuple[str, Counter[str]]
-"""What the judge said, and what it cost."""
+"""The judge's answer, and its cost."""
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens", "unreadable")
 
 

@@ -47,7 +47,7 @@ main({replies}, {stacks}, {parent})
 
 
 class _Reply(BaseModel):
-    """What a call returned and logged. The function can write to the process's socket, so it is checked."""
+    """The values that a call returned and logged. The function can write to the process's socket, so it is checked."""
 
     model_config = ConfigDict(strict=True)
     values: list[float | None]

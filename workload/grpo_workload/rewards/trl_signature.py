@@ -1,4 +1,4 @@
-"""What TRL passes to a reward function (texts, columns, `trainer_state`, `log_metric`, `log_extra`), and takes back."""
+"""TRL's arguments of a reward function (texts, columns, `trainer_state`, `log_metric`, `log_extra`), and its values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TrainerState:
 
 @dataclass(slots=True)
 class Logged:
-    """What a reward function logged in a call that scored `count` completions."""
+    """Values that a reward function logged in a call that scored `count` completions."""
 
     count: int = 0
     metrics: dict[str, list[float]] = field(default_factory=dict)  # values under each name

@@ -1,1 +1,1 @@
-"""What a run keeps on the storage: checkpoints, the journal, and the fence that lets one attempt write."""
+"""A run's files on the storage: checkpoints, the journal, and the fence that lets one attempt write."""

@@ -1,4 +1,4 @@
-"""What a checkpoint contains.
+"""The content of a checkpoint.
 
     step-N/  model/         for from_pretrained: config, safetensors, tokenizer; with LoRA, peft's adapters alone
              deepspeed/     optimizer state and master weights, one part per rank
@@ -27,7 +27,7 @@ STATE = "trainer.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What a run needs to resume, in addition to weights and optimizer state."""
+    """The state that a run needs to resume, in addition to weights and optimizer state."""
 
     step: int  # optimizer steps taken
     weight_version: int

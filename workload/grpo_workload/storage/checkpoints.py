@@ -120,7 +120,7 @@ class Checkpoints:
 
     @property
     def fence(self) -> Fence:
-        """What shows that this attempt is the newest."""
+        """The proof that this attempt is the newest."""
         return self._folder.fence
 
     def find(

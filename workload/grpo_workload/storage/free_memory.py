@@ -1,4 +1,4 @@
-"""How much memory a process may still take: what its pod's limit leaves, or the node. Torch-free."""
+"""The memory that a process may still take: what its pod's limit leaves, or the node. Torch-free."""
 
 from __future__ import annotations
 

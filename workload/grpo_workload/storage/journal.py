@@ -39,7 +39,7 @@ _LEVEL = 1  # compression level: higher ones take several times as long and save
 
 @dataclass(frozen=True, slots=True, order=True)
 class Branch:
-    """What one start of the ranks wrote. Branches sort by the order of the starts."""
+    """The files of one start of the ranks. Branches sort by the order of the starts."""
 
     attempt: int
     start: int  # number of the start in its attempt: without an operator, ranks can start again with the same contract

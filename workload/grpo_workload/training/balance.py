@@ -29,7 +29,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How the time of some steps was spent."""
+    """The time of some steps, by its use."""
 
     waiting: float  # share in which ranks waited for completions
     idle: float  # share in which engines had no request
@@ -43,14 +43,14 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What the last steps show."""
+    """The evidence of the last steps."""
 
     engines: int | None = None  # number that would balance them; None where it is unknown or has no meaning
     advice: str | None = None  # what to change, as a sentence; None while it is unknown, and if all is balanced
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What a step's metrics say of it."""
+        """The evidence in a step's metrics."""
         return {} if self.engines is None else {"engines/balanced": float(self.engines)}
 
 

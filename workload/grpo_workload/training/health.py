@@ -1,4 +1,4 @@
-"""What is wrong with the last steps of a run, from their metrics alone.
+"""Faults of the last steps of a run, from their metrics alone.
 
 Numbers are not finite, nothing is learned, or trainer and generator disagree.
 """

@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What a step trains on."""
+    """The samples that a step trains on."""
 
     step: int  # the first step that trains on it
     samples: list[Sample]  # completions of this rank
@@ -79,7 +79,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What is sampled at once, and the steps that train on it."""
+    """The batches that are sampled at once, and the steps that train on them."""
 
     steps: range
     rollouts: dict[int, Rollout]  # by batch: see `reuse.batch_of`

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledBatch:
-    """What this rank has sampled of a batch."""
+    """The samples of one rank of a batch."""
 
     step: int  # the first that trains on it
     groups: list[tuple[Prompt, Group]]  # on which the step trains, in the order of their positions
@@ -40,7 +40,7 @@ class SampledBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What this rank has sampled of a generation."""
+    """The samples of one rank of a generation."""
 
     batches: list[SampledBatch]
     generated_tokens: int  # groups from the journal do not count

@@ -1,4 +1,4 @@
-"""Which evaluation of a run is the best so far, and whether the run ends early: pure."""
+"""The best evaluation of a run so far, and whether the run ends early: pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop says of a step that has just ended: its metrics, and what this rank did in it."""
+"""The loop's summary of a step that has just ended: its metrics, and what this rank did in it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ FLOORS = {"float32": 0.01, "bfloat16": 0.05, "float16": 0.02}
 """Differences that no model need explain. Where all is well it is 1e-5 in float32 (with TF32: more), 0.01 to
 0.03 in bfloat16, and up to 0.1 for experts, which rounding may choose differently."""
 NOISE_FACTOR = 6.0
-"""How many times what rounding does to the trainer's log-probabilities engine and trainer may differ by."""
+"""Engine and trainer may differ by this many times what rounding does to the trainer's log-probabilities."""
 QUANTIZED_BOUND = 1.0
 """The bound where vLLM quantizes the weights (engineArgs.quantization)."""
 

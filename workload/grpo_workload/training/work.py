@@ -1,4 +1,4 @@
-"""What the steps of a generation train on: plans, micro-batches, and the log-probabilities that ratios begin from."""
+"""The work of a generation's steps: plans, micro-batches, and the log-probabilities that ratios begin from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is raised when an engine does not hold the weights that the trainer has. Torch-free."""
+"""Errors of engines that do not hold the weights that the trainer has. Torch-free."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SUMS = "digests of all weights before"
 """Name of the last tensor of a push: [weights, 3], the digest of each in the order in which they were sent."""
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""What a tensor's bits are read as, by the bytes of a number."""
+"""The integers that a tensor's bits are read as, by the bytes of a number."""
 PART = 2**15  # numbers at a time on CPUs; their sums' intermediate values stay in the cache
 
 

@@ -1,4 +1,4 @@
-"""Which of several failures is named as the cause, and which of them count as restarts."""
+"""One of several failures is named as the cause, and some of them count as restarts."""
 
 from dataclasses import replace
 

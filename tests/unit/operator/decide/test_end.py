@@ -1,4 +1,4 @@
-"""How a job ends: complete, past a deadline, deleted after its time to live."""
+"""Ends of a job: complete, past a deadline, deleted after its time to live."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How `failurePolicy` answers a failure: rules, the budget of restarts, the wait between them, one engine alone."""
+"""Answers of `failurePolicy` to a failure: rules, the budget of restarts, the wait between them, one engine alone."""
 
 from dataclasses import replace
 from typing import Any

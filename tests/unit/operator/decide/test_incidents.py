@@ -1,4 +1,4 @@
-"""What happens beside a failure changes neither its weight nor the course of the others."""
+"""Events beside a failure change neither its weight nor the course of the others."""
 
 from __future__ import annotations
 

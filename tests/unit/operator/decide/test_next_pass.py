@@ -1,4 +1,4 @@
-"""How soon the next pass comes."""
+"""The time until the next pass."""
 
 from dataclasses import replace
 from typing import Any

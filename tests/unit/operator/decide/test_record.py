@@ -1,4 +1,4 @@
-"""What a pass records: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed."""
+"""Records of a pass: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed."""
 
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import holds

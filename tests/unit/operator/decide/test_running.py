@@ -1,4 +1,4 @@
-"""What the conditions `Scheduled` and `Running` say while pods start, run, or are lost, or a spec is refused."""
+"""The conditions `Scheduled` and `Running` while pods start, run, or are lost, or a spec is refused."""
 
 from dataclasses import replace
 

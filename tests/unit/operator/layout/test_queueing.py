@@ -1,4 +1,4 @@
-"""What is asked of Kueue, and what its admission adds to pods."""
+"""Requests to Kueue, and the additions of its admission to pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which access modes of a claim serve how many pods."""
+"""Access modes of a claim, and the pods that they serve."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the API server's refusal of a child means: the reason, the child that it names, and whether to try again."""
+"""The meaning of the API server's refusal of a child: the reason, the child that it names, and whether to try again."""
 
 import json
 

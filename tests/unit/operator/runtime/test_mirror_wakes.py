@@ -1,4 +1,4 @@
-"""Which changes of a child wake its job: those that a plan can depend on, and no others."""
+"""Changes of a child that wake its job: those that a plan can depend on, and no others."""
 
 from typing import Any
 

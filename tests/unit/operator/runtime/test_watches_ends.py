@@ -1,4 +1,4 @@
-"""How often kinds are listed, and how soon watches are continued, however they end. Time is virtual."""
+"""Kinds are listed seldom and watches continued soon, however they end. Time is virtual."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

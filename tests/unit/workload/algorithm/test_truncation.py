@@ -1,4 +1,4 @@
-"""What sampling keeps: transformers' own min-p, top-k and top-p in vLLM's order give the same words."""
+"""Words that sampling keeps: transformers' own min-p, top-k and top-p in vLLM's order give the same words."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a push left in an engine's model is compared where it can be, and a model of 8-bit weights passes."""
+"""Weights that a push left in an engine's model are compared where they can be; a model of 8-bit weights passes."""
 
 from __future__ import annotations
 

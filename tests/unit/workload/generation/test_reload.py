@@ -37,7 +37,7 @@ class Norm(nn.Module):
 
 
 FAULTS: list[Callable[[Tensor], object]] = []
-"""What goes wrong after a copy."""
+"""Faults after a copy."""
 
 
 def load_shard(param: nn.Parameter, loaded_weight: Tensor, rank: int = 0) -> None:

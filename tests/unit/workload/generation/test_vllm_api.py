@@ -1,4 +1,4 @@
-"""What vLLM has read of a prompt with images is compared with what is trained on; images reach servers without loss."""
+"""Tokens that vLLM read of a prompt with images are those trained on; images reach servers without loss."""
 
 from base64 import b64decode
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""What loaders do to weights before they copy them is no difference."""
+"""Changes that loaders make to weights before they copy them are no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules may have adapters, what weights they merge to, and how much memory merging takes."""
+"""Modules that may have adapters, the weights that they merge to, and the memory that merging takes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def with_groups(family: str) -> list[Sample]:
 
 
 def alone(model: Any, sample: Sample) -> Tensor:
-    """What transformers computes; a sampled token of an image is its twin, which is text."""
+    """Transformers' own values; a sampled token of an image is its twin, which is text."""
     prompt, images = sample.prompt.token_ids, sample.prompt.images
     completion = [TWIN if token == IMAGE else token for token in sample.completion.token_ids]
     ids = torch.tensor([[*prompt, *completion]])

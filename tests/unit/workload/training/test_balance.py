@@ -1,4 +1,4 @@
-"""What is proposed from who waits for whom: it reduces the larger waiting, stays while steps vary, and ends somewhere.
+"""The proposal from who waits for whom: it reduces the larger waiting, stays while steps vary, and ends somewhere.
 
 Steps are those of a model: engines need `work` seconds together, ranks `train` seconds, and with maxStaleness > 0 both
 work at the same time.

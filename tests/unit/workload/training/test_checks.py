@@ -1,4 +1,4 @@
-"""What only ranks can check: that all of them read the same rows, and that another run's checkpoint leaves steps."""
+"""Checks that only ranks can make: all of them read the same rows, and another run's checkpoint leaves steps."""
 
 from __future__ import annotations
 

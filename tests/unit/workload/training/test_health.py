@@ -1,4 +1,4 @@
-"""Which warnings the last steps give, when a run gives up, and that neither depends on anything but the metrics."""
+"""Warnings of the last steps, and the end of a run that gives up: both depend on the metrics alone."""
 
 import json
 import math

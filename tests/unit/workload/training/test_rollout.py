@@ -1,4 +1,4 @@
-"""Which prompts a step trains on, when they begin to be sampled, and which steps share a generation."""
+"""The prompts that a step trains on, the time they begin to be sampled, and the steps that share a generation."""
 
 from __future__ import annotations
 

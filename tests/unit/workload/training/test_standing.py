@@ -1,4 +1,4 @@
-"""Which evaluation is the best, when its checkpoint is saved, and when the run ends early."""
+"""The best evaluation, the saving of its checkpoint, and the early end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine computes after a push must be what the trainer does: numbers that are none are refused, too."""
+"""An engine computes after a push what the trainer does: numbers that are none are refused, too."""
 
 from __future__ import annotations
 

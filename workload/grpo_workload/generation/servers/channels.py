@@ -1,4 +1,4 @@
-"""What weights are sent through: rank 0's end of a transfer group."""
+"""The channel of weights: rank 0's end of a transfer group."""
 
 from __future__ import annotations
 

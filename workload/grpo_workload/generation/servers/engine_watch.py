@@ -48,7 +48,7 @@ class Timing:
 
 
 class EngineWatch:
-    """What a rank knows of its engines. All but `paused` and `left_out` is for one event loop, on which it is made."""
+    """A rank's knowledge of its engines. All but `paused` and `left_out` is for one event loop, on which it is made."""
 
     def __init__(self, clients: Sequence[EngineClient], *, deadline: float, restarts: bool, timing: Timing) -> None:
         """See `EngineLink`; `clients` is one for each engine."""

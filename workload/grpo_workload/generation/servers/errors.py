@@ -1,4 +1,4 @@
-"""How engines fail, as their ranks see it."""
+"""Failures of engines, as their ranks see them."""
 
 from __future__ import annotations
 

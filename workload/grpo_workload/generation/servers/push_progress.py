@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class PushProgress:
-    """What the sender sees of one push."""
+    """One push, as the sender sees it."""
 
     def __init__(
         self,

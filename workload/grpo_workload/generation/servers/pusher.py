@@ -1,4 +1,4 @@
-"""Which engines have the current weights: pushes to them, tried again when one is lost; on all ranks together.
+"""The engines that have the current weights: pushes to them, tried again when one is lost; on all ranks together.
 
 If lost engines come back (`Contract.restart_engines`), what could not be pushed waits until every engine is healthy
 again. The transfer groups are then rebuilt and get all weights of the current version. Elastic engines are not waited

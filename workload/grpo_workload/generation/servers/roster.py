@@ -19,7 +19,7 @@ Processes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one rank sees of its engines."""
+    """One rank's sight of its engines."""
 
     processes: Processes  # processes of the healthy engines
     unhealthy: Engine | None = None  # the first engine that is not healthy, of those that are not elastic

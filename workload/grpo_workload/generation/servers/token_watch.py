@@ -24,7 +24,7 @@ def replicas(metrics: str) -> dict[str, str]:
 
 @dataclass(slots=True, kw_only=True)
 class TokenWatch:
-    """What one rank knows of one engine's progress. Times are in seconds, of any clock."""
+    """One engine's progress, as one rank knows it. Times are in seconds, of any clock."""
 
     limit: float  # seconds without progress after which a process that has answered before hangs
     first_limit: float  # the same before its first answer: kernels are compiled during the first steps

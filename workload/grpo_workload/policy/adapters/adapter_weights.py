@@ -1,4 +1,4 @@
-"""What engines get of a model with adapters: weights with the adapters merged in, or the adapters' factors.
+"""The tensors that engines get of a model with adapters: weights with the adapters merged in, or the adapters' factors.
 
 Shapes: E experts, O outputs and I inputs of a layer, R rank of an adapter, K = E x R.
 """

@@ -24,7 +24,7 @@ from grpo_workload.policy.model.router_replay import RouterReplay
 
 
 class PerToken(NamedTuple):
-    """What the model says of the completion tokens, [B, T] in float32 and nats, 0 at padding."""
+    """The model's values of the completion tokens, [B, T] in float32 and nats, 0 at padding."""
 
     logprobs_BT: Tensor  # TRL's `per_token_logps`: of the distribution that sampling draws from
     entropy_BT: Tensor  # of the whole distribution; no gradient unless the head `trains_entropy`

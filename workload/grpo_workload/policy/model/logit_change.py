@@ -1,4 +1,4 @@
-"""What some models do to their logits after the output layer: a factor (Cohere, Granite) or a soft cap (Gemma).
+"""Changes of logits after the output layer by some models: a factor (Cohere, Granite) or a soft cap (Gemma).
 
 `logprobs` never has all logits, so it does the same to a slice of them, and the model must leave the results alone.
 

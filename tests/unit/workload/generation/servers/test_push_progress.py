@@ -1,4 +1,4 @@
-"""Which engine holds up a push, and when that is said. Workers count in a real store; the clock is the test's."""
+"""The engine that holds up a push is named in time. Workers count in a real store; the clock is the test's."""
 
 from __future__ import annotations
 
