@@ -71,6 +71,8 @@ def test_reinforce_plus_plus_baseline_whitens_over_tokens():
     assert advantages == pytest.approx([*expected, 0, -average / deviation])
     assert advantages[4] == 0, "it has no reward"
     assert step_advantages([NAN, NAN], [], [], [3, 4], training) == [0, 0]
+    two = step_advantages([1.0, 0.0], [], [], [1, 1], training)
+    assert two == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-3), "the fewest that have a deviation"
     assert all(map(math.isfinite, step_advantages([1e200, -1e200], [], [], [3, 4], training)))
 
 

@@ -75,8 +75,18 @@ def test_metrics_of_a_step():
     assert metrics["trained/sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(-0.4))
     assert metrics["trained/sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(-0.4) / 2)
     assert metrics["trained/sampling/importance_sampling_ratio/masked_fraction"] == 0.5
+    assert metrics["trained/sampling/importance_sampling_ratio/p01"] == pytest.approx(math.exp(-1.0), rel=0.01)
     assert metrics["trained/sampling/importance_sampling_ratio/p50"] == pytest.approx(math.exp(0.3), rel=0.01)
     assert metrics["trained/sampling/importance_sampling_ratio/p99"] == pytest.approx(math.exp(2.0), rel=0.01)
+
+
+def test_ratios_beyond_the_histogram_are_counted_in_its_last_bins():
+    """Half a bin is 0.5%."""
+    logs = torch.tensor([[-40.0, 0.2, 40.0]])
+    metrics = described(logs, None, torch.ones(1, 3))
+    names = ("p01", "p50", "p99")
+    found = [math.log(metrics[f"trained/sampling/importance_sampling_ratio/{name}"]) for name in names]
+    assert found == pytest.approx([-mismatch.WIDEST, 0.2, mismatch.WIDEST], abs=0.01)
 
 
 def test_without_correction_the_metrics_are_of_token_ratios():

@@ -22,3 +22,7 @@ def test_bins_hold_each_sequence_once_and_respect_their_limits(lengths, max_toke
 def test_number_of_bins_is_at_most_twice_the_minimum_plus_1(lengths):
     bins = pack(lengths, max_tokens=40, max_sequences=60)
     assert len(bins) <= 2 * sum(lengths) / 40 + 1
+
+
+def test_long_sequences_are_placed_first_so_that_short_ones_fill_what_they_leave():
+    assert pack([3, 3, 3, 7, 7, 7], max_tokens=10, max_sequences=6) == [[3, 0], [4, 1], [5, 2]]
