@@ -129,7 +129,7 @@ UNREAD = [
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
         (
             {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
-            "env must not set variables that the operator sets",
+            "spec.podTemplate.env[0]: Invalid value: the operator and the launcher set this variable",
         ),
         (
             {"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}},
