@@ -49,7 +49,8 @@ def upgrade_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
 def theirs(control_plane: ControlPlane, release: Release, operator: Operator) -> Iterator[Operator]:
     """The running operator of another release, in place of ours."""
     log = control_plane.state / "logs" / "operator-of-another-release.log"
-    other = Operator(release.kubeconfig, log, release.arguments, [str(THEIRS)])
+    arguments = (*release.arguments, "--request=cpuPerGpu=3")
+    other = Operator(release.kubeconfig, log, arguments, [str(THEIRS)])
     with operator.down():
         other.start()
         yield other
@@ -67,6 +68,11 @@ def _uids(jobs: Jobs) -> dict[str, str]:
 def _release_of(pod: dict[str, Any]) -> str:
     names = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
     return "theirs" if "OF_ANOTHER_RELEASE" in names else "ours"
+
+
+def _cpus(pods: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return how much cpu pods request, by name."""
+    return {name: pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for name, pod in pods.items()}
 
 
 def _controller_has_seen_ours(jobs: Jobs) -> bool:
@@ -154,3 +160,9 @@ def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Op
     wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
     jobs.wait_for("stays", "Running", "True")
     assert {_release_of(pod) for pod in _pods(jobs).values()} == {"ours"}
+    # What its pods request is what it began with; a new job's is as ours says.
+    engines = {f"stays-gen-{ordinal}": "3" for ordinal in range(3)}
+    assert _cpus(_pods(jobs)) == {"stays-a-0": "6", "stays-b-0": "3"} | engines
+    jobs.run("new")
+    assert _cpus({"new-a-0": jobs.get("pod", "new-a-0")}) == {"new-a-0": "2"}
+    assert jobs.get("pod", "new-a-0")["status"]["qosClass"] == "Burstable"

@@ -123,7 +123,9 @@ class PodTemplate(Section):
         "operator's and of `env` win over them. Set it for credentials of several variables, as of buckets.",
     )
     resources: Object = Field(
-        default_factory=dict, description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs."
+        default_factory=dict,
+        description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs. Of cpu and memory, "
+        "what neither sets is requested as jobs.requests of the operator's chart says: 1 and 4Gi for each GPU.",
     )
     volumes: Objects = Field(
         (),

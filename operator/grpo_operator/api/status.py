@@ -9,6 +9,7 @@ from pydantic import Field
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
@@ -188,6 +189,11 @@ class GRPOJobStatus(StatusSection):
     )
     recent_restarts: RecentRestarts | None = Field(
         None, description="Restarts since the job last made progress; absent if there were none."
+    )
+    pod_requests: PodRequests | None = Field(
+        None,
+        description="What pods request of cpu and memory where podTemplate does not say: the operator's settings when "
+        "the first attempt began, which later ones keep. Absent if the job began without.",
     )
     micro_batch_halvings: int = Field(
         0,

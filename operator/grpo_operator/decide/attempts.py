@@ -54,6 +54,7 @@ def begin(draft: Draft, topology: Topology) -> None:
         active_since=status.active_since or draft.now,
         avoid_nodes=tuple(node for node in status.avoid_nodes if seconds_between(draft.now, node.until) > 0),
         admission=draft.job.admission,
+        pod_requests=draft.job.requests,
     )
     for kind, reason in (
         (Condition.RESTARTING, Reason.RESTARTED),

@@ -13,6 +13,7 @@ from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.topology import Group, Job
 from grpo_operator.layout.volumes import mounts, volumes
 from grpo_spec import contract as c
+from grpo_spec.contract import Device
 from grpo_spec.schema import dump
 
 T = TypeVar("T", dict[str, Any], list[Any])
@@ -181,9 +182,17 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
         resources["claims"] = [*_inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
     elif job.spec.device.resource:
         extended[job.spec.device.resource] = str(group.spec.gpus)
-    for kind in ("limits", "requests"):
-        if merged := _inner(user.resources, kind, dict, "resources") | extended:
+    said = {kind: _inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
+    for kind, values in said.items():
+        if merged := values | extended:
             resources[kind] = merged
+    if job.requests is not None:  # of what has a limit alone, Kubernetes requests as much
+        gpus = group.spec.gpus if job.spec.device.type is Device.CUDA else 0
+        asked = {
+            key: value for key, value in job.requests.of_pod(gpus).items() if not any(key in s for s in said.values())
+        }
+        if asked:
+            resources["requests"] = asked | resources.get("requests", {})
     return resources
 
 

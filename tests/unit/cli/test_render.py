@@ -44,7 +44,12 @@ def test_the_whole_output_is_yaml_of_the_objects(name: str) -> None:
     result = _render(name)
     assert result.exit_code == 0, result.output
     kinds = [document["kind"] for document in yaml.safe_load_all(result.output)]
-    shared = ["Service", "NetworkPolicy", *(["NetworkPolicy"] if "server:" in result.output else []), "ConfigMap"]
+    shared = [
+        "Service",
+        "NetworkPolicy",
+        *(["NetworkPolicy"] if "component: generation" in result.output else []),
+        "ConfigMap",
+    ]
     assert kinds[: len(shared)] == shared
     assert set(kinds[len(shared) :]) == {"StatefulSet"}
 
