@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
@@ -189,6 +189,11 @@ class GRPOJobStatus(StatusSection):
     )
     recent_restarts: RecentRestarts | None = Field(
         None, description="Restarts since the job last made progress; absent if there were none."
+    )
+    defaults: dict[str, JsonValue] | None = Field(
+        None,
+        description="The value of each field that the spec does not set, in its shape: the default when an attempt "
+        "first used it. Later attempts keep it, whatever the defaults of a newer release.",
     )
     pod_requests: PodRequests | None = Field(
         None,

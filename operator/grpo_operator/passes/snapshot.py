@@ -124,13 +124,14 @@ class SnapshotReader:
 
     def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
         old = self._jobs.of(key).understood
-        if old is not None and old.stored.fault is None and old.raw == raw["spec"]:
+        basis = raw["spec"], status.defaults
+        if old is not None and old.stored.fault is None and old.basis == basis:
             stored = old.stored
         else:
             stored = read_spec(raw["spec"], status)  # at fault: the status stands in
         job = read_job(key, raw, status, stored, self._requests)
         topology = old.topology if old is not None and job == old.job else plan_topology(job)
-        self._jobs.understand(key, Understood(raw["spec"], stored, job, topology))
+        self._jobs.understand(key, Understood(basis, stored, job, topology))
         return job, topology
 
     async def _observe(
