@@ -211,7 +211,7 @@ def test_a_job_that_has_begun_keeps_its_defaults_and_its_manifest_can_be_applied
         after = jobs.get("grpo", name)
         assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], 1), name
     changed = written["server"] | {"spec": written["server"]["spec"] | {"training": {"numGenerations": 8}}}
-    with pytest.raises(RuntimeError, match=r": training\.maxSteps training\.numGenerations cannot change once"):
+    with pytest.raises(RuntimeError, match=r": training\.numGenerations training\.maxSteps cannot change once"):
         jobs(*by_server, stdin=json.dumps(changed))
     jobs.finish_pod("server-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
     wait_until(lambda: jobs.get("grpo", "server")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
