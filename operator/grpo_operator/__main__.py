@@ -11,7 +11,10 @@ import uuid
 
 import click
 import kopf
+from pydantic import ValidationError
 
+from grpo_operator.api.faults import explain
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.kopf_handlers import Options, registry, settings
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.runtime.check import check as check_installation
@@ -33,6 +36,14 @@ def _lease(_context: click.Context, _option: click.Parameter, value: str | None)
     if not namespace or not name or "/" in name:
         raise click.BadParameter(f"{value!r} is not NAMESPACE/NAME, for example grpo-system/grpo-operator")
     return namespace, name
+
+
+def _requests(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> PodRequests:
+    """Read NAME=QUANTITY, each a field of PodRequests."""
+    try:
+        return PodRequests.model_validate(dict(value.partition("=")[::2] for value in values))
+    except ValidationError as error:
+        raise click.BadParameter(explain(error, PodRequests, "requests")) from error
 
 
 @click.group()
@@ -80,6 +91,15 @@ def main() -> None:
     help="Let podTemplate project credentials of the pod's service account.",
 )
 @click.option(
+    "--request",
+    "requests",
+    multiple=True,
+    metavar="NAME=QUANTITY",
+    callback=_requests,
+    help="What pods of new jobs request where podTemplate does not say: cpuPerGpu, memoryPerGpu, and cpu and memory of "
+    "pods without GPUs; may be repeated. An empty quantity: nothing. Default: 1, 4Gi, 100m, 256Mi.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["plain", "full", "json"]),
     default="full",
@@ -106,6 +126,7 @@ def run(
     allow_host_network: bool,
     allow_privileged: bool,
     allow_service_account_token: bool,
+    requests: PodRequests,
     log_format: str,
     log_level: str,
 ) -> None:
@@ -127,6 +148,7 @@ def run(
             privileged=allow_privileged,
             service_account_token=allow_service_account_token,
         ),
+        requests=requests,
         lease=lease,
         identity=identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         health_port=liveness_port,

@@ -19,6 +19,7 @@ from typing import Any
 import kopf
 
 from grpo_operator.api import names
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.metrics.exposition import metrics_page
 from grpo_operator.metrics.instruments import Instruments
@@ -49,11 +50,17 @@ class Options:
     read_nodes: bool = True
     network_policies: bool = True
     allowed: Allowed = field(default_factory=Allowed)
+    requests: PodRequests = field(default_factory=PodRequests)
 
     def passes(self, absent: Collection[str]) -> PassOptions:
         """Return the options of passes where the API server does not serve these kinds."""
         allowed = replace(self.allowed, gang=names.GANG_KIND not in absent, queue=names.QUEUE_KIND not in absent)
-        return PassOptions(read_nodes=self.read_nodes, network_policies=self.network_policies, allowed=allowed)
+        return PassOptions(
+            read_nodes=self.read_nodes,
+            network_policies=self.network_policies,
+            allowed=allowed,
+            requests=self.requests,
+        )
 
 
 def registry(options: Options) -> kopf.OperatorRegistry:

@@ -35,11 +35,13 @@ ENV_POD_UID = "POD_UID"
 RANK_ENV = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # Variables that a job's pod template must not set. torchrun reads the ones that begin with PET_.
-RESERVED_ENV = frozenset(
-    {ENV_CONTRACT, ENV_STATE_DIR, ENV_DATA_DIR, ENV_TERMINATION_LOG, ENV_POD_NAME, ENV_POD_UID, *RANK_ENV}
-    | {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
-    | {"CUDA_VISIBLE_DEVICES"}
-)
+RESERVED_ENV = frozenset({ENV_POD_NAME, ENV_POD_UID, *RANK_ENV, "CUDA_VISIBLE_DEVICES"})
+RESERVED_PREFIXES = ("GRPO_", "PET_")
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether a job's pod template must not set this variable."""
+    return variable in RESERVED_ENV or variable.startswith(RESERVED_PREFIXES)
 
 
 class Device(StrEnum):

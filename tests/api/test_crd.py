@@ -129,7 +129,7 @@ UNREAD = [
         ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
         (
             {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
-            "env must not set variables that the operator sets",
+            "spec.podTemplate.env[0]: Invalid value: the operator and the launcher set this variable",
         ),
         (
             {"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}},
@@ -198,13 +198,25 @@ def test_a_bad_name_is_refused(jobs: Jobs, name: str, complaint: str) -> None:
         jobs.apply(make_job(name, generation=engines))
 
 
-def test_defaults_are_written_out_and_every_field_is_explained(jobs: Jobs) -> None:
-    jobs.apply(make_job("defaults", evaluation=GYM | {"rewards": [{"name": "r", "accuracy": {}}]}))
-    spec = jobs.get("grpo", "defaults")["spec"]
-    assert "exactMatch" not in spec["evaluation"]["rewards"][0], "a choice that was not made"
-    assert spec["training"]["lossType"] == "dapo"
-    assert spec["generation"]["topology"] == "Colocate"
-    assert "completions sampled for each prompt" in jobs("explain", "grpojob.spec.training.numGenerations")
+def test_a_spec_is_stored_as_written_its_defaults_are_in_the_status_and_every_field_is_explained(jobs: Jobs) -> None:
+    written = make_job("defaults", evaluation=GYM | {"rewards": [{"name": "r", "accuracy": {}}]})
+    jobs.apply(written)
+    jobs.wait_for("defaults", "Accepted", "True")
+    stored = jobs.get("grpo", "defaults")
+    stored["spec"]["trainer"]["groups"] = [
+        group for group in stored["spec"]["trainer"]["groups"] if group.pop("podTemplate") == {}
+    ]
+    assert {name: value for name, value in stored["spec"].items() if value != {}} == written["spec"]
+    defaults = stored["status"]["defaults"]
+    assert (defaults["training"]["lossType"], defaults["generation"]["topology"]) == ("dapo", "Colocate")
+    assert defaults["evaluation"]["rewards"] == {
+        "weight": 1,
+        "accuracy": {},
+        "memoryLimit": "8Gi",
+        "timeoutSeconds": 300,
+    }
+    shown = " ".join(jobs("explain", "grpojob.spec.training.numGenerations").split())
+    assert "completions sampled for each prompt (GRPO's group). Default: 8." in shown
 
 
 def test_fields_of_pod_templates_and_keys_of_their_lists_are_those_of_a_pod(jobs: Jobs) -> None:
@@ -224,14 +236,14 @@ def test_fields_of_pod_templates_and_keys_of_their_lists_are_those_of_a_pod(jobs
     assert {name: key for name, key in keys.items() if key} == MERGE_KEYS
 
 
-def test_a_section_has_one_owner_and_what_it_leaves_out_gets_its_default_again(jobs: Jobs) -> None:
+def test_a_section_has_one_owner_and_what_it_leaves_out_is_not_set(jobs: Jobs) -> None:
     job = make_job("owned", managedBy="example.com/nobody")
     arguments = ("apply", "--server-side", "--field-manager=somebody", "-f", "-")
     for learning in ({"learningRate": 0.5}, {}):
         changed = job | {"spec": job["spec"] | {"training": {"maxSteps": 7} | learning}}
         jobs(*arguments, stdin=json.dumps(changed))
         training = jobs.get("grpo", "owned")["spec"]["training"]
-        assert (training["maxSteps"], training["learningRate"]) == (7, learning.get("learningRate", 1e-6))
+        assert training == {"maxSteps": 7} | learning
     (owner,) = json.loads(jobs("get", "grpo", "owned", "-o", "json", "--show-managed-fields"))["metadata"][
         "managedFields"
     ]
@@ -247,15 +259,26 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
     def patch(spec: str) -> None:
         jobs("patch", "grpo", "frozen", "--type=merge", "-p", f'{{"spec": {spec}}}')
 
-    with pytest.raises(RuntimeError, match="cannot change once the job has started"):
+    with pytest.raises(
+        RuntimeError, match=r": training\.maxSteps cannot change once the job has started; create another"
+    ):
         patch('{"training": {"maxSteps": 7}}')
-    with pytest.raises(RuntimeError, match="can change only while the job is suspended; set suspend to true"):
+    with pytest.raises(RuntimeError, match=r": dataset\.reasoningGym\.size rewards storage\.export cannot change once"):
+        patch(
+            '{"dataset": {"reasoningGym": {"size": 3}}, "rewards": [{"name": "r", "stopped": {}}],'
+            ' "storage": {"export": {"everySteps": 5}}}'
+        )
+    with pytest.raises(
+        RuntimeError, match=r": podTemplate\.labels can change only while the job is suspended; set suspend"
+    ):
         patch('{"podTemplate": {"labels": {"team": "research"}}}')
+    with pytest.raises(RuntimeError, match=r": generation\.maxModelLen can change only while the job is suspended"):
+        patch('{"generation": {"maxModelLen": 2048}}')
     with pytest.raises(RuntimeError, match="cannot change once the job has started"):  # a status beside it is ignored
         patch('{"training": {"maxSteps": 7}}, "status": {"phase": "Other"}')
     with pytest.raises(RuntimeError, match="managedBy cannot change"):
         patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
-    with pytest.raises(RuntimeError, match="lora, storage, device, rendezvous cannot change once the job has started"):
+    with pytest.raises(RuntimeError, match=": lora cannot change once the job has started"):
         patch('{"lora": {"r": 8}}')
     with pytest.raises(RuntimeError, match="can change to or from RestartGeneration only while the job is suspended"):
         patch('{"failurePolicy": {"onGenerationFailure": "RestartGeneration"}}')

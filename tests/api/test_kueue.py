@@ -17,6 +17,7 @@ from support.control_plane.operators import Jobs, bind_claim, finish_download, m
 
 pytestmark = [pytest.mark.api, pytest.mark.long]
 
+GPU = "nvidia.com/gpu"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 TAINT = {"key": "team", "value": "kueue", "effect": "NoSchedule"}
@@ -73,11 +74,12 @@ def queue(jobs: Jobs, kubectl: Any) -> Iterator[str]:
 
 def _queue(jobs: Jobs, kubectl: Any, flavor: str, gpus: int) -> Iterator[str]:
     name, kind = jobs.namespace, {"apiVersion": "kueue.x-k8s.io/v1beta2"}
-    quotas = [{"name": flavor, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": gpus}]}]
+    quota = {"cpu": "1000", "memory": "1Ti", GPU: gpus}  # of all that pods request
+    quotas = [{"name": flavor, "resources": [{"name": name, "nominalQuota": most} for name, most in quota.items()]}]
     spec = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
         "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": quotas}],
+        "resourceGroups": [{"coveredResources": list(quota), "flavors": quotas}],
     }
     kubectl(
         "apply",
@@ -101,7 +103,7 @@ def _wait_for_usage(jobs: Jobs, gpus: int) -> None:
 
     def reserved() -> int:
         found = jobs.get("clusterqueue", jobs.namespace)["status"].get("flavorsReservation") or []
-        return sum(int(one["total"]) for flavor in found for one in flavor["resources"])
+        return sum(int(one["total"]) for flavor in found for one in flavor["resources"] if one["name"] == GPU)
 
     wait_until(lambda: reserved() == gpus, f"{gpus} GPUs of the quota are reserved", 30, interval=0.2)
 

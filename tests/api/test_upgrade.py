@@ -4,6 +4,8 @@ A rule that the older release did not have refuses new jobs, and keeps none that
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
-from grpo_operator.api.crd import crd
+from grpo_operator.api import names
+from grpo_operator.api.crd import crd, render
 from grpo_operator.api.infrastructure import NetworkSpec
 from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
 
@@ -49,7 +52,8 @@ def upgrade_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
 def theirs(control_plane: ControlPlane, release: Release, operator: Operator) -> Iterator[Operator]:
     """The running operator of another release, in place of ours."""
     log = control_plane.state / "logs" / "operator-of-another-release.log"
-    other = Operator(release.kubeconfig, log, release.arguments, [str(THEIRS)])
+    arguments = (*release.arguments, "--request=cpuPerGpu=3")
+    other = Operator(release.kubeconfig, log, arguments, [str(THEIRS)])
     with operator.down():
         other.start()
         yield other
@@ -67,6 +71,11 @@ def _uids(jobs: Jobs) -> dict[str, str]:
 def _release_of(pod: dict[str, Any]) -> str:
     names = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
     return "theirs" if "OF_ANOTHER_RELEASE" in names else "ours"
+
+
+def _cpus(pods: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return how much cpu pods request, by name."""
+    return {name: pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for name, pod in pods.items()}
 
 
 def _controller_has_seen_ours(jobs: Jobs) -> bool:
@@ -154,3 +163,68 @@ def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Op
     wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
     jobs.wait_for("stays", "Running", "True")
     assert {_release_of(pod) for pod in _pods(jobs).values()} == {"ours"}
+    # What its pods request is what it began with; a new job's is as ours says.
+    engines = {f"stays-gen-{ordinal}": "3" for ordinal in range(3)}
+    assert _cpus(_pods(jobs)) == {"stays-a-0": "6", "stays-b-0": "3"} | engines
+    jobs.run("new")
+    assert _cpus({"new-a-0": jobs.get("pod", "new-a-0")}) == {"new-a-0": "2"}
+    assert jobs.get("pod", "new-a-0")["status"]["qosClass"] == "Burstable"
+
+
+@pytest.fixture
+def their_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
+    """The CRD of the other release; the function that it yields installs ours again."""
+    theirs = subprocess.run([sys.executable, str(THEIRS), "crd"], capture_output=True, text=True, check=True).stdout
+
+    def install(text: str, default: str) -> None:
+        kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+        explained = ("explain", "grpojob.spec.training.numGenerations")
+        wait_until(
+            lambda: f"Default: {default}." in kubectl(*explained), f"a CRD with default {default}", 60, interval=0.5
+        )
+
+    install(theirs, "4")
+    yield lambda: install(render(), "8")
+    install(render(), "8")
+
+
+def test_a_job_that_has_begun_keeps_its_defaults_and_its_manifest_can_be_applied_again_however(
+    jobs: Jobs, their_crd: Callable[[], None], theirs: Operator, operator: Operator
+) -> None:
+    by_server = ("apply", "--server-side", "--field-manager=flux", "-f", "-")
+    ways = {"server": by_server, "client": ("apply", "-f", "-"), "put": ("replace", "-f", "-")}
+    written = {
+        name: make_job(name, training={"maxSteps": 7}, failurePolicy={"backoffSeconds": 0}, device={"type": "cuda"})
+        for name in ways
+    }
+    jobs("create", "-f", "-", stdin=json.dumps(written["put"]))
+    for name in ("server", "client"):
+        jobs(*ways[name], stdin=json.dumps(written[name]))
+    for name in ways:
+        jobs.wait_for(name, "Running", "True")
+    theirs.kill()
+    their_crd()
+    operator.start()
+    for name, way in ways.items():
+        before = jobs.get("grpo", name)
+        jobs(*way, stdin=json.dumps(written[name]))
+        after = jobs.get("grpo", name)
+        assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], 1), name
+    changed = written["server"] | {"spec": written["server"]["spec"] | {"training": {"numGenerations": 8}}}
+    with pytest.raises(RuntimeError, match=r": training\.numGenerations training\.maxSteps cannot change once"):
+        jobs(*by_server, stdin=json.dumps(changed))
+    jobs.finish_pod("server-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
+    wait_until(lambda: jobs.get("grpo", "server")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
+    jobs.wait_for("server", "Running", "True")
+    jobs.run("new")
+    assert {name: _defaults_of(jobs, name, attempt) for name, attempt in (("server", 1), ("new", 0))} == {
+        "server": (4, "example.com/workload:older"),
+        "new": (8, names.DEFAULT_IMAGE),
+    }
+
+
+def _defaults_of(jobs: Jobs, name: str, attempt: int) -> tuple[int, str]:
+    """Return what an attempt has of what its job does not set."""
+    contract = json.loads(jobs.get("configmap", f"{name}-{attempt}")["data"]["contract.json"])
+    pod = jobs.get("pod", f"{name}-a-0")
+    return contract["config"]["training"]["numGenerations"], pod["spec"]["containers"][0]["image"]

@@ -16,7 +16,7 @@ from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
-from grpo_spec.contract import RESERVED_ENV
+from grpo_spec.contract import is_reserved
 
 TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL)}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
@@ -80,7 +80,7 @@ class _Applying:
     def variable(self, name: str, text: str) -> None:
         if row := self.table.rows.get(name):
             self._take(name, text, row)
-        elif name in RESERVED_ENV or name.startswith("RAY_"):
+        elif is_reserved(name) or name.startswith("RAY_"):
             self.tell(name, text, Kind.NOT_NEEDED, note="the operator starts every rank, without Ray")
         elif _SECRET.search(name):
             note = "a secret: put it into a Secret, and name the Secret in podTemplate.envFrom"

@@ -10,6 +10,7 @@ import click
 import yaml
 
 from grpo_operator.api import names
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.spec import GRPOJobSpec, parse_spec
 from grpo_operator.layout.topology import Job
 
@@ -35,6 +36,7 @@ def load_job(path: Path, namespace: str) -> Job:
         uid=str(uuid.uuid4()),
         generation=1,
         spec=spec,
+        requests=PodRequests(),
     )
 
 

@@ -13,9 +13,7 @@ from grpo_cli.screen.events import Happening, newest
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
-from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Condition
-from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
@@ -153,7 +151,7 @@ def _warning(status: GRPOJobStatus) -> str:
 def _restarts(job: Object, status: GRPOJobStatus) -> str:
     if not status.restarts.total:
         return ""
-    most = job["spec"].get("failurePolicy", {}).get("maxRestarts", FailurePolicy.model_fields["max_restarts"].default)
+    most = read_spec(job["spec"], status).spec.failure_policy.max_restarts
     free = status.restarts.total - status.restarts.counted
     return f"{status.restarts.counted} of at most {most}" + (
         f", and {free} that {'does' if free == 1 else 'do'} not count" if free else ""
@@ -173,7 +171,7 @@ def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
 def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
     if (since := starting_since(status)) is None:
         return ""
-    limit = job["spec"].get("startupDeadlineSeconds", GRPOJobSpec.model_fields["startup_deadline_seconds"].default)
+    limit = read_spec(job["spec"], status).spec.startup_deadline_seconds
     left = limit - (words.since(since, now) or 0.0)
     at = after(since, limit)
     return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"

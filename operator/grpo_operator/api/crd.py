@@ -1,12 +1,15 @@
-"""Generate the CustomResourceDefinition and docs/fields.md: `python -m grpo_operator.api.crd [--check]`.
+"""Generate the CRD, docs/fields.md and docs/defaults.txt: `python -m grpo_operator.api.crd [--check]`.
 
 The schema is structural (OpenAPI v3 as apiextensions/v1 requires): references are inlined, null is removed (an unset
-field is absent), exclusive bounds are booleans, free-form objects are marked as such, and every default is written out.
+field is absent), exclusive bounds are booleans, free-form objects are marked as such. Pages show every default; the CRD
+itself has none for the spec (user_schema.py).
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ import click
 import yaml
 
 from grpo_operator.api import names, reference_page
-from grpo_operator.api.job_rules import CHANGE_RULES, NAME_RULES
+from grpo_operator.api.job_rules import NAME_RULES, change_rules
 from grpo_operator.api.root_rules import RULES, skipped_by_the_status
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.user_schema import without_defaults
 
 Schema = dict[str, Any]
 
@@ -27,6 +31,7 @@ TARGETS = (
     _ROOT / "charts" / "grpo-operator" / "files" / "grpojobs.training.grpo.dev.yaml",
 )
 FIELDS_PAGE = _ROOT / "docs" / "fields.md"
+DEFAULTS_PAGE = _ROOT / "docs" / "defaults.txt"
 
 _ATOMIC = (
     *("model", "dataset", "training", "evaluation", "lora", "storage", "device", "rendezvous"),
@@ -111,8 +116,6 @@ def _property(name: str, child: Schema, parent: Schema, definitions: dict[str, S
     optional_object = schema.get("type") == "object" and "properties" in schema and "required" not in schema
     is_choice = "anyOf" in child
     if optional_object and not is_choice and name not in parent.get("required", []) and "default" not in schema:
-        # Written out: the API server checks a default against the section's rules before it adds the section's own
-        # defaults.
         default = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
         if default:
             schema["default"] = default
@@ -135,14 +138,15 @@ def whole_schema() -> Schema:
             # Until the operator has seen a job, its status says so: without it, kstatus takes a new job for done.
             "status": _without_defaults(status) | {"default": {"observedGeneration": 0}, **_ATOMICALLY},
         },
-        RULES: [*NAME_RULES, *CHANGE_RULES],
+        RULES: [*NAME_RULES, *change_rules(spec)],
     }
 
 
 def crd() -> Schema:
     """Return the whole CustomResourceDefinition."""
     schema = whole_schema()
-    schema[RULES] = skipped_by_the_status(schema, NAME_RULES, CHANGE_RULES)
+    schema["properties"]["spec"] = without_defaults(schema["properties"]["spec"])
+    schema[RULES] = skipped_by_the_status(schema, NAME_RULES, change_rules(schema["properties"]["spec"]))
     for section in _ATOMIC:
         schema["properties"]["spec"]["properties"][section] |= _ATOMICALLY
     version = {
@@ -196,12 +200,26 @@ def render() -> str:
     return header + yaml.safe_dump(crd(), sort_keys=False, width=120)
 
 
+def default_lines(section: Schema, path: str = "") -> Iterator[str]:
+    """Yield `path: default` for each field of a section that has a default, as JSON."""
+    for name, field in section["properties"].items():
+        if not isinstance(default := field.get("default", {}), dict):
+            yield f"{path}{name}: {json.dumps(default)}"
+        inner, mark = (field["items"], "[]") if "items" in field else (field, "")
+        if "properties" in inner:
+            yield from default_lines(inner, f"{path}{name}{mark}.")
+
+
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when a file differs from the models.")
 def main(check: bool) -> None:
-    """Write the CRD to crds/ and the chart, and the page of its fields to docs/."""
+    """Write the CRD to crds/ and the chart, and its fields and their defaults to docs/."""
     text = render()
-    texts = {path: text for path in TARGETS} | {FIELDS_PAGE: reference_page.render(whole_schema())}
+    schema = whole_schema()
+    texts = {path: text for path in TARGETS} | {
+        FIELDS_PAGE: reference_page.render(schema),
+        DEFAULTS_PAGE: "".join(f"{line}\n" for line in default_lines(schema["properties"]["spec"])),
+    }
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if check and stale:
         sys.exit(

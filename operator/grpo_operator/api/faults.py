@@ -48,12 +48,12 @@ def _fields(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     for part in location:
         if section is not None and isinstance(part, str):
             kinds = [field.annotation for name, field in section.model_fields.items() if part in (name, field.alias)]
-            section = _section(kinds[0]) if kinds else None
+            section = section_of(kinds[0]) if kinds else None
     return [] if section is None else [field.alias or name for name, field in section.model_fields.items()]
 
 
-def _section(kind: Any) -> type[BaseModel] | None:
+def section_of(kind: Any) -> type[BaseModel] | None:
     """Return the section that a field's type holds: `Section | None`, `tuple[Section, ...]`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
-    return next((found for inner in get_args(kind) if (found := _section(inner)) is not None), None)
+    return next((found for inner in get_args(kind) if (found := section_of(inner)) is not None), None)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationSpec, ServerSpec
+from grpo_spec.schema import in_cel
+
+Schema = dict[str, Any]
+Entry = dict[str, str]
 
 FROZEN = ("model", "dataset", "rewards", "training", "evaluation", "lora", "storage", "device", "rendezvous")
 FREE_WHILE_SUSPENDED = (
@@ -57,6 +64,7 @@ _SCALED = " && ".join(
         _unchanged(*_others(ElasticSpec, "replicas", "minReplicas"), section=_ELASTIC),
     ]
 )
+_SCALED_FIELDS = ("generation.server.elastic.replicas", "generation.server.elastic.minReplicas")
 _SAME_GENERATION = f"({_unchanged('generation')}) || ({_SCALED})"
 
 
@@ -66,7 +74,7 @@ _GROUPS = (
 )
 _FITS = f"size(self.metadata.name) + 1 + size(n) <= {names.MAX_CHILD_NAME}"
 _IS_GANG = "has({0}.spec.scheduling) && has({0}.spec.scheduling.gang)"
-_RESTARTS_ENGINES = "{}.spec.failurePolicy.onGenerationFailure == 'RestartGeneration'"
+_RESTARTS_ENGINES = "{}.spec.failurePolicy.?onGenerationFailure.orValue('') == 'RestartGeneration'"  # never the default
 
 NAME_RULES = (
     {
@@ -81,28 +89,34 @@ NAME_RULES = (
 )
 """Rules about the names of a job and its groups."""
 
-CHANGE_RULES = (
-    {
-        "rule": f"{_NOT_STARTED} || ({_unchanged(*FROZEN)})",
-        "message": f"{', '.join(FROZEN)} cannot change once the job has started; create another job, and set its "
-        "storage.resumeFrom to continue from a checkpoint",
-    },
-    {
-        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || ({_unchanged(*FREE_WHILE_SUSPENDED)})",
-        "message": f"{', '.join(FREE_WHILE_SUSPENDED)} can change only while the job is suspended; set suspend to "
-        "true and wait for the condition Suspended first",
-    },
+_SUSPEND_FIRST = (
+    "can change only while the job is suspended; set suspend to true and wait for the condition Suspended first"
+)
+_ONCE_STARTED = (
+    "cannot change once the job has started; create another job, and set its storage.resumeFrom to continue from a "
+    "checkpoint"
+)
+_ELASTIC_ALONE = (
+    f"{_SUSPEND_FIRST}; of generation, only replicas and minReplicas of server.elastic can change while it is not"
+)
+_BY_SECTION = (
+    (f"{_NOT_STARTED} || ({_unchanged(*FROZEN)})", FROZEN, _ONCE_STARTED),
+    (
+        f"{_NOT_STARTED} || {_SUSPENDED} || ({_unchanged(*FREE_WHILE_SUSPENDED)})",
+        FREE_WHILE_SUSPENDED,
+        _SUSPEND_FIRST,
+    ),
+    (f"{_NOT_STARTED} || {_SUSPENDED} || {_SAME_GENERATION}", ("generation",), _ELASTIC_ALONE),
+)
+"""Rules about whole sections: the rule, the sections, and what is said of a field that changes."""
+
+_BY_FIELD = (
     {
         "rule": f"{_NOT_STARTED} || {_SUSPENDED} || "
         f"({_RESTARTS_ENGINES.format('self')}) == ({_RESTARTS_ENGINES.format('oldSelf')})",
         "message": "failurePolicy.onGenerationFailure can change to or from RestartGeneration only while the job is "
         "suspended, because ranks learn from their attempt's contract whether they wait for engines; set suspend to "
         "true and wait for the condition Suspended first",
-    },
-    {
-        "rule": f"{_NOT_STARTED} || {_SUSPENDED} || {_SAME_GENERATION}",
-        "message": "of generation, only replicas and minReplicas of server.elastic can change while the job is not "
-        "suspended; set suspend to true and wait for the condition Suspended first",
     },
     {
         "rule": f"{_NOT_STARTED} || {_SUSPENDED} || ({_IS_GANG.format('self')}) == ({_IS_GANG.format('oldSelf')})",
@@ -114,4 +128,47 @@ CHANGE_RULES = (
         "message": "managedBy cannot change; create another job",
     },
 )
-"""Rules about what may change, for requests that do not write the status: root_rules.py."""
+"""Rules about single fields."""
+
+
+def change_rules(spec: Schema) -> list[Entry]:
+    """Return the rules about what may change, for requests that do not write the status: root_rules.py.
+
+    `spec`: the schema of the spec, of whose fields a refusal names those that changed.
+    """
+    by_section = [
+        {"rule": rule, "message": f"{', '.join(sections)} {said}", "messageExpression": _naming(spec, sections, said)}
+        for rule, sections, said in _BY_SECTION
+    ]
+    return [*by_section, *_BY_FIELD]
+
+
+def _naming(spec: Schema, sections: tuple[str, ...], said: str) -> str:
+    """Return the expression for the names of the fields of these sections that changed, and what is said of them."""
+    chosen = {"properties": {name: spec["properties"][name] for name in sections}, "required": spec["required"]}
+    # Not a list of names that is joined: of the result the API server does not know how long it may be.
+    names_changed = [f"{same} ? '' : '{path} '" for same, path in _compared(chosen)]
+    return f"'{'%s' * len(names_changed)}{said}'.format([{', '.join(names_changed)}])"
+
+
+def _compared(section: Schema, path: str = "", both: str = "") -> Iterator[tuple[str, str]]:
+    """Yield for each field of a section whether it is the same, and its path. Lists are taken as a whole.
+
+    `both`: whether both jobs have the section; empty if all have it.
+    """
+    for name, field in section["properties"].items():
+        inner = f"{path}.{name}" if path else name
+        if inner in _SCALED_FIELDS:
+            continue
+        new, old = (f"{job}.spec.{'.'.join(map(in_cel, inner.split('.')))}" for job in ("self", "oldSelf"))
+        is_there = name in section["required"] if "required" in section else False
+        has = f"has({new}) == has({old})"
+        otherwise = f"!({both}) || " if both else ""
+        if "properties" not in field:
+            same = f"{new} == {old}" if is_there else f"{has} && (!has({new}) || {new} == {old})"
+            yield f"{otherwise}{same}", inner
+        elif is_there or "default" in field:
+            yield from _compared(field, inner, both)
+        else:
+            yield f"{otherwise}{has}", inner
+            yield from _compared(field, inner, " && ".join([*([both] if both else []), f"has({new}) && has({old})"]))

@@ -153,8 +153,13 @@ def download_name(job: str) -> str:
 
 
 def policy_name(job: str) -> str:
-    """Return the name of the job's NetworkPolicy."""
+    """Return the name of the NetworkPolicy of the job's pods, without those of engines."""
     return job
+
+
+def engine_policy_name(job: str) -> str:
+    """Return the name of the NetworkPolicy of the engine pods. No job has this name: theirs have no dots."""
+    return f"{job}.engines"
 
 
 def pod_host(pod: str, job: str, namespace: str) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, ValidationError
 
 from grpo_operator.api.faults import explain
-from grpo_spec.contract import RESERVED_ENV
-from grpo_spec.schema import ObjectName, Rule, Section
+from grpo_spec.contract import RESERVED_ENV, RESERVED_PREFIXES, is_reserved
+from grpo_spec.schema import WITHOUT_RULES, ObjectName, Rule, Section
 
 Object = dict[Annotated[str, Field(max_length=253)], JsonValue]
 LabelMap = dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]]
@@ -33,6 +33,17 @@ def list_map(key: str) -> dict[str, JsonValue]:
 class EnvVar(Section):
     """An environment variable of the container, as in a pod."""
 
+    RULES = (
+        Rule(
+            f"!(self.name in [{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]) && "
+            + " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in RESERVED_PREFIXES),
+            "the operator and the launcher set this variable, and those of the same kind: "
+            f"{', '.join([*sorted(RESERVED_ENV), *(f'{prefix}*' for prefix in RESERVED_PREFIXES)])}; "
+            "remove it from env, or give it another name",
+            lambda e: not is_reserved(e.name),
+        ),
+    )
+
     name: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="Name of the environment variable.")
     value: Annotated[str, Field(max_length=32768)] | None = Field(None, description="Value of the variable.")
     value_from: Object | None = Field(
@@ -47,15 +58,6 @@ class PodTemplate(Section):
 
     The operator itself sets the container's name, command and GPU limit and its own environment variables.
     """
-
-    RULES = (
-        Rule(
-            "!has(self.env) || self.env.all(e, !(e.name in "
-            f"[{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]))",
-            f"env must not set variables that the operator sets: {', '.join(sorted(RESERVED_ENV))}",
-            lambda t: not any(e.name in RESERVED_ENV for e in t.env),
-        ),
-    )
 
     labels: LabelMap = Field(
         default_factory=dict,
@@ -117,11 +119,13 @@ class PodTemplate(Section):
     )
     env_from: Objects = Field(
         (),
-        description="ConfigMaps and Secrets whose keys become environment variables, as in a pod. Set it for "
-        "credentials of several variables, as of buckets.",
+        description="ConfigMaps and Secrets whose keys become environment variables, as in a pod; variables of the "
+        "operator's and of `env` win over them. Set it for credentials of several variables, as of buckets.",
     )
     resources: Object = Field(
-        default_factory=dict, description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs."
+        default_factory=dict,
+        description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs. Of cpu and memory, "
+        "what neither sets is requested as jobs.requests of the operator's chart says: 1 and 4Gi for each GPU.",
     )
     volumes: Objects = Field(
         (),
@@ -198,7 +202,8 @@ def merge(base: PodTemplate, over: PodTemplate) -> PodTemplate:
     lower = base.model_dump(mode="json", by_alias=True, exclude_unset=True)
     upper = over.model_dump(mode="json", by_alias=True, exclude_unset=True)
     try:
-        return PodTemplate.model_validate(_without_nulls(_merge_maps(lower, upper)))
+        # Rules were checked where the spec was read: a job that has begun may break newer ones.
+        return PodTemplate.model_validate(_without_nulls(_merge_maps(lower, upper)), context=WITHOUT_RULES)
     except ValidationError as error:
         raise ValueError(f"merged over spec.podTemplate: {explain(error, PodTemplate, 'podTemplate')}") from error
 

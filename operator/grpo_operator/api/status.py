@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
@@ -188,6 +189,16 @@ class GRPOJobStatus(StatusSection):
     )
     recent_restarts: RecentRestarts | None = Field(
         None, description="Restarts since the job last made progress; absent if there were none."
+    )
+    defaults: dict[str, JsonValue] | None = Field(
+        None,
+        description="The value of each field that the spec does not set, in its shape: the default when an attempt "
+        "first used it. Later attempts keep it, whatever the defaults of a newer release.",
+    )
+    pod_requests: PodRequests | None = Field(
+        None,
+        description="What pods request of cpu and memory where podTemplate does not say: the operator's settings when "
+        "the first attempt began, which later ones keep. Absent if the job began without.",
     )
     micro_batch_halvings: int = Field(
         0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_operator.api.defaults import with_defaults
 from grpo_operator.api.faults import UNKNOWN, explain, path_of
 from grpo_operator.api.names import Role
 from grpo_operator.api.spec import GRPOJobSpec
@@ -44,9 +45,10 @@ def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
     """Read a stored spec. Never raises.
 
     Unknown fields and nulls are ignored. A job that has begun may break rules, which a newer release may have: most of
-    its sections cannot change any more. If something else is wrong, the pods are those that the status shows, and every
-    other section takes over what can be read.
+    its sections cannot change any more. It keeps the defaults that it began with. If something else is wrong, the pods
+    are those that the status shows, and every other section takes over what can be read.
     """
+    raw = with_defaults(GRPOJobSpec, raw, status.defaults)
     try:
         return StoredSpec(spec=GRPOJobSpec.model_validate(raw))
     except ValidationError as error:

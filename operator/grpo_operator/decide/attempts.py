@@ -7,6 +7,7 @@ the same arguments, and calls `begin`.
 
 from __future__ import annotations
 
+from grpo_operator.api.defaults import together, used_defaults
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import downloading, in_place
@@ -54,6 +55,8 @@ def begin(draft: Draft, topology: Topology) -> None:
         active_since=status.active_since or draft.now,
         avoid_nodes=tuple(node for node in status.avoid_nodes if seconds_between(draft.now, node.until) > 0),
         admission=draft.job.admission,
+        defaults=together(status.defaults, used_defaults(draft.job.spec)),
+        pod_requests=draft.job.requests,
     )
     for kind, reason in (
         (Condition.RESTARTING, Reason.RESTARTED),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack, overload
 
+from pydantic import JsonValue
+
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import (
     ConditionStatus,
@@ -37,6 +40,8 @@ class StatusFields(TypedDict, total=False):
     placement_timeouts: PlacementTimeouts | None
     restarts: Restarts
     recent_restarts: RecentRestarts | None
+    defaults: dict[str, JsonValue] | None
+    pod_requests: PodRequests | None
     micro_batch_halvings: int
     next_restart_time: Time | None
     avoid_nodes: tuple[AvoidedNode, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from grpo_operator.api import names
-from grpo_operator.layout.pods import Manifest, child_labels, pod_template
+from grpo_operator.layout.metadata import Manifest, child_labels
+from grpo_operator.layout.pods import pod_template
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.contract import DatasetName, Downloads
 from grpo_spec.reports import ExitCode

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from grpo_operator.api import names
 from grpo_operator.api.pod_template import merge
 from grpo_operator.layout.contracts import make_contract
-from grpo_operator.layout.pods import APP_PROTOCOLS, Manifest, child_labels, pod_template, port_numbers, topology_key
+from grpo_operator.layout.metadata import Manifest, metadata
+from grpo_operator.layout.pods import APP_PROTOCOLS, pod_template, port_numbers, topology_key
+from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.queueing import admit
 from grpo_operator.layout.topology import Group, Job, Topology
 
@@ -30,7 +32,7 @@ def manifests(
     earlier one.
     """
     first = attempt if created_for is None else created_for
-    guard = [network_policy(job)] if policies else []
+    guard = network_policies(job) if policies else []
     gang = [pod_group(job, topology, first)] if topology.gang_pods else []
     shared = [service(job), *guard, contract_map(job, topology, attempt, first), *gang]
     return [*shared, *(statefulset(job, group, first, avoid) for group in topology.groups)]
@@ -44,7 +46,7 @@ def service(job: Job) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, job.name),
+        "metadata": metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -63,27 +65,6 @@ def service(job: Job) -> Manifest:
     }
 
 
-def network_policy(job: Job) -> Manifest:
-    """Return the policy that only a job's own pods reach its pods; vLLM's weight-update routes have no authentication.
-
-    The launchers' status port is read-only, and open to all.
-    """
-    own = {"podSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(job, names.policy_name(job.name)),
-        "spec": {
-            "podSelector": own["podSelector"],
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [own]},
-                {"ports": [{"port": job.spec.rendezvous.status_port, "protocol": "TCP"}]},
-            ],
-        },
-    }
-
-
 def contract_map(job: Job, topology: Topology, attempt: int, created_for: int) -> Manifest:
     """Return the ConfigMap with an attempt's contract, for pods that were created for this attempt or an earlier one.
 
@@ -93,7 +74,7 @@ def contract_map(job: Job, topology: Topology, attempt: int, created_for: int) -
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job, names.contract_name(job.name, created_for), attempt=attempt),
+        "metadata": metadata(job, names.contract_name(job.name, created_for), attempt=attempt),
         **({"immutable": True} if stays else {}),
         "data": {
             "contract.json": make_contract(job, topology, attempt).model_dump_json(
@@ -113,7 +94,7 @@ def pod_group(job: Job, topology: Topology, attempt: int) -> Manifest:
     return {
         "apiVersion": names.api_version(names.GANG_KIND),
         "kind": names.GANG_KIND,
-        "metadata": _metadata(job, names.pod_group_name(job.name, attempt), attempt=attempt),
+        "metadata": metadata(job, names.pod_group_name(job.name, attempt), attempt=attempt),
         "spec": {
             "schedulingPolicy": {"gang": {"minCount": len(topology.gang_pods)}},
             "disruptionMode": {"all": {}},  # an attempt that loses one pod ends
@@ -133,7 +114,7 @@ def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ())
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, group.statefulset, attempt=attempt, group=group),
+        "metadata": metadata(job, group.statefulset, attempt=attempt, group=group),
         "spec": {
             "replicas": group.spec.replicas,
             "serviceName": job.name,
@@ -142,15 +123,4 @@ def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ())
             "selector": {"matchLabels": selector},
             "template": admit(job, group, pod_template(job, group, attempt, avoid)),
         },
-    }
-
-
-def _metadata(job: Job, name: str, *, attempt: int | None = None, group: Group | None = None) -> Manifest:
-    annotations = job.spec.common_annotations
-    return {
-        "name": name,
-        "namespace": job.namespace,
-        "labels": child_labels(job, attempt=attempt, group=group),
-        **({"annotations": annotations} if annotations else {}),
-        "ownerReferences": [job.owner],
     }

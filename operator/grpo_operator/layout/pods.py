@@ -9,13 +9,14 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate, merge
 from grpo_operator.layout.fabric import fabric_environment, rdma_resources
+from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.topology import Group, Job
+from grpo_operator.layout.volumes import mounts, volumes
 from grpo_spec import contract as c
+from grpo_spec.contract import Device
 from grpo_spec.schema import dump
 
 T = TypeVar("T", dict[str, Any], list[Any])
-Manifest = dict[str, Any]
-
 SAVE_SECONDS = 300
 """Default grace period: saving a 7B model with its optimizer takes a minute or two on network storage."""
 
@@ -49,7 +50,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         }
         | user.security_context,
         "containers": [_container(job, group, user)],
-        "volumes": [*_volumes(job, attempt), *user.volumes],
+        "volumes": [*volumes(job, group, user, attempt), *user.volumes],
     }
     claim = group.spec.resource_claim_template_name
     optional = {
@@ -120,7 +121,7 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
         "image": job.spec.image,
         "imagePullPolicy": job.spec.image_pull_policy,
         "command": ["python", "-m", module],
-        "env": list({variable["name"]: variable for variable in [*_environment(job), *map(dump, user.env)]}.values()),
+        "env": _environment(job, user),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in port_numbers(job).items()],
         "readinessProbe": {"httpGet": {**probe, "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
         "resources": _resources(job, group, user),
@@ -129,7 +130,7 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
         else {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
         "terminationMessagePath": c.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_mounts(job), *user.volume_mounts],
+        "volumeMounts": [*mounts(job, group, user), *user.volume_mounts],
     }
     return container | ({"envFrom": list(user.env_from)} if user.env_from else {})
 
@@ -148,8 +149,12 @@ def _capabilities(job: Job) -> Manifest:
     return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if job.spec.network.rdma_resource else {})
 
 
-def _environment(job: Job) -> list[Manifest]:
-    return [
+def _environment(job: Job, user: PodTemplate) -> list[Manifest]:
+    """Return the container's variables. The user's win, but for those by which a pod knows who it is.
+
+    Kubernetes takes these over what `envFrom` has.
+    """
+    ours = [
         _field(c.ENV_POD_NAME, "metadata.name"),
         _field(c.ENV_POD_UID, "metadata.uid"),
         {"name": c.ENV_CONTRACT, "value": c.CONTRACT_PATH},
@@ -162,6 +167,8 @@ def _environment(job: Job) -> list[Manifest]:
         *([{"name": "HF_DATASETS_CACHE", "value": "/tmp/datasets"}] if job.spec.cache.read_only else ()),
         *fabric_environment(job.spec.network),
     ]
+    theirs = [dump(variable) for variable in user.env if not c.is_reserved(variable.name)]
+    return list({variable["name"]: variable for variable in [*ours, *theirs]}.values())
 
 
 def _field(name: str, path: str) -> Manifest:
@@ -175,9 +182,17 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
         resources["claims"] = [*_inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
     elif job.spec.device.resource:
         extended[job.spec.device.resource] = str(group.spec.gpus)
-    for kind in ("limits", "requests"):
-        if merged := _inner(user.resources, kind, dict, "resources") | extended:
+    said = {kind: _inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
+    for kind, values in said.items():
+        if merged := values | extended:
             resources[kind] = merged
+    if job.requests is not None:  # of what has a limit alone, Kubernetes requests as much
+        gpus = group.spec.gpus if job.spec.device.type is Device.CUDA else 0
+        asked = {
+            key: value for key, value in job.requests.of_pod(gpus).items() if not any(key in s for s in said.values())
+        }
+        if asked:
+            resources["requests"] = asked | resources.get("requests", {})
     return resources
 
 
@@ -190,35 +205,6 @@ def _inner(holder: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
     return value
 
 
-def _volumes(job: Job, attempt: int) -> list[Manifest]:
-    return [
-        {"name": "contract", "configMap": {"name": names.contract_name(job.name, attempt), "defaultMode": 0o444}},
-        {"name": "state", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        {"name": "data", **_storage(job.spec.storage.claim_name)},
-        {"name": "cache", **_storage(job.spec.cache.claim_name, read_only=job.spec.cache.read_only)},
-    ]
-
-
-def _storage(claim: str | None, *, read_only: bool = False) -> Manifest:
-    if claim is None:
-        return {"emptyDir": {}}
-    return {"persistentVolumeClaim": {"claimName": claim} | ({"readOnly": True} if read_only else {})}
-
-
-def _mounts(job: Job) -> list[Manifest]:
-    sub_path = job.spec.storage.sub_path
-    return [
-        {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True},
-        {"name": "state", "mountPath": c.STATE_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "shm", "mountPath": "/dev/shm"},
-        {"name": "data", "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {}),
-        {"name": "cache", "mountPath": c.CACHE_DIR} | ({"readOnly": True} if job.spec.cache.read_only else {}),
-    ]
-
-
 def port_numbers(job: Job) -> dict[str, int]:
     """Return the ports of the Service and the containers, by name."""
     ports = {"rendezvous": job.spec.rendezvous.port, "status": job.spec.rendezvous.status_port}
@@ -228,29 +214,3 @@ def port_numbers(job: Job) -> dict[str, int]:
 
 APP_PROTOCOLS = {"status": "http", "engine": "http"}
 """What is spoken on a port, for service meshes, which would guess; on the others it is a protocol of torch's own."""
-
-
-def child_labels(
-    job: Job, *, attempt: int | None = None, group: Group | None = None, user: dict[str, str] | None = None
-) -> dict[str, str]:
-    """Return the labels of a child: those of all children, over them the user's for this one, over all the operator's.
-
-    Those of its attempt and group only if given.
-    """
-    labels = (
-        job.spec.common_labels
-        | (user or {})
-        | {
-            "app.kubernetes.io/name": "grpojob",
-            "app.kubernetes.io/instance": job.name,
-            names.LABEL_MANAGED_BY: names.MANAGER,
-            names.LABEL_JOB: job.name,
-            names.LABEL_JOB_UID: job.uid,
-        }
-    )
-    if attempt is not None:
-        labels[names.LABEL_ATTEMPT] = str(attempt)
-    if group is not None:
-        role = group.role.value
-        labels |= {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_GROUP: group.name}
-    return labels

@@ -14,7 +14,8 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.placement_status import Admission, GroupAdmission
-from grpo_operator.layout.pods import Manifest, child_labels, pod_template
+from grpo_operator.layout.metadata import Manifest, child_labels
+from grpo_operator.layout.pods import pod_template
 from grpo_operator.layout.topology import Group, Job, Topology
 from grpo_spec.lenient import mapping, mappings
 

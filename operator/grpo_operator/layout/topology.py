@@ -15,6 +15,7 @@ from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocal
 from grpo_operator.api.infrastructure import TrainerGroup
 from grpo_operator.api.names import Role
 from grpo_operator.api.placement_status import Admission
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
@@ -42,6 +43,7 @@ class Job:
     micro_batch_halvings: int = 0  # as in the status
     queue: Queue | None = None
     admission: Admission | None = None  # of the attempt that runs or that may begin
+    requests: PodRequests | None = None  # what pods request where podTemplate does not say; None: nothing
 
     @property
     def ref(self) -> JobRef:

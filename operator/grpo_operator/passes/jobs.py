@@ -28,9 +28,12 @@ millisecond, as long as the rest of a pass that finds nothing to do."""
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """A spec as read, the job that has it, and where its ranks and engines run."""
+    """A spec as read, the job that has it, and where its ranks and engines run.
 
-    raw: Any
+    `basis`: the stored spec, and the defaults that the status keeps.
+    """
+
+    basis: tuple[Any, Any]
     stored: StoredSpec
     job: Job
     topology: Topology

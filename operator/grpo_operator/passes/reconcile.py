@@ -17,6 +17,7 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
@@ -59,12 +60,13 @@ class PassOptions:
     """Options of passes.
 
     `read_nodes`: whether the nodes of silent pods are read. `network_policies`: whether jobs get a NetworkPolicy; if
-    not, existing ones are deleted. `allowed`: what podTemplate may hold.
+    not, existing ones are deleted. `allowed`: what podTemplate may hold. `requests`: what pods of new jobs request.
     """
 
     read_nodes: bool = True
     network_policies: bool = True
     allowed: Allowed = field(default_factory=Allowed)
+    requests: PodRequests = field(default_factory=PodRequests)
 
 
 class Reconciler:
@@ -82,7 +84,9 @@ class Reconciler:
     ) -> None:
         self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
         self._jobs, self._clock, self._instruments = jobs, clock, instruments
-        self._snapshots = SnapshotReader(cluster, mirror, jobs, read_nodes=options.read_nodes)
+        self._snapshots = SnapshotReader(
+            cluster, mirror, jobs, read_nodes=options.read_nodes, requests=options.requests
+        )
         self._options = options
         applied = Applied()
         self._diff = ChildDiff(applied, jobs, policies=options.network_policies)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from grpo_operator.api import names
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
@@ -54,10 +55,16 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Reads snapshots of jobs. `read_nodes`: whether the nodes of silent pods are read."""
+    """Reads snapshots of jobs.
 
-    def __init__(self, cluster: Cluster, mirror: Mirror, jobs: Jobs, *, read_nodes: bool) -> None:
+    `read_nodes`: whether the nodes of silent pods are read. `requests`: what pods of new jobs request.
+    """
+
+    def __init__(
+        self, cluster: Cluster, mirror: Mirror, jobs: Jobs, *, read_nodes: bool, requests: PodRequests | None = None
+    ) -> None:
         self._cluster, self._mirror, self._jobs, self._read_nodes = cluster, mirror, jobs, read_nodes
+        self._requests = requests
         self._nodes: dict[str, tuple[float, Object | None]] = {}
 
     async def mirrored(self, key: Key, raw: Object, now: str) -> Snapshot:
@@ -117,13 +124,14 @@ class SnapshotReader:
 
     def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
         old = self._jobs.of(key).understood
-        if old is not None and old.stored.fault is None and old.raw == raw["spec"]:
+        basis = raw["spec"], status.defaults
+        if old is not None and old.stored.fault is None and old.basis == basis:
             stored = old.stored
         else:
             stored = read_spec(raw["spec"], status)  # at fault: the status stands in
-        job = read_job(key, raw, status, stored)
+        job = read_job(key, raw, status, stored, self._requests)
         topology = old.topology if old is not None and job == old.job else plan_topology(job)
-        self._jobs.understand(key, Understood(raw["spec"], stored, job, topology))
+        self._jobs.understand(key, Understood(basis, stored, job, topology))
         return job, topology
 
     async def _observe(
@@ -221,8 +229,17 @@ def is_ours(raw: Object) -> bool:
     return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
 
 
-def read_job(key: Key, raw: Object, status: GRPOJobStatus, stored: StoredSpec | None = None) -> Job:
-    """Return a job as the operator understands it; `stored` is its spec if that was read before."""
+def read_job(
+    key: Key,
+    raw: Object,
+    status: GRPOJobStatus,
+    stored: StoredSpec | None = None,
+    requests: PodRequests | None = None,
+) -> Job:
+    """Return a job as the operator understands it.
+
+    `stored` is its spec if that was read before, `requests` what its pods request unless it has begun with others.
+    """
     stored = stored or read_spec(raw["spec"], status)
     labels = mapping(raw["metadata"].get("labels"))
     queue = text(labels.get(names.LABEL_QUEUE))
@@ -237,4 +254,5 @@ def read_job(key: Key, raw: Object, status: GRPOJobStatus, stored: StoredSpec | 
         micro_batch_halvings=status.micro_batch_halvings,
         queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
         admission=status.admission,
+        requests=requests if status.attempt is None else status.pod_requests,
     )

@@ -86,7 +86,7 @@ def _running(expected: Expected, status: Object, own: dict[str, list[Object]]) -
     wanted = {
         "StatefulSet": {f"{name}-{group}" for group in expected.groups},
         "Service": {name},
-        "NetworkPolicy": {name},
+        "NetworkPolicy": {name, f"{name}.engines"} if "generation" in expected.spec else {name},
         "ConfigMap": {f"{name}-{attempt}"},
         "Pod": expected.pods,
     }

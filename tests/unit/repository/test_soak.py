@@ -41,7 +41,7 @@ def world(job: Expected, **status: Any) -> dict[str, list[dict[str, Any]]]:
         "Pod": [made(pod, status=ready) for pod in sorted(job.pods)],
         "StatefulSet": [made(f"{job.name}-{group}", spec={"replicas": n}) for group, n in job.groups.items()],
         "Service": [made(job.name, spec={"publishNotReadyAddresses": True})],
-        "NetworkPolicy": [made(job.name)],
+        "NetworkPolicy": [made(job.name), *([made(f"{job.name}.engines")] if "generation" in job.spec else [])],
         "ConfigMap": [made(f"{job.name}-{status['attempt']}")],
     }
 

@@ -1,7 +1,7 @@
 """Rules of wide sections are rules of the whole job, none is lost, and each message names all rules that are broken."""
 
 from grpo_operator.api.crd import crd
-from grpo_operator.api.job_rules import CHANGE_RULES, NAME_RULES
+from grpo_operator.api.job_rules import NAME_RULES, change_rules
 from grpo_operator.api.root_rules import RULES, WIDE, skipped_by_the_status
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_spec.training import TrainingConfig
@@ -29,7 +29,9 @@ def test_a_rule_names_what_is_broken_and_is_skipped_where_its_section_stays() ->
     looped = {"rule": "self.l.all(x, x > self.a)", "message": "no", "messageExpression": "'%d'.format([self.a])"}
     wide = {"properties": {"training": section, "generation": section | {RULES: [*section[RULES], looped]}}}
     wide |= {RULES: [{"rule": "self.training.a > self.b", "message": "m"}]}
-    (*_, spec, _, generation) = skipped_by_the_status({"properties": {"spec": wide}}, NAME_RULES, CHANGE_RULES)
+    (*_, spec, _, generation) = skipped_by_the_status(
+        {"properties": {"spec": wide}}, NAME_RULES, change_rules(SCHEMA["properties"]["spec"])
+    )
     assert "optional.of(it.training).optMap(training, (" in spec["rule"]
     assert "(training.a > it.b)" in spec["rule"]
     assert "(it.a > 1) ? '' : 'a\\'s form. '" in generation["messageExpression"]

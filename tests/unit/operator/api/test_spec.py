@@ -47,8 +47,27 @@ from support.control_plane.jobs import spec
             "spec: rewards has name 'r' twice",
         ),
         (
-            {"podTemplate": {"env": [{"name": "WORLD_SIZE"}]}},
-            "spec.podTemplate: env must not set variables that the operator sets",
+            {"podTemplate": {"env": [{"name": "MINE"}, {"name": "WORLD_SIZE"}]}},
+            "spec.podTemplate.env[1]: the operator and the launcher set this variable",
+        ),
+        (
+            {
+                "trainer": {
+                    "groups": [{"name": "a", "gpus": 1, "podTemplate": {"env": [{"name": "POD_UID", "valueFrom": {}}]}}]
+                }
+            },
+            "spec.trainer.groups[0].podTemplate.env[0]: the operator and the launcher set this variable",
+        ),
+        (
+            {
+                "generation": {
+                    "topology": "Server",
+                    "server": {
+                        "groups": [{"name": "g", "gpus": 1, "podTemplate": {"env": [{"name": "GRPO_ATTEMPT"}]}}]
+                    },
+                }
+            },
+            "spec.generation.server.groups[0].podTemplate.env[0]: the operator and the launcher set this variable",
         ),
     ],
 )

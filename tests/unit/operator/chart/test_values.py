@@ -33,6 +33,7 @@ def test_values_reach_the_pod(helm: Path) -> None:
     values += ["podSecurityContext.runAsUser=null", "rbac.readNodes=false", "jobs.networkPolicy=false"]
     allowed = ["HostPath", "HostNetwork", "Privileged", "ServiceAccountToken"]
     values += [f"jobs.allow{what}=true" for what in allowed]
+    values += ["jobs.requests.cpuPerGpu=2", "jobs.requests.memory="]
     objects = render(helm, *(part for value in values for part in ("--set", value)))
     assert all(o["metadata"]["labels"]["cost"] == "ml" for o in objects.values())
     template = objects["Deployment"]["spec"]["template"]
@@ -44,8 +45,9 @@ def test_values_reach_the_pod(helm: Path) -> None:
     assert pod["containers"][0]["env"][1:] == [{"name": "HTTPS_PROXY", "value": "p"}]
     assert template["metadata"]["labels"].items() >= {"team": "x", "cost": "ml"}.items()
     allows = ["--allow-host-path", "--allow-host-network", "--allow-privileged", "--allow-service-account-token"]
+    requests = [f"--request={one}" for one in ("cpu=100m", "cpuPerGpu=2", "memory=", "memoryPerGpu=4Gi")]
     flags = ["--no-nodes", "--no-network-policies", *allows]
-    assert pod["containers"][0]["args"][3:] == ["--log-format=json", "--log-level=debug", *flags]
+    assert pod["containers"][0]["args"][3:] == ["--log-format=json", "--log-level=debug", *flags, *requests]
     assert not set(allows) & set(render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"])
     assert "runAsUser" not in pod["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -107,6 +109,9 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
         "watchNamespaces={Team}",
         "crds.install=1",
         "logFormat=xml",
+        "jobs.requests.cpuPerGpu=0",
+        "jobs.requests.memory=lots",
+        "jobs.requests.gpu=1",
         "logLevel=trace",
         "image.digest=abc",
         "networkPolicy.apiServerCIDRs={kubernetes.default}",

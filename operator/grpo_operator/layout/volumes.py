@@ -1,0 +1,68 @@
+"""What each role mounts. Pure.
+
+| | contract | state, tmp, shm | cache | data |
+|---|---|---|---|---|
+| trainer pods | read | write | write | write: checkpoints, journal, exports, datasets |
+| engine pods | read | write | write: they download the model themselves | only what the job names there |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Role
+from grpo_operator.api.pod_template import PodTemplate
+from grpo_operator.layout.metadata import Manifest
+from grpo_operator.layout.topology import Group, Job
+from grpo_spec import contract as c
+from grpo_spec.schema import dump
+
+_DATA = "data"
+
+
+def volumes(job: Job, group: Group, user: PodTemplate, attempt: int) -> list[Manifest]:
+    """Return the volumes of a group's pods. `user`: its pod settings."""
+    data = {"name": _DATA, **_storage(job.spec.storage.claim_name)}
+    return [
+        {"name": "contract", "configMap": {"name": names.contract_name(job.name, attempt), "defaultMode": 0o444}},
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        *([data] if _use_of_data(job, group, user) else ()),
+        {"name": "cache", **_storage(job.spec.cache.claim_name, read_only=job.spec.cache.read_only)},
+    ]
+
+
+def mounts(job: Job, group: Group, user: PodTemplate) -> list[Manifest]:
+    """Return what the container of a group's pods mounts."""
+    sub_path, use = job.spec.storage.sub_path, _use_of_data(job, group, user)
+    data: Manifest = {"name": _DATA, "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {})
+    return [
+        {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True},
+        {"name": "state", "mountPath": c.STATE_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        *([data | ({"readOnly": True} if use == "read" else {})] if use else ()),
+        {"name": "cache", "mountPath": c.CACHE_DIR} | ({"readOnly": True} if job.spec.cache.read_only else {}),
+    ]
+
+
+def _storage(claim: str | None, *, read_only: bool = False) -> Manifest:
+    if claim is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": claim} | ({"readOnly": True} if read_only else {})}
+
+
+def _use_of_data(job: Job, group: Group, user: PodTemplate) -> Literal["read", "write"] | None:
+    """Return what pods of a group do with the job's storage.
+
+    Engines get their weights from the ranks. They read it only where the job says that the model or a file of vLLM is
+    there, and write to it only where the user's settings of their pods name it, such as HF_HOME=/data/hub.
+    """
+    settings = json.dumps(dump(user))
+    if group.role is Role.TRAINER or c.DATA_DIR in settings or f'"{_DATA}"' in settings:
+        return "write"
+    named = json.dumps([job.spec.model.path, job.spec.generation.engine_args])
+    return "read" if c.DATA_DIR in named else None
