@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack, overload
 
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
-from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import (
     ConditionStatus,
     Disruption,
@@ -39,6 +39,7 @@ class StatusFields(TypedDict, total=False):
     recent_restarts: RecentRestarts | None
     micro_batch_halvings: int
     next_restart_time: Time | None
+    download: DownloadStatus | None
     avoid_nodes: tuple[AvoidedNode, ...]
     failed_nodes: tuple[FailedNode, ...]
     start_time: Time | None
@@ -77,6 +78,7 @@ class FailureFields(TypedDict, total=False):
     """Fields of Failure that follow from what the job did before."""
 
     reason: str
+    message: str
     counted: bool
     step: int | None
 
@@ -115,6 +117,8 @@ def edit(section: Failure, **fields: Unpack[FailureFields]) -> Failure: ...
 def edit(section: Restarts, *, counted: int) -> Restarts: ...
 @overload
 def edit(section: RecentRestarts, *, step: int) -> RecentRestarts: ...
+@overload
+def edit(section: DownloadStatus, *, retry_time: Time | None) -> DownloadStatus: ...
 @overload
 def edit(section: ProgressStatus, **fields: Unpack[ProgressFields]) -> ProgressStatus: ...
 def edit(section: StatusSection, **fields: Any) -> StatusSection:
