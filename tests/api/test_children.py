@@ -216,7 +216,7 @@ def test_what_a_finalizer_holds_is_deleted_once_and_named(jobs: Jobs, control_pl
     wait_until(lambda: not jobs.condition("held", "Suspended")["message"].startswith("2 pods"), "one has ended", 20)
     saving = jobs.condition("held", "Suspended")
     assert (saving["status"], saving["reason"]) == ("False", "Suspending")
-    assert saving["message"] == "1 pods are saving and ending: held-b-0"
+    assert saving["message"] == "1 pods are saving and ending: held-b-0 (its finalizers hold it: example.com/hold)"
     assert jobs.condition("held", "Reconciling")["status"] == "True"
     for what, name in (("pod", "held-b-0"), ("configmap", "held-0")):
         hold(what, name, [])

@@ -172,3 +172,10 @@ class CacheSpec(Section):
         "hub into the claim, so that no GPU waits for it. Set it for models that take minutes to download. Default: "
         "pods download what they need.",
     )
+    prefetch_deadline_seconds: int = Field(
+        21600,
+        ge=60,
+        le=31_536_000,
+        description="Seconds after which the job fails if prefetch has not succeeded, however often it was tried. A "
+        "suspension begins it anew; what is downloaded stays. Raise it where the model takes longer.",
+    )

@@ -90,3 +90,20 @@ class EvaluationStatus(StatusSection):
             best_metric=best,
             stops=said.stops,
         )
+
+
+class DownloadStatus(StatusSection):
+    """The download before the first attempt (cache.prefetch): its tries so far."""
+
+    since: Time = Field(description="Time when it first began; cache.prefetchDeadlineSeconds counts from it.")
+    failures: int = Field(
+        0,
+        exclude_if=lambda failures: not failures,
+        description="Number of tries that failed; the wait before the next one doubles with each.",
+    )
+    retry_time: Time | None = Field(
+        None, description="Earliest time of the next try; absent while one is under way or begins."
+    )
+    message: str = Field(
+        "", max_length=4096, exclude_if=lambda message: not message, description="Why the last try failed."
+    )

@@ -11,7 +11,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
-from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
 from grpo_spec import lenient
 
@@ -209,6 +209,9 @@ class GRPOJobStatus(StatusSection):
     )
     next_restart_time: Time | None = Field(
         None, description="Earliest time when the next attempt begins; set while Restarting."
+    )
+    download: DownloadStatus | None = Field(
+        None, description="The download before the first attempt; absent once that begins, and without cache.prefetch."
     )
     avoid_nodes: Annotated[tuple[AvoidedNode, ...], Field(max_length=64)] = Field(
         (),

@@ -40,7 +40,8 @@ def without_defaults(schema: Schema, path: str = "spec") -> Schema:
         out["default"] = {}
     elif "default" in out and path not in _KEPT:
         del out["default"]
-        out["description"] = f"{out['description']} Default: {_shown(default)}."
+        if "efault: " not in out["description"]:  # else it says what the value means
+            out["description"] = f"{out['description']} Default: {_shown(default)}."
     if "properties" in out:
         out["properties"] = {name: without_defaults(one, f"{path}.{name}") for name, one in out["properties"].items()}
     if "items" in out:

@@ -190,8 +190,17 @@ def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:
     """
     if report is None or report.waiting_for:
         return False
-    idle = report.age_seconds if report.idle_seconds is None else min(report.age_seconds, report.idle_seconds)
-    return idle > max(policy.hang_seconds, HANG_FACTOR * (report.step_seconds or 0.0))
+    return idle_seconds(report) > hang_seconds(report, policy)
+
+
+def idle_seconds(report: Progress) -> float:
+    """Return for how long no step has finished and no rank of a launcher's pod has made progress."""
+    return report.age_seconds if report.idle_seconds is None else min(report.age_seconds, report.idle_seconds)
+
+
+def hang_seconds(report: Progress, policy: FailurePolicy) -> float:
+    """Return how long that must last to be a hang."""
+    return max(policy.hang_seconds, HANG_FACTOR * (report.step_seconds or 0.0))
 
 
 def find_hang(

@@ -73,6 +73,25 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
+def find_left(observed: Observed, now: str) -> dict[str, str]:
+    """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
+    keeps come first.
+    """
+    left = {pod.name: _hindrance(pod, observed, now) for pod in observed.pods.values()}
+    return dict(sorted(left.items(), key=lambda one: (not one[1], one[0])))
+
+
+def _hindrance(pod: ObservedPod, observed: Observed, now: str) -> str:
+    if pod.node in observed.absent_nodes:
+        return f"its node {pod.node} no longer exists"
+    if pod.node in observed.lost_nodes:
+        return f"its node {pod.node} has not been ready since {observed.lost_nodes[pod.node]}"
+    if pod.deletion_time and pod.finalizers:
+        return f"its finalizers hold it: {pod.finalizers}"
+    late = _overstay(pod, now) > OVERSTAY_SECONDS
+    return f"on node {pod.node}, it did not end with its grace period at {pod.deletion_time}" if late else ""
+
+
 def describe_held(observed: Observed, policy: FailurePolicy, now: str, among: Collection[str]) -> str | None:
     """Say which of the pods named does not end although its node is not lost, what holds it and until when, or None."""
     held = [

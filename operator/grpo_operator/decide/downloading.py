@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpo_operator.api.status import Failure, GRPOJobStatus
-from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.blame import Reports, seconds_between
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import condition
-from grpo_operator.decide.observe import Child, Observed
+from grpo_operator.decide.observe import Child, Observed, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.downloads import wanted_downloads
 from grpo_operator.layout.topology import Job
@@ -36,28 +36,37 @@ def is_done(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     return (wanted.model is None and not wanted.datasets) or any(_is(one, "Complete") for one in _jobs(observed))
 
 
+def is_off(job: Job, status: GRPOJobStatus, observed: Observed, *, waits: bool) -> bool:
+    """Whether nothing is to be downloaded now. `waits`: nothing of the job may run."""
+    is_held = (job.queue is not None and job.admission is None) or bool(observed.foreign)
+    return waits or is_held or status.attempt is not None or is_terminal(status)
+
+
 def needs_job(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     """Whether the Job that downloads is to be created."""
     return not (is_done(job, status, observed) or _jobs(observed))
 
 
-def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, *, waits: bool) -> DownloadSteps:
+def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, now: str, *, waits: bool) -> DownloadSteps:
     """Return what to do about the Job. `waits`: nothing may run; what is downloaded stays in the cache."""
-    found = tuple(one for one in _jobs(observed) if "deletionTimestamp" not in one.raw["metadata"])
-    waits = waits or (job.queue is not None and job.admission is None) or bool(observed.foreign)
+    found = tuple(one for one in _jobs(observed) if not is_being_deleted(one))
+    failed = tuple(one for one in found if _is(one, "Failed"))
     if is_terminal(status):  # a failed one is kept: its pod's log says why
-        return DownloadSteps(removals=tuple(one for one in found if not _is(one, "Failed")))
-    if status.attempt is not None or waits:
+        return DownloadSteps(removals=tuple(one for one in found if one not in failed))
+    if is_off(job, status, observed, waits=waits):
         return DownloadSteps(removals=found)
+    at = status.download.retry_time if status.download else None
+    if at is not None and seconds_between(at, now) >= 0:
+        return DownloadSteps(removals=failed)  # then another one can have its name
     return DownloadSteps(create=needs_job(job, status, observed))
 
 
-def find_failure(job: Job, observed: Observed, now: str) -> Failure | None:
-    """Return why the download is given up, or None while it goes on."""
+def find_failure(observed: Observed, now: str) -> Failure | None:
+    """Return how the last try failed, or None if none has."""
     failed = next((one for one in _jobs(observed) if _is(one, "Failed")), None)
     if failed is None:
         return None
-    said = _failed_last(observed)
+    said = _failed_last(observed, failed.uid)
     outcome = said.outcome if said else None
     why = outcome.message if outcome else text(condition(mapping(failed.raw.get("status")), "Failed").get("message"))
     is_wrong = outcome is not None and outcome.exit_code == ExitCode.CONFIG_ERROR
@@ -72,23 +81,29 @@ def find_failure(job: Job, observed: Observed, now: str) -> Failure | None:
     )
 
 
-def describe(observed: Observed, reports: Reports) -> str:
-    """Say how far the download is, or what keeps its pod from running."""
+def describe(status: GRPOJobStatus, observed: Observed, reports: Reports) -> str:
+    """Say how far the download is, what keeps its pod from running, or when it is tried again."""
+    if (tries := status.download) is not None and tries.retry_time is not None:
+        number = f"{tries.failures} times" if tries.failures > 1 else "once"
+        return f"no GPU is asked for yet; failed {number}, tried again at {tries.retry_time}: {tries.message}"
     running = [pod for pod in observed.downloaders if pod.outcome is None]
     if not running:
-        failed = _failed_last(observed)
-        outcome = failed.outcome if failed else None
-        return f"the download is tried again: {outcome.message}" if outcome else "no GPU is asked for yet"
+        return "no GPU is asked for yet"
     pod = running[-1]
     why = pod.unschedulable or pod.waiting
     said = reports[pod.name].phase if pod.name in reports else why or "begins"
     return f"no GPU is asked for yet; pod {pod.name}: {said}"
 
 
-def _failed_last(observed: Observed) -> ObservedPod | None:
-    """Return the pod that failed last. One that ended well has left no result, as none is asked of it."""
-    failed = [p for p in observed.downloaders if p.outcome and p.outcome.reason != Reason.OUTCOME_MISSING]
+def _failed_last(observed: Observed, job: str) -> ObservedPod | None:
+    """Return the pod that failed last of the Job with this UID."""
+    failed = [pod for pod in observed.downloaders if pod.outcome and pod.controller == job]
     return max(failed, key=lambda pod: pod.outcome.finished_at if pod.outcome else "", default=None)
+
+
+def find_try(observed: Observed) -> Child | None:
+    """Return the Job that downloads now."""
+    return next((one for one in _jobs(observed) if not (_is(one, "Complete") or _is(one, "Failed"))), None)
 
 
 def _jobs(observed: Observed) -> list[Child]:

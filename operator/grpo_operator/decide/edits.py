@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
 from grpo_operator.api.pod_requests import PodRequests
-from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ProgressStatus
 from grpo_operator.api.status import (
     ConditionStatus,
     Disruption,
@@ -44,6 +44,7 @@ class StatusFields(TypedDict, total=False):
     pod_requests: PodRequests | None
     micro_batch_halvings: int
     next_restart_time: Time | None
+    download: DownloadStatus | None
     avoid_nodes: tuple[AvoidedNode, ...]
     failed_nodes: tuple[FailedNode, ...]
     start_time: Time | None
@@ -82,6 +83,7 @@ class FailureFields(TypedDict, total=False):
     """Fields of Failure that follow from what the job did before."""
 
     reason: str
+    message: str
     counted: bool
     step: int | None
 
@@ -120,6 +122,8 @@ def edit(section: Failure, **fields: Unpack[FailureFields]) -> Failure: ...
 def edit(section: Restarts, *, counted: int) -> Restarts: ...
 @overload
 def edit(section: RecentRestarts, *, step: int) -> RecentRestarts: ...
+@overload
+def edit(section: DownloadStatus, *, retry_time: Time | None) -> DownloadStatus: ...
 @overload
 def edit(section: ProgressStatus, **fields: Unpack[ProgressFields]) -> ProgressStatus: ...
 def edit(section: StatusSection, **fields: Any) -> StatusSection:

@@ -20,6 +20,8 @@ OBSTACLES = (
     Reason.NODE_NOT_READY,
     Reason.POD_STUCK,
     Reason.NAME_TAKEN,
+    Reason.QUOTA_EXCEEDED,
+    Reason.CHILD_REFUSED,
 )
 """Reasons that become a Warning event although their condition is False."""
 
@@ -59,6 +61,10 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
     for member in new.members if runs else ():
         if member.replacing and member.uid not in replaced:
             events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=_replacement(member, new)))
+    tries = new.download
+    if tries is not None and tries.retry_time is not None and tries != old.download:
+        message = f"{tries.message}; tried again at {tries.retry_time}"
+        events.append(Event(type="Warning", reason=Reason.DOWNLOAD_FAILED, message=message))
     if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
         consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
         message = f"spec.storage.claimName is not set: {consequence}"

@@ -61,6 +61,12 @@ def is_ready(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     return all(_waits(member, observed.pods[member.pod]) for member in status.members)
 
 
+def find_running(status: GRPOJobStatus, observed: Observed) -> dict[str, str]:
+    """Return the pods whose ranks have not ended yet, by name, as `deletions.find_left` does."""
+    pods = ((member, observed.pods.get(member.pod)) for member in status.members)
+    return {member.pod: "" for member, pod in pods if pod is not None and not _waits(member, pod)}
+
+
 def _waits(member: MemberStatus, pod: ObservedPod) -> bool:
     return pod.endings[0].attempt is not None if pod.endings else member.role == Role.GENERATION
 

@@ -8,14 +8,15 @@ JobSet's recreation of all its Jobs).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import Draft, find, keeps_pods, rests
+from grpo_operator.decide.conditions import Draft, find, rests
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 
@@ -40,16 +41,16 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
     return f"pod {member.pod} on node {member.node}{others} is being taken away: {member.disruption.message}"
 
 
-def suspend(draft: Draft, pods: Iterable[str]) -> None:
-    """Stop the deadline's clock and set `Suspended`. `pods`: the names of those that exist."""
+def suspend(draft: Draft, left: Mapping[str, str]) -> None:
+    """Stop the deadline's clock and set `Suspended`. `left`: see `deletions.find_left`."""
     _rest(draft, "the job is suspended")
-    stay_suspended(draft, pods)
+    stay_suspended(draft, left)
 
 
-def queue(draft: Draft, pods: Iterable[str], why: str) -> None:
+def queue(draft: Draft, left: Mapping[str, str], why: str) -> None:
     """End the attempt and wait for Kueue, as if suspended. `why`: what Kueue says."""
     _rest(draft, "the job waits in its queue")
-    if left := sorted(pods):
+    if left:
         draft.set(Condition.SUSPENDED, False, Reason.SUSPENDING, f"{why}; {_saving(left)}")
     else:
         draft.set(Condition.SUSPENDED, True, Reason.QUEUED, why + from_where(draft))
@@ -68,16 +69,19 @@ def wait_for_old(foreign: Sequence[str]) -> str:
     return f"waiting until objects of an earlier job of the same name are deleted: {', '.join(foreign[:5])}"
 
 
-def _saving(pods: list[str]) -> str:
-    return f"{len(pods)} pods are saving and ending: {', '.join(pods[:8])}"
+def _saving(left: Mapping[str, str]) -> str:
+    return f"{len(left)} pods are saving and ending: {_named(left)}"
 
 
-def stay_suspended(draft: Draft, pods: Iterable[str], foreign: Sequence[str] = ()) -> None:
+def _named(left: Mapping[str, str]) -> str:
+    return ", ".join(f"{pod} ({why})" if why else pod for pod, why in islice(left.items(), 8))
+
+
+def stay_suspended(draft: Draft, left: Mapping[str, str], foreign: Sequence[str] = ()) -> None:
     """Set `Suspended`, which holds once no pod is left; also when the job is to be resumed after.
 
     `foreign`: what keeps a job that is resumed from beginning.
     """
-    left = sorted(pods)
     if left:
         draft.set(Condition.SUSPENDED, False, Reason.SUSPENDING, _saving(left))
     elif foreign:
@@ -86,14 +90,17 @@ def stay_suspended(draft: Draft, pods: Iterable[str], foreign: Sequence[str] = (
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + from_where(draft))
 
 
-def name_left(draft: Draft, pods: Iterable[str]) -> None:
-    """Say in `Restarting` which pods the next attempt waits for, once its time has come."""
-    old, at, left = find(draft.status, Condition.RESTARTING), draft.status.next_restart_time, sorted(pods)
-    if old is None or keeps_pods(draft.status):
+def name_left(draft: Draft, left: Mapping[str, str], foreign: Sequence[str]) -> None:
+    """Say in `Restarting` what the next attempt waits for: pods that something keeps, others once its time has come."""
+    old, at = find(draft.status, Condition.RESTARTING), draft.status.next_restart_time
+    if old is None:
         return
     said = old.message.partition(_LEFT)[0]
-    if left and (at is None or seconds_between(at, draft.now) >= 0):
-        said = f"{clip(said, 3072)}{_LEFT}{len(left)} pods that still end: {', '.join(left[:8])}"
+    is_time = at is None or seconds_between(at, draft.now) >= 0
+    if left and (is_time or any(left.values())):
+        said = f"{clip(said, 3072)}{_LEFT}{len(left)} pods that still end: {_named(left)}"
+    elif foreign and is_time:
+        said = f"{clip(said, 3072)}{_LEFT}objects of an earlier job of the same name: {', '.join(foreign[:5])}"
     draft.set(Condition.RESTARTING, True, old.reason, said)
 
 

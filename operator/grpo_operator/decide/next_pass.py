@@ -56,7 +56,11 @@ def seconds_to_next(
     if status.attempt is None:
         if job.queue is not None and job.admission is None and not observed.foreign:
             return None  # Kueue's answer calls for the next pass
-        return CALM_SECONDS if observed.downloaders else 1.0
+        if (tries := status.download) is None:
+            return 1.0
+        limit = lifecycle.after(tries.since, job.spec.cache.prefetch_deadline_seconds)
+        left_to = [seconds_between(now, at) for at in (tries.retry_time, limit) if at is not None]
+        return min([CALM_SECONDS if observed.downloaders else POLL_SECONDS, *(one for one in left_to if one > 0)])
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
     is_ending = any(not one.replacing and (one.outcome or one.disruption) for one in status.members)

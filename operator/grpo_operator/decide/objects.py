@@ -38,7 +38,8 @@ def labelled_job(pod: Object) -> str:
 
 def finalizers_of(child: Object) -> str:
     """Name the finalizers of an object, "" if it has none."""
-    return ", ".join(text(one) for one in child["metadata"].get("finalizers") or ())
+    found = child["metadata"].get("finalizers")
+    return ", ".join(map(str, found)) if isinstance(found, list) else ""
 
 
 def condition(status: Object, kind: str) -> Object:

@@ -12,6 +12,7 @@ from grpo_operator.api.status_section import known_time
 from grpo_operator.decide.objects import Object, condition, finalizers_of, labelled_job, was_applied
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_spec.lenient import mapping
+from grpo_spec.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,9 @@ class Observed:
     strange_pods: tuple[str, ...] = ()
     """Pods that carry the job's label and that no job of this name owns, by name. They are left alone."""
 
-    taken: str | None = None
-    """The pod of another owner, or of none, that has the name of one that the attempt needs."""
+    why_absent: tuple[Reason, str] | None = None
+    """Why the first pod does not exist that should (reason, message): another's has its name, or the cluster refuses
+    it."""
 
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Since when a node is not ready, by its name; only nodes that were read."""

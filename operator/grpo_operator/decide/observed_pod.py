@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from pydantic_core import from_json
 from grpo_operator.api import names
 from grpo_operator.api.status import Disruption, MemberOutcome
 from grpo_operator.api.status_section import known_time
-from grpo_operator.decide.objects import Object, condition, controller_of, labels_of
+from grpo_operator.decide.objects import Object, condition, controller_of, finalizers_of, labels_of
 from grpo_spec import lenient
 from grpo_spec.lenient import clip, mapping, mappings, number, text
 from grpo_spec.reasons import Reason
@@ -47,6 +48,7 @@ class ObservedPod:
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
+    finalizers: str = ""  # those that keep it in any case
     downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
     controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
     controller_place: tuple[str, str] = ("", "")  # its kind and name
@@ -94,7 +96,8 @@ def read_pod(pod: Object) -> ObservedPod:
         deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
         disruption=_disruption(status),
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
-        held_by=_holder(metadata, container),
+        held_by=_holder(finalizers_of(pod), container),
+        finalizers=finalizers_of(pod),
         downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
         controller=text(controller_of(pod).get("uid")),
         controller_place=(text(controller_of(pod).get("kind")), text(controller_of(pod).get("name"))),
@@ -122,10 +125,9 @@ def _waiting(status: Object, container: Object) -> str | None:
     return None
 
 
-def _holder(metadata: Object, container: Object) -> str:
-    finalizers = metadata.get("finalizers")
-    if finalizers and isinstance(finalizers, list):
-        return f"its finalizers hold it ({', '.join(map(str, finalizers))}), which a deletion by force does not remove"
+def _holder(finalizers: str, container: Object) -> str:
+    if finalizers:
+        return f"its finalizers hold it ({finalizers}), which a deletion by force does not remove"
     if mapping(container.get("state")).get("terminated"):
         return "its container has ended, its kubelet still holds it: usually a volume that does not unmount"
     return "its container has not ended: usually a process that waits for storage or a device"
@@ -162,7 +164,17 @@ def _disruption(status: Object) -> Disruption | None:
 
 def _unschedulable(status: Object) -> str | None:
     scheduled = condition(status, "PodScheduled")
-    return text(scheduled.get("message")) or "no reason given" if scheduled.get("status") == "False" else None
+    return (
+        _each_once(text(scheduled.get("message"))) or "no reason given" if scheduled.get("status") == "False" else None
+    )
+
+
+def _each_once(said: str) -> str:
+    """Return a text without the sentences that it repeats: of a gang, the scheduler says the same for several pods."""
+    kept: dict[str, str] = {}
+    for sentence in re.split(r"(?<=[.;])\s+|\n+", said):
+        kept.setdefault(sentence.rstrip(".;"), sentence)
+    return " ".join(kept.values())
 
 
 def _endings(status: Object, container: Object) -> tuple[Ending, ...]:

@@ -51,7 +51,7 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
     A launcher that has given up on the others has waited for too long, too, if a trainer pod has no node.
     """
     placement, pods = draft.status.placement, pods_of_attempt(draft, topology, observed)
-    obstacle = find_obstacle(topology, pods)
+    obstacle = find_obstacle(topology, pods, observed.why_absent)
     if placement is None or obstacle is None:
         return None
     lacking = topology.trainer_pods - {pod.name for pod in pods if pod.node is not None}
@@ -101,15 +101,17 @@ def _placed(pods: Sequence[ObservedPod], names: Sequence[str]) -> bool:
     return {pod.name for pod in pods if pod.node is not None}.issuperset(names)
 
 
-def find_obstacle(topology: Topology, pods: list[ObservedPod]) -> tuple[Reason, str] | None:
+def find_obstacle(
+    topology: Topology, pods: list[ObservedPod], why_absent: tuple[Reason, str] | None
+) -> tuple[Reason, str] | None:
     """Return why not all pods have a node, or None if they have. `pods`: those of the attempt that exist."""
     known = {pod.name for pod in pods}
     absent = [name for name in topology.needed_pods if name not in known]
     later = {name for group in _held(topology, pods) for name in group.pods} if absent else set()
     if missing := next((name for name in absent if name not in later), None):
         hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
-        number = len(topology.needed_pods)
-        return Reason.WAITING_FOR_PODS, f"{len(pods)} of {number} pods exist; {missing} is missing ({hint})"
+        reason, why = why_absent or (Reason.WAITING_FOR_PODS, f"{missing} is missing ({hint})")
+        return reason, f"{len(pods)} of {len(topology.needed_pods)} pods exist; {why}"
     if (pod := next((pod for pod in pods if pod.unschedulable), None)) is not None:
         return Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}"
     if waiting := [pod.name for pod in pods if pod.node is None]:

@@ -31,12 +31,13 @@ from grpo_operator.decide.deletions import (
     describe_held_children,
     describe_orphan,
     find_deletions,
+    find_left,
 )
 from grpo_operator.decide.downloading import DownloadSteps
 from grpo_operator.decide.events import Event, events_between
 from grpo_operator.decide.next_pass import POLL_SECONDS, seconds_to_next
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.placement import describe_hold, find_limits, find_placement_timeout
+from grpo_operator.decide.placement import find_limits, find_placement_timeout
 from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, record
 from grpo_operator.decide.running import observe_pods
@@ -112,7 +113,7 @@ def plan(
         if keeps_pods(draft.status):  # a job that cannot begin is to hold no GPU
             restarts.recreate(draft, obstacle.message)
     elif job.spec.suspend:
-        lifecycle.suspend(draft, observed.pods)
+        lifecycle.suspend(draft, find_left(observed, now))
     elif queueing.must_wait(job, status, observed):
         _wait_in_queue(draft, topology, observed)
     elif not (observed.foreign or downloading.is_done(job, status, observed)):
@@ -126,6 +127,9 @@ def plan(
         _check_attempt(draft, topology, observed, reports)
     if obstacle is None or status.attempt is not None:
         _observe(draft, topology, observed, reports)
+    waits = obstacle is not None or job.spec.suspend
+    if draft.status.download is not None and downloading.is_off(job, draft.status, observed, waits=waits):
+        draft.update(download=None)
     new = draft.finish()
     return Plan(
         status=new,
@@ -134,7 +138,7 @@ def plan(
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
-        download=downloading.find_steps(job, new, observed, waits=obstacle is not None or job.spec.suspend),
+        download=downloading.find_steps(job, new, observed, now, waits=waits),
         renewals=in_place.find_renewals(job, new, observed),
         requeue_after=seconds_to_next(job, new, observed, reports, now, obstacle and obstacle.reason, least),
         events=events_between(status, new, job),
@@ -159,7 +163,7 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
         mode=Mode.STOPPED,
         deletions=find_deletions(job, new, observed, now),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=False),
-        download=downloading.find_steps(job, new, observed, waits=True),
+        download=downloading.find_steps(job, new, observed, now, waits=True),
         requeue_after=due,
         events=events_between(status, new, job),
     )
@@ -169,9 +173,6 @@ def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Repo
     """Set what the pods do, which of them cannot be created or does not end, and which child does not."""
     before = draft.status
     observe_pods(draft, topology, observed, reports)
-    scheduled = find(draft.status, Condition.SCHEDULED)
-    if observed.taken is not None and scheduled is not None and scheduled.reason == Reason.WAITING_FOR_PODS:
-        draft.set(Condition.SCHEDULED, False, Reason.NAME_TAKEN, observed.taken + describe_hold(draft, topology))
     spares = observed.pods.keys() - {*topology.needed_pods}
     if not attempts.is_running_undisturbed(draft.job, draft.status):
         spares = set()  # all pods have to end
@@ -190,22 +191,23 @@ def _observe(draft: Draft, topology: Topology, observed: Observed, reports: Repo
 
 def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None:
     why = queueing.describe(draft.job, observed)
-    if draft.status.attempt is not None:
-        lifecycle.queue(draft, observed.pods, why)
-    elif observed.foreign:
+    if observed.foreign and attempts.is_between_attempts(draft.status):  # until then it does not queue
         _wait_for_next_attempt(draft, topology, observed)
+    elif draft.status.attempt is not None:
+        lifecycle.queue(draft, find_left(observed, draft.now), why)
     else:
         attempts.accept(draft, topology)
         draft.set(Condition.SCHEDULED, False, Reason.QUEUED, why)
 
 
 def _download(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
-    failure = downloading.find_failure(draft.job, observed, draft.now)
-    if failure is not None:
-        lifecycle.end(draft, failure)
+    restarts.follow_download(draft, downloading.find_failure(observed, draft.now))
+    if is_terminal(draft.status):
         return
     attempts.accept(draft, topology)
-    draft.set(Condition.SCHEDULED, False, Reason.DOWNLOADING, downloading.describe(observed, reports))
+    said = downloading.describe(draft.status, observed, reports)
+    reason, why = observed.why_absent or (Reason.DOWNLOADING, said)
+    draft.set(Condition.SCHEDULED, False, reason, said if observed.why_absent is None else f"{said}; {why}")
 
 
 def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed) -> None:
@@ -215,13 +217,15 @@ def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed)
         draft.set(Condition.SCHEDULED, False, Reason.WAITING_FOR_OLD_CHILDREN, message)
         draft.clear(Condition.SUSPENDED, Reason.RESUMED, message)
     elif rests(status):
-        lifecycle.stay_suspended(draft, observed.pods, observed.foreign)
+        lifecycle.stay_suspended(draft, find_left(observed, draft.now), observed.foreign)
     elif holds(status, Condition.RESTARTING):
         policy = draft.job.spec.failure_policy
         restarts.correct_cause(draft, find_failure(status, topology, observed, policy, draft.now))
         if keeps_pods(draft.status) and (why := in_place.find_hindrance(draft, observed)):
             restarts.recreate(draft, why)
-        lifecycle.name_left(draft, observed.pods)
+        kept = keeps_pods(draft.status)
+        left = in_place.find_running(draft.status, observed) if kept else find_left(observed, draft.now)
+        lifecycle.name_left(draft, left, observed.foreign)
 
 
 def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:

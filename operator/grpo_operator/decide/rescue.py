@@ -37,7 +37,7 @@ def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obs
         if failure := lifecycle.passed_deadline(draft):
             lifecycle.end(draft, failure)
         elif job.spec.suspend and status.attempt is not None:
-            lifecycle.suspend(draft, pods)
+            lifecycle.suspend(draft, dict.fromkeys(sorted(pods), ""))
     new = draft.finish()
     mode = Mode.KEEP
     if status.attempt is not None and (is_terminal(new) or rests(new)):

@@ -9,16 +9,18 @@ from dataclasses import replace
 
 from grpo_operator.api.names import Condition, Role, child_name
 from grpo_operator.api.placement_status import PlacementTimeouts
+from grpo_operator.api.progress_status import DownloadStatus
 from grpo_operator.api.status import Failure, MemberOutcome, RecentRestarts, Restarts
 from grpo_operator.decide import in_place, nodes, repeats
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import Draft
+from grpo_operator.decide.conditions import Draft, find
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
 from grpo_operator.decide.lifecycle import after, describe, end, from_where
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.contracts import smaller_micro_batches
+from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 
 NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
@@ -176,6 +178,33 @@ def _replace_engine(draft: Draft, failure: Failure, observed: Observed, at: str,
         for group in draft.status.groups
     )
     draft.update(members=members, groups=groups)
+
+
+def follow_download(draft: Draft, failure: Failure | None) -> None:
+    """Note how tries of a download end: each waits as restarts do, and none counts. The job ends at the deadline, or at
+    once if the hub does not have what is asked for.
+
+    `failure`: how the last try failed; None while one is under way, or is to begin.
+    """
+    old = draft.status.download or DownloadStatus(since=draft.now)
+    if failure is not None and failure.reason == Reason.CONFIG_ERROR:
+        end(draft, failure)
+        return
+    limit = draft.job.spec.cache.prefetch_deadline_seconds
+    if seconds_between(old.since, draft.now) >= limit:
+        scheduled = find(draft.status, Condition.SCHEDULED)
+        why = failure.message if failure else scheduled.message if scheduled else ""
+        said = clip(f"not downloaded within {limit} s (cache.prefetchDeadlineSeconds); {why}", 4096)
+        last = failure or Failure(reason=Reason.DOWNLOAD_FAILED, message="", time=draft.now)
+        end(draft, edit(last, message=said))
+    elif failure is None:
+        draft.update(download=edit(old, retry_time=None))
+    elif old.retry_time is None:
+        wait = backoff_seconds(draft.job.spec.failure_policy, old.failures, draft.job.uid, old.failures)
+        tries = old.failures + 1
+        at = after(draft.now, wait)
+        new = DownloadStatus(since=old.since, failures=tries, retry_time=at, message=describe(failure))
+        draft.update(download=new)
 
 
 def is_due(replace_time: str | None, now: str) -> bool:

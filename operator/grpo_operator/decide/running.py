@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.blame import Reports
+from grpo_operator.decide.blame import Reports, hang_seconds, idle_seconds
 from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
 from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.lifecycle import IN_MEMBERS, after, describe_leaving, first_line, leaving
@@ -15,6 +17,9 @@ from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of
 from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
+
+STILL_SECONDS = 60
+"""Seconds without any progress, and longer than a step, after which `Running` says so."""
 
 
 def observe_pods(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
@@ -46,7 +51,7 @@ def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
 
 def _observe_running(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     pods = pods_of_attempt(draft, topology, observed)
-    if (obstacle := find_obstacle(topology, pods)) is not None:
+    if (obstacle := find_obstacle(topology, pods, observed.why_absent)) is not None:
         draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
@@ -66,7 +71,7 @@ def _running(
         return (
             True,
             Reason.ALL_RANKS_RUNNING,
-            f"all {expected} pods are ready{_elastic(draft.status, topology, observed)}",
+            f"all {expected} pods are ready{_elastic(draft.status, topology, observed)}{_still(progress, draft)}",
         )
     silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
     if silent:
@@ -92,6 +97,26 @@ def _running(
     return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
 
 
+def _still(said: Progress | None, draft: Draft) -> str:
+    """Say in which phase the ranks of rank 0's pod have been for long without progress, such as a reward that hangs.
+
+    The time is given in powers of two: a text that changes each minute would be written each minute.
+    """
+    if said is None or (idle := idle_seconds(said)) < max(STILL_SECONDS, said.step_seconds or 0.0):
+        return ""
+    phases: dict[str, list[int]] = {}
+    for rank, phase in said.rank_phases.items():
+        phases.setdefault(phase.partition(" for ")[0], []).append(int(rank))
+    where = "; ".join(
+        f"rank {min(ranks)}{f' and {len(ranks) - 1} more' if ranks[1:] else ''}: {phase}"
+        for phase, ranks in sorted(phases.items(), key=lambda one: min(one[1]))
+    )
+    minutes = 2 ** int(log2(idle / 60))
+    limit = f"it is a hang after {hang_seconds(said, draft.job.spec.failure_policy):.0f} s (failurePolicy.hangSeconds)"
+    nothing = "no rank has taken a step, sampled a token, scored an answer or changed its phase"
+    return f"; for {minutes} min or more {nothing} ({where or said.phase}); {limit}"
+
+
 def _elastic(status: GRPOJobStatus, topology: Topology, observed: Observed) -> str:
     """Say how many pods are ready of those that the job does not need, and what the first other one waits for."""
     wanted = topology.elastic_pods
@@ -106,7 +131,7 @@ def _elastic(status: GRPOJobStatus, topology: Topology, observed: Observed) -> s
         said = f"{why.reason}: {first_line(why.message, IN_MEMBERS)}" if why else "it has failed"
         return f"{more}; {name} on node {failed[name].node}: {said}; it is replaced at {failed[name].replace_time}"
     if (pod := observed.pods.get(late[0])) is None:
-        return f"{more}; {late[0]} does not exist yet"
+        return f"{more}; {observed.why_absent[1] if observed.why_absent else f'{late[0]} does not exist yet'}"
     if pod.unschedulable or pod.node is None:
         return f"{more}; {pod.name} has no node: {pod.unschedulable or 'it waits for the scheduler'}"
     return f"{more}; {pod.name} on node {pod.node}: {pod.waiting or 'its engine loads'}"

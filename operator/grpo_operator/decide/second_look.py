@@ -42,6 +42,7 @@ def _course(status: GRPOJobStatus) -> tuple[object, ...]:
 
 
 _OF_PODS = (Condition.SCHEDULED, Condition.RUNNING)
+_OBSTACLES = (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.CHILD_REFUSED, Reason.NAME_TAKEN)
 _ON_THE_WAY = ("Pending", "Starting")
 """Phases in which the pods of an attempt have not all started."""
 
@@ -62,8 +63,8 @@ def news(old: GRPOJobStatus, new: GRPOJobStatus) -> News:
     """Return how urgent it is to write a status that differs from the stored one.
 
     How a pod ended, or that it is being taken away, cannot wait: it can be seen only for a moment. That the scheduler
-    finds no node cannot either: a user should read it at once, and the time that others hold GPUs in vain begins. Nor
-    can an attempt's first progress, or another warning of its training.
+    finds no node, or that the cluster refuses a pod, cannot either: a user should read it at once, and the time that
+    others hold GPUs in vain begins. Nor can an attempt's first progress, or another warning of its training.
     """
     if _holds_in_vain(old) != _holds_in_vain(new):
         return News.URGENT
@@ -84,10 +85,11 @@ def _without_progress(status: GRPOJobStatus) -> GRPOJobStatus:
     return edit(status, conditions=conditions, progress=None, evaluation=None, checkpoint=None)
 
 
-def _holds_in_vain(status: GRPOJobStatus) -> tuple[bool, bool]:
-    """Return whether the scheduler finds no node for a pod, and whether others have one then."""
-    no_node = any(c.type == Condition.SCHEDULED and c.reason == Reason.UNSCHEDULABLE for c in status.conditions)
-    return no_node, no_node and status.placement is not None
+def _holds_in_vain(status: GRPOJobStatus) -> tuple[str, bool]:
+    """Return why a pod has no node and may never have one, "" if nothing is known; and whether others have one then."""
+    said = next((c.reason for c in status.conditions if c.type == Condition.SCHEDULED), "")
+    obstacle = said if said in _OBSTACLES else ""
+    return obstacle, bool(obstacle) and status.placement is not None
 
 
 def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:

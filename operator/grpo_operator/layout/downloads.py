@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
 from grpo_operator.api import names
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.pods import pod_template
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.contract import DatasetName, Downloads
-from grpo_spec.reports import ExitCode
+from grpo_spec.lenient import mapping
 
-RETRIES = 20
-"""Number of times that a download is tried again; the wait doubles from 10 s to 6 minutes, so for about 1.5 hours."""
+_LIMITS = {"cpu": "4", "memory": "8Gi"}
+_REQUESTS = {"cpu": "500m", "memory": "2Gi"}
+"""What the pod asks for: a quota or a LimitRange may demand it. Less where podTemplate says less."""
+
+_UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("m", "", "k", "M", "G", "T", "P"), start=-1)} | {
+    f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", start=1)
+}
 
 _OF_GPU_NODES = (
     *("nodeSelector", "affinity", "topologySpreadConstraints"),
@@ -36,9 +46,8 @@ def wanted_downloads(job: Job) -> Downloads:
 
 
 def download_job(job: Job, topology: Topology) -> Manifest:
-    """Return the Job. Its pod is like one of the first group, with its tokens, but asks for no GPU and no GPU node.
-
-    Kubernetes replaces a pod whose node is lost, and retries one that failed unless the hub does not have the model.
+    """Return the Job, which is one try. Its pod is like one of the first group, with its tokens, but asks for no GPU
+    and no GPU node. Kubernetes replaces a pod whose node is lost; the operator decides on one that failed.
     """
     template = pod_template(job, topology.groups[0], 0)
     role = {names.LABEL_ROLE: names.ROLE_DOWNLOAD, "app.kubernetes.io/component": names.ROLE_DOWNLOAD}
@@ -46,7 +55,8 @@ def download_job(job: Job, topology: Topology) -> Manifest:
     labels = {key: value for key, value in template["metadata"]["labels"].items() if key not in of_attempts} | role
     pod = {key: value for key, value in template["spec"].items() if key not in _OF_GPU_NODES}
     (container,) = pod["containers"]
-    container = {key: value for key, value in container.items() if key not in ("resources", "readinessProbe", "ports")}
+    container = {key: value for key, value in container.items() if key not in ("readinessProbe", "ports")}
+    container["resources"] = _resources(container["resources"])
     container["command"] = [
         *("python", "-m", "grpo_workload.download_pod"),
         wanted_downloads(job).model_dump_json(by_alias=True, exclude_none=True),
@@ -61,20 +71,37 @@ def download_job(job: Job, topology: Topology) -> Manifest:
         "labels": child_labels(job) | role,
         "ownerReferences": [job.owner],
     }
-    wrong = {"containerName": names.CONTAINER, "operator": "In", "values": [int(ExitCode.CONFIG_ERROR)]}
     lost = [{"type": "DisruptionTarget", "status": "True"}]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata,
         "spec": {
-            "backoffLimit": RETRIES,
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "Ignore", "onPodConditions": lost},
-                    {"action": "FailJob", "onExitCodes": wrong},
-                ]
-            },
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": lost}]},
             "template": {"metadata": template["metadata"] | {"labels": labels}, "spec": pod},
         },
     }
+
+
+def _resources(of_trainer: Mapping[str, Any]) -> Manifest:
+    """Return the requests and limits of the pod that downloads: small ones, and no more than a trainer pod's."""
+    theirs = {kind: mapping(of_trainer.get(kind)) for kind in ("limits", "requests")}
+    limits = {name: _least(own, theirs["limits"].get(name)) for name, own in _LIMITS.items()}
+    requests = {name: _least(own, theirs["requests"].get(name), limits[name]) for name, own in _REQUESTS.items()}
+    resources = {"limits": limits, "requests": requests}
+    for kind, said in theirs.items():  # which a quota may demand too; what is downloaded goes into the claim
+        if "ephemeral-storage" in said:
+            resources[kind]["ephemeral-storage"] = _least("2Gi", said["ephemeral-storage"])
+    return resources
+
+
+def _least(own: str, *others: object) -> str:
+    """Return the smallest of these amounts that are understood; others are the API server's to refuse."""
+    known = [(amount, str(said)) for said in (own, *others) if (amount := _amount(said)) is not None]
+    return min(known)[1]
+
+
+def _amount(said: object) -> Decimal | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", str(said))
+    return Decimal(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None

@@ -19,6 +19,7 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.rate_limits import PassIntervals, WriteRates, Writes
+from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
 
 REMEMBERED = 1024
@@ -65,6 +66,18 @@ class Answers:
 
 
 @dataclass(slots=True)
+class Question:
+    """About a pod that is missing: its name and the UID of what creates it, the seconds until the API server is asked
+    again, when that is due, and the last answer (reason, message).
+    """
+
+    about: tuple[str, str]
+    wait: float
+    due: float
+    answer: tuple[Reason, str] | None = None
+
+
+@dataclass(slots=True)
 class JobState:
     """All that is kept between passes about one job."""
 
@@ -76,6 +89,8 @@ class JobState:
     writes: Writes = field(default_factory=Writes)
     gone_sets: set[str] = field(default_factory=set)
     """UIDs of StatefulSets and Jobs that pods name as their controller and that no longer exist."""
+    question: Question | None = None
+    """Why a pod does not exist that should."""
     runs: bool | None = None
     """Whether the job runs, if it will be looked at again by time alone; else None."""
 

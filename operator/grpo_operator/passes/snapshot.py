@@ -10,7 +10,6 @@ from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import controller_of, owner_of
 from grpo_operator.decide.observe import (
@@ -25,18 +24,15 @@ from grpo_operator.decide.observe import (
 )
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
+from grpo_operator.passes.absent import AbsentPods
 from grpo_operator.passes.children import error_note
 from grpo_operator.passes.jobs import Jobs, Understood
 from grpo_operator.passes.kueue import read_granted
-from grpo_operator.passes.preflight import find_taken
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
 from grpo_spec.lenient import mapping, text
-
-TAKEN_SECONDS = 5.0
-"""Seconds after the start of an attempt from which on a pod that it lacks may be somebody else's."""
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
@@ -66,6 +62,7 @@ class SnapshotReader:
         self._cluster, self._mirror, self._jobs, self._read_nodes = cluster, mirror, jobs, read_nodes
         self._requests = requests
         self._nodes: dict[str, tuple[float, Object | None]] = {}
+        self._absent = AbsentPods(cluster, jobs)
 
     async def mirrored(self, key: Key, raw: Object, now: str) -> Snapshot:
         """Return what the mirror shows; `raw` is the job there."""
@@ -108,7 +105,7 @@ class SnapshotReader:
         if not is_terminal(status):
             self._check_lists(job, status)
         observed = await self._observe(key, status, pods, now, age)
-        observed = replace(observed, taken=await self._find_taken(key, status, topology, observed, now))
+        observed = replace(observed, why_absent=await self._absent.explain(key, status, topology, observed))
         if is_between_attempts(status):
             job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
         return Snapshot(raw, status, job, topology, observed, now)
@@ -167,25 +164,6 @@ class SnapshotReader:
             else:
                 ready.add(name)
         return replace(observed, lost_nodes=lost, absent_nodes=frozenset(absent), ready_nodes=frozenset(ready))
-
-    async def _find_taken(
-        self, key: Key, status: GRPOJobStatus, topology: Topology, seen: Observed, now: str
-    ) -> str | None:
-        """Say whose the first pod is that an attempt lacks, if it exists nevertheless: no label need tell of it."""
-        began = status.attempt_start_time
-        if (
-            is_terminal(status)
-            or is_between_attempts(status)
-            or began is None
-            or seconds_between(began, now) < TAKEN_SECONDS
-        ):
-            return None
-        sets = {child.name for child in seen.children if child.kind == "StatefulSet"}
-        for name in topology.needed_pods:
-            if name not in seen.pods and name.rpartition("-")[0] in sets:
-                with error_note(f"reading pod {name}"):
-                    return await find_taken(self._cluster, key.namespace, name, seen)
-        return None
 
     async def _missing_sets(
         self, key: Key, pods: list[tuple[str, ObservedPod]], others: list[tuple[str, Child]]

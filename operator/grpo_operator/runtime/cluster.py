@@ -74,6 +74,11 @@ class Cluster:
         """Return a node, or None if it does not exist."""
         return await self.get("Node", "", name)
 
+    async def events(self, namespace: str, uid: str, reason: str) -> list[Object]:
+        """Return the events of a reason about the object with this UID."""
+        about = f"regarding.uid={uid},reason={reason}"
+        return list((await self._send("list", "Event", self._path("Event", namespace), field_selector=about))["items"])
+
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
         """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
         answer = await self._send("list", kind, self._path(kind, namespace), label_selector=label_selector)

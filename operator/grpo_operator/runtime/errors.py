@@ -8,6 +8,7 @@ import re
 import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
 
+from grpo_operator.decide.absent import exceeds_quota
 from grpo_spec.reasons import Reason
 
 
@@ -64,7 +65,7 @@ def refusal(error: ApiException, kind: str, name: str) -> RefusedError | None:
     is_malformed = error.status == 500 and "failed to create typed patch object" in said
     if not (is_malformed or error.status in (400, 403, 422)) or _is_early(error):
         return None
-    if error.status == 403 and re.search("(exceeded|failed|status unknown for) quota", said):
+    if error.status == 403 and exceeds_quota(said):
         return RefusedError(
             Reason.QUOTA_EXCEEDED,
             f"{child} does not fit the namespace's quota; raise it, or delete what uses it: {said}",

@@ -281,8 +281,8 @@ def bind_claim(jobs: Jobs, name: str) -> None:
     jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": claim})
 
 
-def finish_download(jobs: Jobs, job: str) -> None:
-    """Wait for the pod of a job that downloads, and let it end as if it had worked."""
+def finish_download(jobs: Jobs, job: str, phase: str = "Succeeded") -> None:
+    """Wait for the pod of a job that downloads, and let it end as if it had worked, or Failed."""
     selector = f"training.grpo.dev/job={job},training.grpo.dev/role=download"
     wait_until(
         lambda: any(pod["spec"].get("nodeName") for pod in jobs.list("pod", selector)),
@@ -291,7 +291,7 @@ def finish_download(jobs: Jobs, job: str) -> None:
         interval=0.2,
     )
     (pod,) = jobs.list("pod", selector)
-    patch = json.dumps({"status": {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}})
+    patch = json.dumps({"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]}})
     jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
 
 

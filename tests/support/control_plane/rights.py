@@ -66,10 +66,28 @@ def live_through(jobs: Jobs) -> None:
 
 
 def download(jobs: Jobs) -> None:
-    """Take a job through a download, whose pod ends as if it had worked, and one through the look at its template."""
-    jobs.apply(make_job("fetched", cache={"claimName": "runs", "prefetch": True}))
+    """Take a job through a download, whose pod is refused, then fails, and then ends as if it had worked; and another
+    job through the look at its template.
+    """
+    jobs("create", "quota", "none", "--hard=pods=0")
+    policy = {"backoffSeconds": 2, "maxRestarts": 0}
+    jobs.apply(make_job("fetched", cache={"claimName": "runs", "prefetch": True}, failurePolicy=policy))
+    refused = jobs.wait_for("fetched", "Scheduled", "False", "QuotaExceeded")["message"]
+    assert "the cluster refuses the pod that downloads, and is asked again" in refused
+    assert "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0" in refused
+    jobs("delete", "quota", "none")
     jobs.wait_for("fetched", "Scheduled", "False", "Downloading")
     assert jobs.list("statefulset", "training.grpo.dev/job=fetched") == []
+    (first,) = jobs.list("job", "training.grpo.dev/job=fetched")
+    finish_download(jobs, "fetched", "Failed")
+    wait_until(lambda: "tried again at" in jobs.condition("fetched", "Scheduled")["message"], "it says when", 30)
+
+    def downloads_again() -> bool:
+        pods = jobs.list("pod", "training.grpo.dev/job=fetched,training.grpo.dev/role=download")
+        now = [pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods]
+        return len(now) == 1 and now != [first["metadata"]["uid"]]
+
+    wait_until(downloads_again, "it is tried again", 30)
     finish_download(jobs, "fetched")
     jobs.wait_for("fetched", "Running", "True")
     wait_until(lambda: not jobs.list("job", "training.grpo.dev/job=fetched"), "the Job is deleted", 30)

@@ -7,9 +7,11 @@ from typing import Any
 from grpo_operator.api.names import LABEL_JOB, LABEL_JOB_UID, Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import find, holds
+from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import Observed, observe, read_child, read_pods
 from grpo_operator.decide.plan import Deletion, Mode, plan
+from grpo_spec.reasons import Reason
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, failed
 
@@ -121,10 +123,10 @@ def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> No
 def test_a_pod_of_others_that_has_the_name_of_one_that_is_missing_is_named() -> None:
     case = Case()
     taken = f"Pod {B} already exists and has no owner"
-    seen = replace(observed(pod(A)), taken=taken)
+    seen = replace(observed(pod(A)), why_absent=(Reason.NAME_TAKEN, taken))
     said = plan(case.job, case.topology, case.status, seen, {}, NOW)
     assert find(said.status, Condition.SCHEDULED).reason == "NameTaken"
-    assert find(said.status, Condition.SCHEDULED).message.startswith(taken)
+    assert find(said.status, Condition.SCHEDULED).message.startswith(f"1 of 2 pods exist; {taken}; 1 of 2")
     assert [event.reason for event in said.events] == ["NameTaken"]
     assert said.status.summary.reason == "NameTaken"
     assert holds(said.status, Condition.RECONCILING)
@@ -206,6 +208,36 @@ def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
     case.see(pods[0], at=20)
     assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {A}"
     assert case.see(at=30).status.attempt == 1
+
+
+def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_restart() -> None:
+    gone = {"deletion_time": after(NOW, 40)}
+    held = replace(pod(A, uid=f"{A}-0"), finalizers=HOLD, **gone)
+    silent = replace(pod(B, uid=f"{B}-0"), node="far", **gone)
+    lost = {"lost_nodes": {"far": after(NOW, 5)}}
+    why = f"{A} (its finalizers hold it: {HOLD}), {B} (its node far has not been ready since 2026-01-01T00:00:05Z)"
+    case = Case()
+    case.see_all_ready()
+    case.edit(suspend=True)
+    case.see(held, silent, at=10, **lost)
+    assert case.message(Condition.SUSPENDED) == f"2 pods are saving and ending: {why}"
+    case.see(silent, at=150, absent_nodes=frozenset({"far"}), **lost)
+    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} (its node far no longer exists)"
+    case.see(replace(silent, node="near"), at=150)
+    late = f"on node near, it did not end with its grace period at {after(NOW, 40)}"
+    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} ({late})"
+
+    case = Case(failurePolicy={"backoffSeconds": 100})
+    pods = case.see_all_ready()
+    case.see(failed(A, at=5), pods[1], at=6)
+    case.see(pods[0], pods[1], at=8)
+    assert "it waits for" not in case.message(Condition.RESTARTING), "the back-off runs, and all is well"
+    case.see(held, silent, at=10, **lost)
+    assert "next attempt not before 2026-01-01T00:0" in case.message(Condition.RESTARTING)
+    assert case.message(Condition.RESTARTING).endswith(f"; it waits for 2 pods that still end: {why}")
+    case.see(at=300, foreign=("service/job",))
+    left = "; it waits for objects of an earlier job of the same name: service/job"
+    assert case.message(Condition.RESTARTING).endswith(left)
 
 
 def test_a_job_that_is_resumed_waits_for_what_an_earlier_job_left_and_says_so() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
@@ -25,15 +26,22 @@ class Fetching(Case):
     """A job whose model is downloaded first."""
 
     def __init__(self, **spec: Any) -> None:
-        self.edit(**CACHE, **spec)
+        self.edit(**(CACHE | spec))
         self.status = GRPOJobStatus()
         self.child: Child | None = None
         self.downloader: ObservedPod | None = None
+        self.why_absent: tuple[Reason, str] | None = None
 
-    def made(self, *states: str) -> None:
+    def fails(self, code: int = 1, uid: str = "j") -> None:
+        """Let the try end with this exit code."""
+        self.made("Failed", uid=uid)
+        ending = Ending(ended(code, "Error"))
+        self.downloader = replace(pod("job-download-x"), downloads=True, controller=uid, endings=(ending,))
+
+    def made(self, *states: str, uid: str = "j") -> None:
         """Let the Job exist, in these conditions."""
         raw = download_job(self.job, self.topology)
-        raw["metadata"] |= {"uid": "j", "resourceVersion": "1"}
+        raw["metadata"] |= {"uid": uid, "resourceVersion": "1"}
         raw["status"] = {"conditions": [{"type": kind, "status": "True", "message": "too often"} for kind in states]}
         self.child = read_child("Job", raw)
 
@@ -44,6 +52,7 @@ class Fetching(Case):
             children=(self.child,) if self.child else (),
             downloaders=(self.downloader,) if self.downloader else (),
             has_queues=True,
+            why_absent=self.why_absent,
         )
         reports = {self.downloader.name: Progress(phase=said)} if said and self.downloader else {}
         self.last = plan(self.job, self.topology, self.status, seen, reports, after(NOW, at), obstacle)
@@ -56,7 +65,7 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     first = case.look()
     assert (first.download.create, first.mode, first.status.attempt) == (True, Mode.KEEP, None)
     case.made()
-    case.downloader = replace(pod("job-download-x"), downloads=True)
+    case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
     waits = case.look(at=5, said="downloads tiny: 1.50 of 9.00 GB")
     assert (waits.status.phase, waits.status.summary.reason, waits.download.create) == ("Pending", "Downloading", False)
     assert waits.status.summary.message == (
@@ -68,27 +77,90 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     assert begun.status.active_since == after(NOW, 60), "the clock of deadlines begins with the first attempt"
 
 
-def test_a_download_that_is_given_up_ends_the_job_and_says_why() -> None:
-    for code, reason in ((64, "ConfigError"), (1, "DownloadFailed")):
-        case = Fetching()
-        case.made("Failed")
-        case.downloader = replace(pod("job-download-x"), downloads=True, endings=(Ending(ended(code, "Error")),))
-        case.look()
-        assert (case.status.phase, case.status.summary.reason) == ("Failed", reason)
-        where = f"download pod job-download-x on node node, exit code {code}"
-        assert case.message(Condition.FAILED) == f"{where}: the download into the cache failed: said Error"
-        assert not case.look(at=9).download, "its pod's log says more"
+def test_what_the_hub_does_not_have_ends_the_job_at_once_and_says_why() -> None:
     case = Fetching()
-    case.made("Failed")
+    case.fails(code=64)
     case.look()
-    assert case.message(Condition.FAILED).endswith("failed: too often")
+    assert (case.status.phase, case.status.summary.reason) == ("Failed", "ConfigError")
+    where = "download pod job-download-x on node node, exit code 64"
+    assert case.message(Condition.FAILED) == f"{where}: the download into the cache failed: said Error"
+    assert not case.look(at=9).download, "its pod's log says more"
 
 
-def test_a_suspended_job_downloads_nothing_and_goes_on_later() -> None:
+def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_the_next_one_is() -> None:
+    case = Fetching(failurePolicy={"maxRestarts": 0, "backoffSeconds": 10})
+    now, waits = 0, []
+    for number in range(1, 8):
+        case.fails(uid=f"j{number}")
+        failed = case.look(at=now)
+        tries = failed.status.download
+        assert tries is not None
+        assert tries.failures == number
+        assert tries.retry_time is not None
+        waits.append(seconds_between(after(NOW, now), tries.retry_time))
+        assert not failed.download, "its pod's log can be read until then"
+        assert case.message(Condition.SCHEDULED).startswith("no GPU is asked for yet; failed ")
+        assert f"tried again at {tries.retry_time}: download pod job-download-x on node" in case.status.summary.message
+        assert ("Warning", "DownloadFailed") in [(one.type, one.reason) for one in failed.events]
+        assert case.look(at=now + 1).events == ()
+        assert failed.requeue_after is not None
+        assert failed.requeue_after <= waits[-1]
+        now += int(waits[-1])
+        assert case.look(at=now).download.removals == (case.child,)
+        case.child = None
+        again = case.look(at=now)
+        assert again.download.create
+        assert again.status.download is not None
+        assert again.status.download.retry_time is None
+    assert all(0.8 * 10 * 2**i <= wait <= 1.2 * 10 * 2**i for i, wait in enumerate(waits[:6])), waits
+    assert case.status.restarts.total == 0
+    case.made("Complete")
+    begun = case.look(at=now + 60)
+    assert (begun.status.attempt, begun.status.download) == (0, None)
+
+
+def test_the_deadline_ends_a_job_whose_download_fails_hangs_or_is_refused_and_names_the_obstacle() -> None:
+    for why in ("fails", "hangs", "refused"):
+        case = Fetching(cache=CACHE["cache"] | {"prefetchDeadlineSeconds": 600})
+        case.made()
+        case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
+        if why == "fails":
+            case.fails()
+        if why == "refused":
+            case.downloader, case.why_absent = None, (Reason.QUOTA_EXCEEDED, "the cluster refuses the pod: no quota")
+        case.look(said="downloads tiny: 1.50 of 9.00 GB")
+        assert case.look(at=599, said="downloads tiny: 1.50 of 9.00 GB").status.phase == "Pending"
+        over = case.look(at=600)
+        assert (over.status.phase, over.status.summary.reason) == ("Failed", "DownloadFailed")
+        message = case.message(Condition.FAILED)
+        assert "not downloaded within 600 s (cache.prefetchDeadlineSeconds); " in message
+        named = {
+            "fails": "said Error",
+            "hangs": "1.50 of 9.00 GB",
+            "refused": "no GPU is asked for yet; the cluster re",
+        }
+        assert named[why] in message
+        assert over.download.removals == (() if why == "fails" else (case.child,))
+
+
+def test_a_download_that_is_refused_says_so() -> None:
     case = Fetching()
     case.made()
+    case.why_absent = Reason.QUOTA_EXCEEDED, "the cluster refuses the pod that downloads: no quota"
+    refused = case.look()
+    assert (refused.status.phase, refused.status.summary.reason) == ("Pending", "QuotaExceeded")
+    assert refused.status.summary.message == (
+        "no GPU is asked for yet; the cluster refuses the pod that downloads: no quota"
+    )
+
+
+def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline() -> None:
+    case = Fetching()
+    case.made()
+    assert case.look().status.download is not None
     case.job = replace(case.job, spec=case.job.spec.model_copy(update={"suspend": True}))
     assert case.look().download.removals == (case.child,)
+    assert case.status.download is None
     case.child = None
     assert not case.look(at=2).download
     case.edit(**CACHE)
@@ -124,7 +196,7 @@ def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -
     made = download_job(one, plan_topology(one))["spec"]["template"]
     (container,) = made["spec"]["containers"]
     assert "HF_TOKEN" in [variable["name"] for variable in container["env"]]
-    assert {"resources", "readinessProbe"} & container.keys() == set()
+    assert {"readinessProbe", "ports"} & container.keys() == set()
     assert {"nodeSelector", "affinity"} & made["spec"].keys() == set()
     assert [one["name"] for one in container["volumeMounts"]] == ["tmp", "cache"]
     assert [one["name"] for one in made["spec"]["volumes"]] == ["tmp", "cache"]
@@ -134,16 +206,19 @@ def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -
     assert {"training.grpo.dev/group", "training.grpo.dev/attempt"} & made["metadata"]["labels"].keys() == set()
 
 
-def test_the_message_quotes_the_last_failure_while_it_is_tried_again() -> None:
-    case = Fetching()
-    case.made()
-    early, late = (
-        replace(pod(name), downloads=True, endings=(Ending(ended(1, f"by {name}", at=at)),))
-        for name, at in (("job-download-z", NOW), ("job-download-a", after(NOW, 9)))
-    )
-    seen = replace(observed(), children=(case.child,), downloaders=(early, late))
-    waits = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
-    assert waits.status.summary.message == "the download is tried again: said by job-download-a"
-    done = replace(early, endings=(Ending(ended(-1, Reason.OUTCOME_MISSING)),))
-    waits = plan(case.job, case.topology, case.status, replace(seen, downloaders=(done,)), {}, NOW)
-    assert waits.status.summary.message == "no GPU is asked for yet"
+def test_its_pod_exists_under_a_quota_and_asks_for_no_more_than_a_trainer() -> None:
+    def resources(**theirs: Any) -> Any:
+        one = job(**CACHE, podTemplate={"resources": theirs})
+        (container,) = download_job(one, plan_topology(one))["spec"]["template"]["spec"]["containers"]
+        return container["resources"]
+
+    own = {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "500m", "memory": "2Gi"}}
+    assert resources() == own
+    assert resources(limits={"cpu": 96, "memory": "900Gi"}, requests={"cpu": "90.5"}) == own
+    assert resources(limits={"cpu": "250m", "memory": "1e9"}) == {
+        "limits": {"cpu": "250m", "memory": "8Gi"},
+        "requests": {"cpu": "250m", "memory": "2Gi"},
+    }
+    small = resources(limits={"memory": "1000M", "ephemeral-storage": "1Ti"}, requests={"memory": "512Mi"})
+    assert small["limits"] == {"cpu": "4", "memory": "1000M", "ephemeral-storage": "2Gi"}
+    assert small["requests"] == {"cpu": "500m", "memory": "512Mi"}

@@ -192,6 +192,21 @@ def test_a_job_that_runs_ends_its_attempt_when_it_gets_a_queue_but_not_when_kueu
     assert plan(case.job, case.topology, case.status, seen, {}, NOW).mode == Mode.RUN
 
 
+def test_a_job_that_is_resumed_queues_only_once_nothing_is_left_of_an_earlier_job_of_its_name() -> None:
+    case, pods = running()
+    case.edit(suspend=True)
+    case.see(*pods, at=5)
+    case.workload = None
+    case.see(at=9)
+    case.edit()
+    case.job = replace(case.job, queue=Queue("team"))
+    waits = case.see(at=12, foreign=("service/job",))
+    assert (waits.queue.create, waits.status.summary.reason) == (False, "WaitingForOldChildren")
+    assert case.message(Condition.SUSPENDED).endswith("of the same name are deleted: service/job")
+    queued = case.see(at=15)
+    assert (queued.queue.create, queued.status.summary.reason) == (True, "Queued")
+
+
 def test_how_the_job_ended_is_written_once() -> None:
     for code, result in ((0, "Succeeded"), (ExitCode.CONFIG_ERROR, "Failed")):
         case, _ = running()

@@ -72,6 +72,39 @@ def test_the_message_names_the_pod_whose_container_cannot_start() -> None:
     assert running.message == f"pod {B} on node node: ErrImagePull: no such image"
 
 
+def test_ranks_that_make_no_progress_are_shown_with_their_phase_long_before_it_is_a_hang() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    still = "no rank has taken a step, sampled a token, scored an answer or changed its phase"
+
+    def see(idle: float, at: int, step: float | None = None) -> str:
+        said = Progress(step=3, age_seconds=9e3, idle_seconds=idle, step_seconds=step, phase="Rewarding")
+        phases = {"0": f"Rewarding for {idle:.0f} s", "1": f"Gathering for {idle:.0f} s", "2": "Gathering for 3 s"}
+        case.see(*pods, at=at, progress=said.model_copy(update={"rank_phases": phases}))
+        return case.status.summary.message
+
+    assert see(59, at=1) == "all 2 pods are ready"
+    assert see(61, at=2) == (
+        f"all 2 pods are ready; for 1 min or more {still} (rank 0: Rewarding; rank 1 and 1 more: Gathering); "
+        "it is a hang after 1800 s (failurePolicy.hangSeconds)"
+    )
+    assert see(119, at=3) == see(62, at=4), "written once"
+    assert "for 4 min or more" in see(300, at=5)
+    assert see(300, at=6, step=400) == "all 2 pods are ready", "a step takes longer"
+    assert case.status.phase == "Running"
+
+
+def test_a_sentence_of_the_scheduler_is_quoted_once() -> None:
+    said = "0/8 nodes are available: 8 Insufficient cpu."
+    more = "preemption: 0/8 nodes are available: 8 No preemption victims found."
+    condition = {"type": "PodScheduled", "status": "False", "message": f"{said} {more} {said}\n{said} {more}"}
+    read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
+    assert read.unschedulable == f"{said} {more}"
+    case = Case()
+    case.see(*(replace(pod(name), node=None, unschedulable=read.unschedulable) for name in (A, B)))
+    assert case.message(Condition.SCHEDULED) == f"pod {A}: {said} {more}"
+
+
 def test_the_message_names_pods_that_are_no_longer_ready() -> None:
     case = Case()
     pods = case.see_all_ready()

@@ -94,10 +94,18 @@ def test_a_pod_without_labels_that_has_the_name_of_one_that_is_missing_is_named(
     world.go_on(12)
     taken = condition(world, Condition.SCHEDULED)
     assert (taken.status, taken.reason) == ("False", "NameTaken")
-    assert taken.message.startswith("Pod a-a-0 already exists and has no owner")
+    assert taken.message.startswith("0 of 2 pods exist; Pod a-a-0 already exists and has no owner")
+    before = _lists_of_pods(world)
+    world.go_on(300)
+    assert 10 <= _lists_of_pods(world) - before <= 24, "each operator asks less and less often"
     take_away(world, "Pod", "a-a-0")
     world.go_on(8)
     assert world.status("a").phase == "Running"
+
+
+def _lists_of_pods(world: Simulation) -> int:
+    requests = (request for operator in world.operators for request in operator.api.requests)
+    return sum((request.verb, request.kind) == ("list", "Pod") for request in requests)
 
 
 def test_a_child_that_a_finalizer_holds_is_deleted_once_and_named() -> None:

@@ -1,0 +1,126 @@
+"""A pod that the cluster refuses: the job says so within seconds, in the cluster's words, wherever one looks.
+
+The controllers and the admission are real; none of them asks the operator.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from grpo_cli.main import main
+from grpo_devcluster.progress import wait_until
+from support.control_plane.operators import Jobs, make_job
+
+pytestmark = pytest.mark.api
+
+ONE = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 1}]}}
+OF_THE_CLUSTER = "validatingadmissionpolicybinding,validatingadmissionpolicy,validatingwebhookconfiguration"
+SECONDS = 10
+"""Within which the words must stand in the job."""
+
+POLICY = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingAdmissionPolicy",
+    "spec": {
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+            ]
+        },
+        "validations": [{"expression": "'owner' in object.metadata.labels", "message": "pods need the label owner"}],
+    },
+}
+
+
+def _lacks_quota(jobs: Jobs) -> None:
+    jobs("create", "quota", "compute", "--hard=limits.cpu=4,limits.memory=8Gi")
+
+
+def _exceeds_its_range(jobs: Jobs) -> None:
+    limit = {"type": "Container", "max": {"memory": "1Gi"}}
+    jobs.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [limit]}})
+
+
+def _violates_pod_security(jobs: Jobs) -> None:
+    jobs.kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
+
+
+def _lacks_a_label(jobs: Jobs) -> None:
+    here = {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}}
+    named: dict[str, Any] = {"metadata": {"name": jobs.namespace}}
+    jobs.apply(POLICY | named)
+    binding = {"policyName": jobs.namespace, "validationActions": ["Deny"]}
+    bound = {"apiVersion": POLICY["apiVersion"], "kind": "ValidatingAdmissionPolicyBinding"}
+    jobs.apply(bound | named | {"spec": binding | {"matchResources": {"namespaceSelector": here}}})
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "any-"}}
+    pod["spec"] = {"containers": [{"name": "any", "image": "any"}]}
+
+    def is_in_force() -> bool:
+        try:
+            jobs("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+        except RuntimeError:
+            return True
+        return False
+
+    wait_until(is_in_force, "the policy is in force", 30, interval=0.5)
+
+
+def _meets_a_dead_webhook(jobs: Jobs) -> None:
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    hook = {
+        "name": "dead.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    jobs.apply(kind | {"metadata": {"name": jobs.namespace}, "webhooks": [hook]})
+
+
+HUGE = {"resources": {"limits": {"cpu": "8", "memory": "64Gi"}}}
+CASES = {
+    "quota": (_lacks_quota, {}, "QuotaExceeded", "failed quota: compute: must specify limits.cpu"),
+    "used-up": (_lacks_quota, HUGE, "QuotaExceeded", "exceeded quota: compute, requested: limits.cpu=8"),
+    "range": (_exceeds_its_range, HUGE, "ChildRefused", "maximum memory usage per Container is 1Gi"),
+    "restricted": (
+        _violates_pod_security,
+        {"securityContext": {"runAsNonRoot": False}},
+        "ChildRefused",
+        'violates PodSecurity "restricted:latest": runAsNonRoot != true',
+    ),
+    "policy": (_lacks_a_label, {}, "ChildRefused", "pods need the label owner"),
+    "webhook": (_meets_a_dead_webhook, {}, "ChildRefused", 'failed calling webhook "dead.example.com"'),
+}
+
+
+def test_the_words_of_a_refusal_stand_in_the_job_within_seconds(jobs: Jobs, kubeconfig: Path) -> None:
+    """All cases at once, each in a namespace of its own."""
+    places = {name: Jobs(jobs.kubectl, f"{jobs.namespace}-{name}") for name in CASES}
+    try:
+        for name, place in places.items():
+            jobs.kubectl("create", "namespace", place.namespace)
+            CASES[name][0](place)
+        for name, place in places.items():
+            place.apply(make_job("refused", **ONE, podTemplate=CASES[name][1]))
+        for name, place in places.items():
+            *_, reason, words = CASES[name]
+            place.wait_for("refused", "Accepted", "True")
+            refused = place.wait_for("refused", "Scheduled", "False", reason, timeout=SECONDS)
+            assert refused["message"].startswith("0 of 1 pods exist; the cluster refuses pod refused-a-0"), name
+            assert words in refused["message"], name
+            events = [
+                one["note"] for one in place.list("events.events.k8s.io") if one["regarding"]["kind"] == "GRPOJob"
+            ]
+            assert any(words in note for note in events), name
+            assert words in place("get", "grpo", "refused", "-o", "wide"), name
+            where = ("--kubeconfig", str(kubeconfig), "--namespace", place.namespace)
+            assert words in " ".join(CliRunner().invoke(main, ["status", "refused", *where]).output.split()), name
+    finally:
+        for place in places.values():
+            place("delete", OF_THE_CLUSTER, place.namespace, "--ignore-not-found")
+            jobs.kubectl("delete", "namespace", place.namespace, "--wait=false", "--ignore-not-found")

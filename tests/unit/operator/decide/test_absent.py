@@ -1,0 +1,97 @@
+"""Which pod is missing, and what the events of its controller say about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.names import Condition
+from grpo_operator.decide.absent import Missing, explain, find_missing
+from grpo_operator.decide.conditions import find
+from grpo_operator.decide.lifecycle import after
+from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.plan import plan
+from grpo_operator.decide.second_look import News, news
+from grpo_spec.reasons import Reason
+from support.control_plane.jobs import NOW, observed, pod
+from support.control_plane.passes import A, B, Case
+
+REFUSED = Reason.CHILD_REFUSED, f"the cluster refuses pod {B}, and is asked again: said"
+
+
+def a_set(name: str, replicas: int = 1) -> Child:
+    """Return a StatefulSet."""
+    return read_child("StatefulSet", {"metadata": {"name": name, "uid": name}, "spec": {"replicas": replicas}})
+
+
+def event(note: str, at: str = NOW, **more: Any) -> dict[str, Any]:
+    """Return an event as its controller writes it."""
+    return {"note": note, "deprecatedLastTimestamp": at, "eventTime": None, **more}
+
+
+def test_only_pods_that_a_set_should_have_created_are_missing() -> None:
+    case = Case()
+    sets = (a_set("job-a"), a_set("job-b"))
+    assert find_missing(case.status, case.topology, observed()) is None, "the sets do not exist yet"
+    both = replace(observed(pod(A)), children=sets)
+    assert find_missing(case.status, case.topology, both) == Missing(B, sets[1])
+    held = replace(observed(pod(A)), children=(sets[0], a_set("job-b", replicas=0)))
+    assert find_missing(case.status, case.topology, held) is None, "the operator lets it wait"
+    case.edit(suspend=True)
+    case.see()
+    assert find_missing(case.status, case.topology, both) is None
+
+
+@pytest.mark.parametrize(
+    ("note", "reason", "words"),
+    [
+        ("create Pod p in StatefulSet s failed error: no", Reason.CHILD_REFUSED, "no"),
+        ("Create Pod p in StatefulSet s failed error: exceeded quota: q", Reason.QUOTA_EXCEEDED, "exceeded quota: q"),
+        ("(combined from similar events): Error creating: failed quota: q", Reason.QUOTA_EXCEEDED, "failed quota: q"),
+    ],
+)
+def test_the_words_are_those_of_the_cluster(note: str, reason: Reason, words: str) -> None:
+    said = explain(Missing(B, a_set("job-b")), [event(note)], NOW)
+    assert said == (reason, f"the cluster refuses pod {B}, and is asked again: {words}")
+
+
+def test_the_newest_refusal_of_the_attempt_is_quoted_and_none_of_earlier_ones() -> None:
+    missing, series = Missing(B, a_set("job-b")), {"series": {"lastObservedTime": after(NOW, 9)}}
+    events = [
+        event("late", **series),
+        event("early", after(NOW, 5)),
+        event("old", after(NOW, -600)),
+        {"note": "no time"},
+    ]
+    said = explain(missing, events, NOW)
+    assert said is not None
+    assert said[1].endswith(": late")
+    assert explain(missing, events[2:], NOW) is None
+    assert explain(missing, [event('pods "job-b-0" already exists')], NOW) is None, "whose it is can be seen"
+
+
+def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
+    case = Case()
+    before = case.status
+    seen = replace(observed(pod(A)), why_absent=REFUSED)
+    said = plan(case.job, case.topology, before, seen, {}, NOW)
+    scheduled = find(said.status, Condition.SCHEDULED)
+    assert scheduled is not None
+    assert scheduled.reason == "ChildRefused"
+    assert scheduled.message.startswith(f"1 of 2 pods exist; {REFUSED[1]}; 1 of 2 pods have a node, the last since")
+    assert [(one.type, one.reason, one.message) for one in said.events] == [
+        ("Warning", "ChildRefused", scheduled.message)
+    ]
+    assert news(before, said.status) == News.URGENT
+    assert said.status.summary.message == scheduled.message
+
+
+def test_the_deadline_that_ends_a_job_whose_pod_is_refused_quotes_the_cluster() -> None:
+    case = Case(startupDeadlineSeconds=60)
+    seen = replace(observed(), why_absent=REFUSED)
+    for at in (30, 61):
+        case.status = plan(case.job, case.topology, case.status, seen, {}, after(NOW, at)).status
+    assert case.status.summary.reason == "StartupDeadlineExceeded"
+    assert REFUSED[1] in case.status.summary.message
