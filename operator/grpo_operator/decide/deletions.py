@@ -84,8 +84,8 @@ def find_left(observed: Observed, now: str) -> dict[str, str]:
 def _hindrance(pod: ObservedPod, observed: Observed, now: str) -> str:
     if pod.node in observed.absent_nodes:
         return f"its node {pod.node} no longer exists"
-    if pod.node in observed.lost_nodes:
-        return f"its node {pod.node} has not been ready since {observed.lost_nodes[pod.node]}"
+    if pod.node is not None and (since := observed.lost_nodes.get(pod.node)):
+        return f"its node {pod.node} has not been ready since {since}"
     if pod.deletion_time and pod.finalizers:
         return f"its finalizers hold it: {pod.finalizers}"
     late = _overstay(pod, now) > OVERSTAY_SECONDS

@@ -131,3 +131,8 @@ def test_rules_write_words_of_cel_as_every_kubernetes_reads_them() -> None:
     words = "as|break|const|continue|else|for|function|if|import|let|loop|package|namespace|return|var|void|while"
     assert re.findall(rf"[sS]elf[.\w]*\.(?:{words})\b", text) == []
     assert "has(self.__function__)" in text
+
+
+def test_the_crd_fits_into_the_annotation_of_a_client_side_apply() -> None:
+    """`kubectl apply` without --server-side writes the object into an annotation, of 262,144 bytes at most."""
+    assert len(json.dumps(crd(), separators=(",", ":"))) < 250_000
