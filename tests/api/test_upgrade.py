@@ -16,7 +16,6 @@ from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api import names
 from grpo_operator.api.crd import crd, render
-from grpo_operator.api.infrastructure import NetworkSpec
 from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
 
 pytestmark = pytest.mark.api
@@ -38,7 +37,8 @@ CRD = "grpojobs.training.grpo.dev"
 def upgrade_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
     """The CRD of another release, without the rules of `network`; the function that it yields installs ours again."""
     rules = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/network/x-kubernetes-validations"
-    ours = NetworkSpec.model_json_schema()["x-kubernetes-validations"]
+    spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    ours = spec["properties"]["network"]["x-kubernetes-validations"]
 
     def patch(**operation: Any) -> None:
         kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([operation | {"path": rules}]))
