@@ -18,6 +18,8 @@ from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.kopf_handlers import Options, registry, settings
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.runtime.check import check as check_installation
+from grpo_operator.runtime.complaints import drop_traceback
+from grpo_operator.runtime.errors import expected
 
 RECURSION_LIMIT = 100_000
 """Python's json module raises for objects that are nested more deeply than this limit, by default 1,000. API servers
@@ -134,6 +136,8 @@ def run(
     sys.setrecursionlimit(RECURSION_LIMIT)
     gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.configure(log_format=kopf.LogFormat[log_format.upper()])
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(drop_traceback)
     logging.getLogger("grpo_operator").setLevel(log_level.upper())
     # It writes a line for every event of every job.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
@@ -154,15 +158,19 @@ def run(
         health_port=liveness_port,
         metrics_port=metrics_port,
     )
-    asyncio.run(
-        kopf.operator(
-            registry=registry(options),
-            settings=settings(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-        )
+    program = kopf.operator(
+        registry=registry(options),
+        settings=settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
     )
+    try:
+        asyncio.run(program)
+    except Exception as error:
+        if (known := expected(error)) is None:
+            raise
+        raise click.ClickException(f"the operator ends, and waits when it is started again: {known.text}") from None
 
 
 @main.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping
@@ -26,8 +27,9 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.progress_client import HttpProgress
 from grpo_operator.passes.reconcile import PassOptions
 from grpo_operator.program import Program
+from grpo_operator.runtime.check import find_missing
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.errors import is_temporary
+from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.health import ended_tasks, health_page, show_standstill
 from grpo_operator.runtime.http_server import Handler, HttpServer
 from grpo_operator.runtime.leader import Leadership
@@ -35,6 +37,11 @@ from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.scopes import scopes
 from grpo_operator.runtime.transport import Transport, configure
 from grpo_operator.runtime.watches import PAGE
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 2.0
+"""Seconds between two looks at whether the API server has all that the operator needs to begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,7 @@ def registry(options: Options) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
     state = _Handlers(options)
     kopf.on.login(registry=handlers)(kopf.login_via_client)
-    kopf.on.startup(registry=handlers)(state.start)
+    kopf.on.startup(registry=handlers, backoff=START_SECONDS)(state.start)
     kopf.on.cleanup(registry=handlers)(state.stop)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)
     return handlers
@@ -110,26 +117,24 @@ class _Handlers:
         self._program: Program | None = None
         self._missing = "the API server has not answered yet"
         self._leadership: Leadership | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._complaints = Complaints(log)
 
     async def start(self, **_: Any) -> None:
         options = self._options
-        if not self._servers:  # else kopf calls again: the API server did not answer, or the CRD was missing
+        if not self._servers:  # else kopf calls again, after an error
             api = await configure(watches=len(scopes(options.namespaces, _KINDS)))
             if options.lease is not None:
                 self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
             before_write = self._leadership.check if self._leadership else None
             self._cluster = Cluster(Transport(api, self._instruments, before_write))
             await self._serve()
-        try:
-            served = await self._cluster.serves(names.KIND)
-            absent = [kind for kind in names.OPTIONAL_KINDS if not await self._cluster.serves(kind)]
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            raise kopf.TemporaryError(f"the API server does not answer: {error}", delay=2) from error
-        if not served:  # kopf discovers resources once: it would watch nothing, forever
-            self._missing = f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply -f crds/"
-            raise kopf.TemporaryError(self._missing, delay=5)
+        # kopf discovers resources once: without the CRD it would watch nothing, forever. Without rights it would end.
+        while missing := await find_missing(self._cluster, options.namespaces):
+            self._missing = missing
+            self._complaints.say(missing, "waiting: %s", missing)
+            await asyncio.sleep(START_SECONDS)
+        absent = [kind for kind in names.OPTIONAL_KINDS if not await self._cluster.serves(kind)]
         self._missing = "the pods and other objects of jobs are not read yet"
         self._progress = HttpProgress() if options.ask_progress else None
         self._program = Program(
@@ -146,7 +151,8 @@ class _Handlers:
         self._beginning = asyncio.create_task(self._begin(self._program), name="begin")
 
     async def stop(self, **_: Any) -> None:
-        self._beginning.cancel()
+        if self._beginning is not None:
+            self._beginning.cancel()
         for task in self._tasks:
             task.cancel()
         if self._program is not None:

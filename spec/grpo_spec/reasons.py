@@ -88,6 +88,7 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     STEPPING = "Stepping"
     STEPS_IN_ORDER = "StepsInOrder"
+    CLUSTER_NOT_READY = "ClusterNotReady"
     PASS_FAILED = "PassFailed"
     RECOVERED = "Recovered"
     RESTARTS_FROM_STEP_ZERO = "RestartsFromStepZero"

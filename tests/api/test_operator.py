@@ -6,14 +6,9 @@ The nodes are fake: the tests write what kubelets would report.
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from grpo_cli.main import main as grpo
-from grpo_devcluster import kube
-from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, Operator, make_job, outcome, wait_for_crd
-from support.paths import ROOT
+from support.control_plane.operators import Jobs, Operator, make_job, outcome
 
 pytestmark = pytest.mark.api
 
@@ -158,29 +153,3 @@ def test_each_event_is_emitted_once(jobs: Jobs) -> None:
     if "Scheduled" in reasons:  # only where its pods took seconds to become ready
         reasons.remove("Scheduled")
     assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running"]
-
-
-def test_an_operator_that_starts_before_its_crd_waits_for_it(tmp_path) -> None:
-    with ControlPlane(tmp_path / "plane", audit=False) as plane:
-        early = Operator(plane.kubeconfig, tmp_path / "operator.log")
-        early.start()
-        try:
-            wait_until(
-                lambda: "has no CRD grpojobs.training.grpo.dev" in early.log.read_text(), "the operator's complaint", 30
-            )
-            listed = CliRunner().invoke(grpo, ["list", "--kubeconfig", str(plane.kubeconfig)])
-            assert (listed.exit_code, listed.stderr.count("\n")) == (4, 1)
-            assert "has no grpojobs.training.grpo.dev: install the operator" in listed.stderr
-            jobs = Jobs(lambda *args, stdin=None: kube.kubectl(plane.kubeconfig, *args, stdin=stdin), "default")
-            jobs("apply", "--server-side", "-f", str(ROOT / "crds"))
-            wait_for_crd(jobs)
-            jobs.apply(make_job("early"))
-            jobs.wait_for("early", "Accepted", "True", timeout=60)
-            # An API server that has just got the CRD refuses children of GRPOJobs for a while: the job is not at fault.
-            reasons = {
-                event["reason"] for event in json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]
-            }
-            assert "Accepted" in reasons
-            assert "InvalidPodTemplate" not in reasons
-        finally:
-            early.kill()

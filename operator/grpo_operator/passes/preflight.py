@@ -11,7 +11,7 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.passes.children import gather_all
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.errors import ObstacleError
+from grpo_operator.runtime.errors import EarlyError, ObstacleError
 from grpo_operator.runtime.ownership import describe_foreign
 from grpo_operator.runtime.transport import Object
 from grpo_spec.reasons import Reason
@@ -46,6 +46,8 @@ async def find_obstacle(
         await gather_all(
             _check(cluster, child, is_ours=(child["kind"], child["metadata"]["name"]) in ours) for child in wanted
         )
+    except EarlyError:  # says nothing about the job
+        raise
     except ObstacleError as error:
         return error.reason, str(error)
     return None

@@ -96,7 +96,7 @@ class Reconciler:
         """Do one pass. Return the seconds until the next one is due, or None if only a change calls for it.
 
         Raises ConflictError if the mirror was behind, and whatever else made the pass fail; the queue tries again.
-        Unless the API server is at fault for the moment, the job's condition Blocked then names what failed.
+        Unless the API server is away or busy for the moment, the job's condition Blocked then names what failed.
         """
         raw = self._mirror.job(key)
         if raw is None:

@@ -1,12 +1,12 @@
-"""`python -m grpo_operator check`: whether an installation works.
+"""Whether an installation works: what the operator needs to begin, and `python -m grpo_operator check`.
 
-`helm test` runs it, with the right to list pods only.
+`helm test` runs the latter, with the right to list pods only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import aiohttp
@@ -15,6 +15,8 @@ from grpo_operator.api import names
 from grpo_operator.api.crd import crd
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.errors import ForbiddenError, expected
+from grpo_operator.runtime.scopes import scopes
 from grpo_operator.runtime.transport import Transport, configure
 
 Schema = dict[str, Any]
@@ -36,6 +38,30 @@ def missing_fields(served: Schema) -> list[str]:
     own = {"properties": {part: wanted[part] for part in ("spec", "status")}}
     known = set(fields(served))
     return [path for path in fields(own) if path not in known]
+
+
+async def find_missing(cluster: Cluster, namespaces: Iterable[str]) -> str | None:
+    """Return what an operator of these namespaces (of all, if there are none) lacks to begin, in one line with what to
+    do, or None. What passes need beyond that, they say themselves.
+    """
+    lacking: dict[str, ForbiddenError] = {}
+    try:
+        if not await cluster.serves(names.KIND):
+            return f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply --server-side -f crds/"
+        for scope in scopes(namespaces, (names.KIND, *names.WATCHED_KINDS)):
+            try:
+                await cluster.page(scope.kind, scope.namespace, "", 1, "")
+            except ForbiddenError as error:
+                lacking.setdefault(scope.kind, error)
+    except Exception as error:
+        if (known := expected(error)) is None:
+            raise
+        return known.text
+    if not lacking:
+        return None
+    roles = "apply the chart's roles and their bindings (helm upgrade --install does)"
+    said = next(iter(lacking.values())).said
+    return f"the operator's ServiceAccount may not list {', '.join(lacking)}; {roles}: {said}"
 
 
 async def check(namespace: str, selector: str, port: int, seconds: float) -> list[str]:

@@ -10,7 +10,8 @@ import aiohttp
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
-from grpo_operator.runtime.errors import ConflictError, ForbiddenError, reason_of, refusal
+from grpo_operator.runtime.complaints import Complaints
+from grpo_operator.runtime.errors import ConflictError, Expected, ForbiddenError, expected, reason_of, refusal
 from grpo_operator.runtime.ownership import check_owner, noted_as_applied
 from grpo_operator.runtime.transport import Object, Transport
 from grpo_spec.lenient import clip
@@ -30,6 +31,7 @@ class Cluster:
     def __init__(self, transport: Transport) -> None:
         self._transport, self._send = transport, transport.request
         self._paths = dict(_PATHS)
+        self._complaints = Complaints(log)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -286,10 +288,9 @@ class Cluster:
         try:
             await self._send("create", "Event", self._path("Event", metadata["namespace"]), body=event)
         except (ApiException, ForbiddenError, aiohttp.ClientError, OSError) as error:
-            said = reason_of(error) if isinstance(error, ApiException) else error
-            log.warning(
-                "%s/%s: the event %s was not written: %s", metadata["namespace"], metadata["name"], reason, said
-            )
+            known = expected(error) or Expected(str(error), str(error))
+            where = metadata["namespace"], metadata["name"]
+            self._complaints.say(known.subject, "%s/%s: the event %s was not written: %s", *where, reason, known.text)
 
     def _path(self, kind: str, namespace: str, name: str | None = None) -> str:
         return self._paths[kind].format(namespace) + (f"/{name}" if name else "")

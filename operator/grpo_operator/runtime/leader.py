@@ -32,6 +32,7 @@ from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
+from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.errors import reason_of
 
 T = TypeVar("T")
@@ -153,6 +154,7 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         self._timing, self._clock = timing, clock
         self._version: str | None = None
         self._changed = -math.inf
+        self._complaints = Complaints(log)
         self._is_as_written = False  # the Lease, as far as this operator knows: it holds it then
 
     @property
@@ -199,7 +201,8 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         answer = await _answer(request)
         self._is_as_written = not isinstance(answer, ApiException)
         if isinstance(answer, ApiException):
-            log.warning("%s could not write the Lease %s: %s", self.identity, self.name, reason_of(answer))
+            text = "%s could not write the Lease %s: %s"
+            self._complaints.say(answer.status, text, self.identity, self.name, reason_of(answer))
         else:
             self.lease_reference = answer
         return self._is_as_written

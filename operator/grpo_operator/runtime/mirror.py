@@ -37,6 +37,9 @@ class Key:
     name: str
     uid: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 class DisorderError(Exception):
     """A watch sends events out of order: list again."""

@@ -18,7 +18,7 @@ from kubernetes.aio.dynamic.exceptions import DynamicApiError
 from pydantic_core import from_json
 
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.runtime.errors import ForbiddenError, is_forbidden, reason_of
+from grpo_operator.runtime.errors import EarlyError, ForbiddenError, is_early, is_forbidden, reason_of
 
 Object = dict[str, Any]
 
@@ -69,7 +69,8 @@ def connect(configuration: client.Configuration) -> client.ApiClient:
 class Transport:
     """Sends requests to one API server.
 
-    Methods raise ForbiddenError if the operator's roles do not allow the request, ApiException if the API server fails
+    Methods raise ForbiddenError if the operator's roles do not allow the request, EarlyError if the API server does not
+    know the CRD of an owner yet, ApiException if the API server fails
     or refuses, TimeoutError if it does not answer in time, and aiohttp.ClientError if it cannot be reached.
     """
 
@@ -147,6 +148,8 @@ class Transport:
 def _as_error(error: DynamicApiError, verb: str, kind: str, path: str) -> Exception:
     failed = ApiException(status=error.status, reason=error.reason, body=error.body)
     failed.headers = error.headers
+    if is_early(failed):
+        return EarlyError()
     return ForbiddenError(verb, kind, path, reason_of(failed)) if is_forbidden(failed) else failed
 
 

@@ -22,7 +22,8 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.runtime.errors import ForbiddenError, ObstacleError, reason_of
+from grpo_operator.runtime.complaints import Complaints
+from grpo_operator.runtime.errors import Expected, ForbiddenError, ObstacleError, expected, reason_of
 from grpo_operator.runtime.mirror import DisorderError, Mirror, Place
 from grpo_operator.runtime.scopes import Scope
 from grpo_spec.reasons import Reason
@@ -66,6 +67,7 @@ class Watches:
     def __init__(self, source: Source, mirror: Mirror, instruments: Instruments) -> None:
         self._source, self._mirror, self._instruments = source, mirror, instruments
         self._interrupted = asyncio.Event()
+        self._complaints = Complaints(log)
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -91,7 +93,7 @@ class Watches:
                 await self._list(scope, reason)
                 reason = await self._watch_until_relist(scope)
             except Exception as error:  # whatever it is, the mirror must not fall silent
-                log.warning("listing %s failed and is tried again: %s", scope.kind, _said(error))
+                self._complain(scope.kind, error)
                 if not scope.is_listed and (obstacle := _obstacle(scope.kind, error)) is not None:
                     self._mirror.go_without(scope, obstacle)
             await backoff.pause(worked=loop.time() - began > _LAST_BACKOFF)
@@ -111,7 +113,7 @@ class Watches:
                     listed = await self._all(names.KIND, namespace, "", self._mirror.list_jobs)
                     self._mirror.end_list_of_jobs(namespace, *listed)
             except Exception as error:  # whatever it is, the next round will do
-                log.warning("listing %s failed: %s", names.KIND, _said(error))
+                self._complain(names.KIND, error)
                 self._interrupted.set()
             await asyncio.sleep(BETWEEN_CHECKS_SECONDS)
 
@@ -166,6 +168,10 @@ class Watches:
             if broke or not worked:
                 await backoff.pause(worked=worked)
         return "hourly"
+
+    def _complain(self, kind: str, error: Exception) -> None:
+        known = expected(error) or Expected((kind, str(error)), f"{type(error).__name__} {error}")
+        self._complaints.say(known.subject, "listing %s failed and is tried again: %s", kind, known.text)
 
     def _take(self, scope: Scope, event: Object) -> None:
         try:

@@ -15,12 +15,16 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from grpo_operator.metrics.instruments import Instruments, Result
-from grpo_operator.runtime.errors import ConflictError
+from grpo_operator.runtime.complaints import Complaints
+from grpo_operator.runtime.errors import ConflictError, EarlyError, expected
 
 K = TypeVar("K", bound=Hashable)
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 60.0
+
+EARLY_SECONDS = 2.0
+"""Seconds to the next try at most while the API server only needs time."""
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 2.0
 """Pause between two passes over a key. It is as long as the pass before, within these limits: a job with a thousand
@@ -46,6 +50,7 @@ class WorkQueue(Generic[K]):
         self._turn = asyncio.Lock()
         self._wakes: dict[K, asyncio.Event] = {}
         self._tasks: dict[K, asyncio.Task[None]] = {}
+        self._complaints = Complaints(log)
         self.started: dict[K, float] = {}
 
     def wake(self, key: K) -> None:
@@ -79,9 +84,10 @@ class WorkQueue(Generic[K]):
                 backoff = _FIRST_BACKOFF
             except ConflictError:
                 delay = random.uniform(0.0, PAUSE_SECONDS)
-            except Exception:  # a fault of one job, whatever it is, must not stop the others
-                log.exception("%s: the pass failed; retrying in %.1f s", key, backoff)
-                delay, backoff = backoff, min(backoff * 2, _LAST_BACKOFF)
+            except Exception as error:  # a fault of one job, whatever it is, must not stop the others
+                self._complain(key, error)
+                delay = backoff
+                backoff = min(backoff * 2, EARLY_SECONDS if isinstance(error, EarlyError) else _LAST_BACKOFF)
             pause = min(max(PAUSE_SECONDS, loop.time() - began), LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(pause)
             if delay is None and not wake.is_set():
@@ -89,6 +95,14 @@ class WorkQueue(Generic[K]):
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(wake.wait(), None if delay is None else max(0.0, delay - pause))
+
+    def _complain(self, key: K, error: Exception) -> None:
+        if (known := expected(error)) is None:
+            log.error("%s: the pass failed, and is repeated until it works", key, exc_info=error)
+        else:  # others may fail for the same cause
+            self._complaints.say(
+                known.subject, "%s: the pass failed, and is repeated until it works: %s", key, known.text
+            )
 
     async def _pass(self, key: K) -> float | None:
         self._instruments.waiting()

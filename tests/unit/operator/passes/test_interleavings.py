@@ -8,7 +8,10 @@ import logging
 import pytest
 
 from grpo_operator.api import names
+from grpo_operator.decide.conditions import find
+from grpo_operator.runtime.errors import EarlyError
 from grpo_spec.reports import ExitCode
+from support.control_plane.memory_api import Request
 from support.control_plane.simulated_operator import PassApi
 from support.control_plane.simulation import Simulation
 
@@ -223,3 +226,38 @@ def test_an_engine_that_the_job_does_not_need_fails_ever_again_and_only_its_own_
     status = world.status("a")
     assert (status.phase, status.attempt, status.restarts.total, status.last_failure) == ("Running", 0, 0, None)
     world.end()
+
+
+def test_a_job_says_that_the_api_server_does_not_know_its_kind_yet_and_begins_once_it_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each operator's log has one line about it, without a traceback."""
+    world = Simulation(failurePolicy=POLICY)
+    is_early = True
+
+    def refuse(api: PassApi) -> None:
+        passes_on = api.before
+
+        async def before(request: Request) -> None:
+            await passes_on(request)
+            if is_early and request.verb in ("dry-create", "create") and request.kind != "Event":
+                raise EarlyError
+
+        api.before = before  # type: ignore[method-assign]
+
+    for operator in world.operators:
+        refuse(operator.api)
+    world.create("a")
+    world.go_on(20)
+    blocked = find(world.status("a"), names.Condition.BLOCKED)
+    assert blocked is not None
+    assert (blocked.status, blocked.reason) == ("True", "ClusterNotReady")
+    assert blocked.message.endswith("there is nothing to do")
+    assert sum("the pass failed" in message for message in caplog.messages) <= len(world.operators)
+    assert not any(record.exc_info for record in caplog.records)
+    is_early = False
+    world.go_on(5)
+    status = world.status("a")
+    blocked = find(status, names.Condition.BLOCKED)
+    assert (status.phase, status.attempt, status.restarts.total) == ("Running", 0, 0)
+    assert (blocked and blocked.status, blocked and blocked.reason) == ("False", "Recovered")

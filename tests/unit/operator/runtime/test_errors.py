@@ -4,9 +4,21 @@ import json
 
 import aiohttp
 import pytest
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 from kubernetes.aio.client.exceptions import ApiException
 
-from grpo_operator.runtime.errors import ConflictError, ForbiddenError, is_forbidden, is_temporary, refusal
+from grpo_operator.runtime.errors import (
+    ConflictError,
+    EarlyError,
+    ForbiddenError,
+    RefusedError,
+    expected,
+    is_early,
+    is_forbidden,
+    is_temporary,
+    refusal,
+)
+from grpo_spec.reasons import Reason
 
 EARLY = (
     'services "quickstart" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping '
@@ -57,7 +69,7 @@ def test_a_refusal_says_what_it_is(status: int, message: str, kind: str, reason:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(403, EARLY), (409, "the object has been modified"), (500, "etcdserver: leader changed"), (429, "slow down")],
+    [(409, "the object has been modified"), (500, "etcdserver: leader changed"), (429, "slow down")],
 )
 def test_a_temporary_error_is_no_refusal(status: int, message: str) -> None:
     assert refusal(_error(status, message), "Service", "a") is None
@@ -73,7 +85,7 @@ def test_an_object_that_has_another_form_is_refused_though_the_api_server_answer
 def test_a_missing_right_is_told_from_other_refusals() -> None:
     assert is_forbidden(_error(403, RIGHT))
     assert is_forbidden(_error(403, OWNER))
-    assert not any(is_forbidden(_error(403, said)) for said in (EARLY, QUOTA, WEBHOOK, ENDING))
+    assert not any(is_forbidden(_error(403, said)) for said in (QUOTA, WEBHOOK, ENDING))
     error = ForbiddenError("apply", "StatefulSet", "/apis/apps/v1/namespaces/team/statefulsets/a", RIGHT)
     assert error.reason == "OperatorForbidden"
     assert str(error).startswith(
@@ -88,7 +100,7 @@ def test_a_missing_right_is_told_from_other_refusals() -> None:
         (ApiException(status=429), True),
         (ApiException(status=None), True),
         (ApiException(status=422), False),
-        (_error(403, EARLY), True),
+        (EarlyError(), False),
         (_error(403, QUOTA), False),
         (ConflictError("changed"), True),
         (TimeoutError(), True),
@@ -98,3 +110,38 @@ def test_a_missing_right_is_told_from_other_refusals() -> None:
 )
 def test_only_what_passes_by_itself_is_not_told_on_the_job(error: Exception, passes: bool) -> None:
     assert is_temporary(error) is passes
+
+
+def test_an_api_server_that_does_not_know_the_owner_yet_is_told_from_missing_rights() -> None:
+    assert is_early(_error(403, EARLY))
+    assert not any(is_early(_error(403, said)) for said in (RIGHT, OWNER, QUOTA))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (_error(403, WEBHOOK), "grant it the chart's roles"),
+        (_error(401, "Unauthorized"), "the API server refuses the operator: Unauthorized"),
+        (_error(404, "404 page not found"), "kubectl apply --server-side -f crds/"),
+        (_error(429, "storage is (re)initializing"), "busy or not ready (429): storage is (re)initializing"),
+        (_error(503, "etcd"), "busy or not ready (503): etcd"),
+        (ConnectionRefusedError(111, "Connection refused"), "cannot be reached, or does not answer: Connection"),
+        (TimeoutError("no answer"), "no answer"),
+        (aiohttp.ServerDisconnectedError(), "cannot be reached"),
+        (ForbiddenError("list", "Pod", "/api/v1/pods", RIGHT), "may not list Pod (/api/v1/pods); grant it"),
+        (RefusedError(Reason.QUOTA_EXCEEDED, QUOTA), "exceeded quota"),
+        (EarlyError(), "there is nothing to do"),
+        (APIForbiddenError("grpojobs is forbidden", status=403, headers={}), "grpojobs is forbidden; grant it"),
+        (APINotFoundError({"message": "gone"}, status=404, headers={}), "was asked for: gone"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_that_anybody_expects_says_what_is_missing_in_one_line(error: Exception, says: str) -> None:
+    found = expected(error)
+    assert found is not None
+    assert says in found.text
+    assert "\n" not in found.text
+
+
+@pytest.mark.parametrize("error", [KeyError("name"), _error(422, TEMPLATE), ValueError("x"), ConflictError("changed")])
+def test_a_fault_of_the_operator_is_not_expected(error: Exception) -> None:
+    assert expected(error) is None
