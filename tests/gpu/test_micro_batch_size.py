@@ -101,7 +101,14 @@ def test_what_is_chosen_fits_and_uses_the_memory(
     only_rank: None, model: Path, parallelism: dict[str, Any], lora: dict[str, Any] | None
 ) -> None:
     policy = make_policy(model, parallelism, lora)
-    from grpo_workload.policy.trials.memory_trial import SPARE, CudaMemory, choose_tokens, random_batch
+    from grpo_workload.policy.trials.memory_trial import (
+        SPARE,
+        CudaMemory,
+        TooLongError,
+        longest_sample,
+        random_batch,
+        try_memory,
+    )
 
     for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()
@@ -113,9 +120,10 @@ def test_what_is_chosen_fits_and_uses_the_memory(
     ballast = torch.empty(int(free - SPARE * total - ROOM - 2 * grown), dtype=torch.uint8, device="cuda")
 
     start = time.monotonic()
-    choice = choose_tokens(policy, CudaMemory(policy), most=10**6, length=LENGTH, halvings=0)
+    longest = longest_sample(policy, LENGTH, LENGTH - 1, None)
+    choice = try_memory(policy, CudaMemory(policy), longest, most=10**6, fixed=None, halvings=0)
     seconds = time.monotonic() - start
-    again = choose_tokens(policy, CudaMemory(policy), most=10**6, length=LENGTH, halvings=0)
+    again = try_memory(policy, CudaMemory(policy), longest, most=10**6, fixed=None, halvings=0)
     assert again.tokens == pytest.approx(choice.tokens, rel=0.1)
 
     taken = []
@@ -133,6 +141,12 @@ def test_what_is_chosen_fits_and_uses_the_memory(
         f"{choice.room / GIB:.2f} GiB; steps took {[round(one / GIB, 2) for one in taken]} GiB with gradients of at "
         f"most {2 * gradients / GIB:.2f} GiB"
     )
+    # Four times as much as fits: the trial says so, with what it takes by the passes before.
+    too_long = longest_sample(policy, 4 * choice.tokens, LENGTH, None)
+    with pytest.raises(TooLongError) as refused:
+        try_memory(policy, CudaMemory(policy), too_long, most=10**6, fixed=None, halvings=0)
+    print(f"{4 * choice.tokens} tokens: {refused.value}")
+    assert refused.value.needed > refused.value.free > choice.room / 2
     del ballast
     assert choice.tokens > MICRO_BATCH_TOKENS
     assert 0.7 * choice.room < taken[1] < choice.room + 2 * gradients + SPARE * total / 2

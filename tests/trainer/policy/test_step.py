@@ -96,7 +96,12 @@ def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_
             assert same(ours, expected), plan
         # Passes over 8, 32, 128 and 256 tokens; then the line through the last two, for the rank with least memory.
         fits = 128 + (2000 - 1000) * (256 - 128) // (4000 - 1000)
-        assert result["chosen"] == [(fits, 2000, True, 0), (fits >> 1, 2000, True, 0)], plan
+        for halvings, (tokens, rooms, longest, fed, *unchanged) in enumerate(result["chosen"]):
+            assert (tokens, rooms, longest) == (fits >> halvings, [2000, 2001], 2050), plan
+            assert fed == [(2, 1), (8, 1), (32, 1), (128, 1), (256, 1), (300, 1)], f"{plan}: the longest comes last"
+            assert unchanged == [True, 0], plan
+        by_line = math.ceil(1000 + (300 - 100) * (1000 - 300) / (100 - 32))
+        assert result["too long"] == (2100, by_line, "tried to allocate 20 GiB"), plan
         between, back, counted = result["sizes"]
         assert (between, back) == (0, counted), plan
         assert counted > 0

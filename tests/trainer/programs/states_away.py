@@ -3,7 +3,8 @@ second one is skipped, since the loss of one rank is infinite.
 
 states_away.py MODEL DATA OUT PLAN...: a PLAN is STAGE:DTYPE:OPTIMIZER_DTYPE. With the states away, a checkpoint is
 saved before the third step, which is then taken twice: directly, and resumed from the checkpoint. Before the first step
-with the states away and after resuming, the size of micro-batches is measured. OUT gets, by plan: these sizes,
+with the states away and after resuming, the longest sequence is tried and the size of micro-batches measured. OUT
+gets, by plan: these sizes, what a longer sequence than memory holds is told,
 metrics, weights and states of all steps, the states' bytes on the device between steps, during steps, and as
 memory_check calculates them, the error of a checkpoint whose weights are broken on the last rank, and the weights
 before and after a step that only decays them.
@@ -35,7 +36,7 @@ from grpo_workload.generation.memory_check import num_parameters, training_footp
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.policy.step.policy import Policy
-from grpo_workload.policy.trials.memory_trial import choose_tokens
+from grpo_workload.policy.trials.memory_trial import Room, TooLongError, longest_sample, try_memory
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 
@@ -136,14 +137,17 @@ def decay_alone(model, plan):
     return before, weights(policy)
 
 
+LONGEST = 300, 12  # tokens of the longest sequence, and of its completion
+
+
 class Growing:
     """A device's memory, of which each pass takes a multiple of the one before; a CPU's is not measured."""
 
-    def __init__(self):
-        self._peaks = iter((100, 300, 1000, 4000))
+    def __init__(self, *peaks):
+        self._peaks = iter(peaks)
 
     def begin(self):
-        return 2000 + dist.get_rank()
+        return Room(free=2100 + dist.get_rank(), spare=100)
 
     def peak(self):
         return next(self._peaks)
@@ -151,9 +155,36 @@ class Growing:
 
 def choose(policy, halvings):
     """Let the policy measure micro-batches; return their size, and whether random numbers are what they were."""
-    before = torch.random.get_rng_state()
-    choice = choose_tokens(policy, Growing(), most=60_000, length=12, halvings=halvings)
-    return *choice, torch.equal(torch.random.get_rng_state(), before), policy.deepspeed_engine.micro_steps
+    before, fed = torch.random.get_rng_state(), []
+    handle = policy.module.register_forward_pre_hook(
+        lambda _module, _args, inputs: fed.append((inputs["input_ids"].numel(), len(inputs["cu_seq_lens_q"]) - 1)),
+        with_kwargs=True,
+    )
+    choice = try_memory(
+        policy,
+        Growing(100, 300, 1000, 4000, 2050),
+        longest_sample(policy, *LONGEST, None),
+        most=60_000,
+        fixed=None,
+        halvings=halvings,
+    )
+    handle.remove()
+    return *choice, fed, torch.equal(torch.random.get_rng_state(), before), policy.deepspeed_engine.micro_steps
+
+
+def fail_to_choose(policy):
+    """Let the device's memory end at 200 tokens; return what is said of the longest sequence, and its cause."""
+
+    def end(_module, _args, inputs):
+        if inputs["input_ids"].numel() > 200:
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    policy.module.register_forward_pre_hook(end, with_kwargs=True)
+    sample = longest_sample(policy, *LONGEST, None)
+    try:
+        try_memory(policy, Growing(100, 300, 1000, 1500), sample, most=100, fixed=None, halvings=0)
+    except TooLongError as error:
+        return error.free, error.needed, error.cause
 
 
 def run(model, data, plan, tokenizer):
@@ -182,6 +213,7 @@ def run(model, data, plan, tokenizer):
     result["resumed"] = take_steps(resumed, config, (3,))
     result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))
     result["kept"] = sorted(path.name for path in (Path(data) / plan / "checkpoints").iterdir())
+    result["too long"] = fail_to_choose(resumed)
     result["decayed"] = decay_alone(model, plan)
     return result
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST = 65_536
-"""Largest micro-batch that is chosen: a GPU waits for launches no more, and kernels index with 32 bits."""
+"""Largest micro-batch that is chosen: a GPU waits for launches no more, and kernels index with 32 bits. It is no limit
+of a sequence: a longer one is a micro-batch of its own."""
 FIRST = 1024  # tokens of the first pass
 GROWTH = 4
 STEP = 1.25
@@ -47,7 +48,17 @@ def largest(passes: Sequence[Pass], room: int) -> int:
     By the line through the last two passes, up to twice the tokens of the last.
     """
     last = passes[-1]
-    slope = max(1, last.memory) / last.tokens
+    return max(1, min(2 * last.tokens, last.tokens + math.floor((room - last.memory) / _slope(passes))))
+
+
+def expected(passes: Sequence[Pass], tokens: int) -> int:
+    """Return the bytes that a pass over `tokens` takes by the line through the last two passes; 0 without a pass."""
+    return math.ceil(passes[-1].memory + _slope(passes) * (tokens - passes[-1].tokens)) if passes else 0
+
+
+def _slope(passes: Sequence[Pass]) -> float:
+    """Return the bytes of a further token."""
+    last = passes[-1]
     if len(passes) > 1 and passes[-2].memory < last.memory:
-        slope = (last.memory - passes[-2].memory) / (last.tokens - passes[-2].tokens)
-    return max(1, min(2 * last.tokens, last.tokens + math.floor((room - last.memory) / slope)))
+        return (last.memory - passes[-2].memory) / (last.tokens - passes[-2].tokens)
+    return max(1, last.memory) / last.tokens

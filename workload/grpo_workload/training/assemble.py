@@ -69,7 +69,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     trackers = start_trackers(contract, data_dir, start.step)
     evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step, resumed)
     start = replace(start, data={DATASET: data} | ({EVALUATION: evaluation.data} if evaluation else {}))
-    prompts = start_prompts(contract, source, rewards, share, start.step, state_dir)
+    prompts, longest = start_prompts(contract, source, rewards, share, start.step, state_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
@@ -79,6 +79,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         generator,
         rank=rank,
         weight_version=start.weight_version,
+        longest=longest,
         has_images=source.has_images,
         state_dir=state_dir,
     )

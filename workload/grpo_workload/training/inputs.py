@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_spec.contract import Contract
+from grpo_spec.contract import Contract, Device
 from grpo_spec.inputs import ModelConfig
 from grpo_workload.algorithm.reuse import batches_from
 from grpo_workload.data.dataset import load_prompts
@@ -17,7 +17,7 @@ from grpo_workload.data.origin import DataOrigin, origin_of
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.data.scan import scan
+from grpo_workload.data.scan import Longest, scan
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.policy.model.vision import has_vision
 from grpo_workload.ranks.collectives import on_main
@@ -53,22 +53,31 @@ def load_data(contract: Contract, resumed: Source | None) -> tuple[Any, PromptSo
 
 def start_prompts(
     contract: Contract, source: PromptSource, rewards: Sequence[Reward], share: range, step: int, state_dir: Path
-) -> PromptLoader:
-    """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before."""
+) -> tuple[PromptLoader, Longest]:
+    """Scan this rank's rows, and start preparing its prompts. The policy takes longest to load, so both come before.
+
+    Returns:
+        The prompts, and the longest one, as far as it is known.
+    """
     config = contract.config
     batches = batches_from(step, config.training)
-    if source.is_scannable:
-        scan(
+    longest = Longest(None, is_known=False)
+    if source.is_scannable or contract.device is Device.CUDA:  # on a CPU, nothing is measured by the longest
+        longest = scan(
             source,
             share=share,
             prompts_per_step=config.training.prompts_per_step,
             steps=batches,
             look=partial(begin_check, rewards),
         )
+        # Where rows are drawn in place of others, they are of the whole dataset.
+        draws_any = config.training.max_resample_times > 0 or config.dataset.overlong_prompts == "skip"
+        reads_all = len(batches) * config.training.prompts_per_step >= len(source)
+        longest = longest._replace(is_known=longest.is_known and (reads_all or not draws_any))
     workers = config.dataset.num_workers
     if source.has_images and config.dataset.dataloader_num_workers is None:
         workers = max(workers, IMAGE_WORKERS)
-    return PromptLoader(
+    prompts = PromptLoader(
         source,
         share=share,
         prompts_per_step=config.training.prompts_per_step,
@@ -78,6 +87,7 @@ def start_prompts(
         timeout_seconds=contract.timeout_seconds,
         folder=state_dir,
     )
+    return prompts, longest
 
 
 def start_evaluation(

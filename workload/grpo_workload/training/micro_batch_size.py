@@ -1,24 +1,37 @@
-"""Settles `training.maxTokensPerMicroBatch` where the job leaves it to the trainer."""
+"""Tries the longest sequence, and settles `training.maxTokensPerMicroBatch` where the job leaves it to the trainer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from grpo_spec.contract import Contract
+from grpo_spec.errors import ConfigError
 from grpo_spec.generation import Topology
 from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.token_budget import MOST
+from grpo_workload.data.scan import Longest
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.step.policy import Policy
-from grpo_workload.policy.trials.memory_trial import GIB, CudaMemory, choose_tokens
+from grpo_workload.policy.trials.memory_trial import (
+    GIB,
+    Choice,
+    CudaMemory,
+    TooLongError,
+    longest_sample,
+    try_memory,
+)
+from grpo_workload.ranks.collectives import gather
 from grpo_workload.reporting.progress_files import write_phase
 
 logger = logging.getLogger(__name__)
+
+UNEVEN = 1.25
+"""From this ratio of free memory on, ranks are named that have less than others."""
 
 
 def settle_micro_batches(
@@ -28,12 +41,14 @@ def settle_micro_batches(
     *,
     rank: int,
     weight_version: int,
+    longest: Longest,
     has_images: bool,
     state_dir: Path,
 ) -> Contract:
-    """Return the contract with a size of micro-batches; collective. On GPUs it is as large as memory allows.
+    """Return the contract with a size of micro-batches; collective.
 
-    A colocated engine sleeps meanwhile, as it does while the policy trains, and gets the weights again.
+    On GPUs, the longest sequence is tried, and the size is as large as memory allows. A colocated engine sleeps
+    meanwhile, as it does while the policy trains, and gets the weights again.
 
     Args:
         contract: the job.
@@ -41,44 +56,37 @@ def settle_micro_batches(
         generator: after the first push.
         rank: this rank.
         weight_version: version of the weights of policy and generator.
+        longest: the longest prompt of this rank.
         has_images: prompts may have images.
         state_dir: the pod's own folder, which the launcher reads.
 
     Raises:
-        MicroBatchMemoryError: a micro-batch ran out of memory.
+        ConfigError: the longest sequence does not fit into memory; says how much it takes, and what to change.
+        MicroBatchMemoryError: a micro-batch of several sequences ran out of memory.
     """
     config, halvings = contract.config, contract.micro_batch_halvings
     halved = f", halved {halvings} times after running out of memory" if halvings else ""
-    if (tokens := config.training.max_tokens_per_micro_batch) is not None:
-        if rank == 0:
-            logger.info("micro-batches of %d tokens: training.maxTokensPerMicroBatch%s", tokens, halved)
-        return contract
-    why = _why_fixed(config, policy, has_images=has_images)
-    if why is None:
+    set_size, why = config.training.max_tokens_per_micro_batch, _why_fixed(config, policy, has_images=has_images)
+    fixed = set_size or (None if why is None else max(1, MICRO_BATCH_TOKENS >> halvings))
+    if policy.device.type == "cuda":
+        prompt_tokens = longest_prompt(config, gather((longest.tokens, longest.is_known)))
         write_phase(state_dir, rank, "Measuring")
         generator.sleep()
-        most = most_tokens(contract, policy.module.config)
-        length = sequence_tokens(config, most)
-        tokens, room = choose_tokens(policy, CudaMemory(policy), most=most, length=length, halvings=halvings)
+        choice = _try(contract, policy, longest, prompt_tokens, fixed=fixed)
         torch.cuda.empty_cache()
         if config.generation.topology is Topology.COLOCATE:
             generator.sync_weights(policy.weights(), weight_version)
-        why = f"chosen from {room / GIB:.1f} GiB free"
-        if rank == 0 and tokens < length:
-            logger.warning(
-                "memory is so short that each sequence is a micro-batch of its own, which is slow: %.1f GiB are free "
-                "beside weights, optimizer states and a tenth of the GPU; parallelism.zeroStage 3, "
-                "parallelism.offloadOptimizer or more GPUs free some",
-                room / GIB,
-            )
         write_phase(state_dir, rank, "Loading")
-    else:
-        tokens = max(1, MICRO_BATCH_TOKENS >> halvings)
-    if rank == 0:
-        logger.info(
-            "micro-batches of %d tokens, %s%s (training.maxTokensPerMicroBatch is not set)", tokens, why, halved
-        )
-    return _with_tokens(contract, tokens)
+        why = why or f"chosen from {choice.room / GIB:.1f} GiB free"
+        if rank == 0:
+            _warn(config, choice, prompt_tokens)
+        fixed = choice.tokens
+    assert fixed is not None
+    if rank == 0 and set_size is not None:
+        logger.info("micro-batches of %d tokens: training.maxTokensPerMicroBatch%s", fixed, halved)
+    elif rank == 0:
+        logger.info("micro-batches of %d tokens, %s%s (training.maxTokensPerMicroBatch is not set)", fixed, why, halved)
+    return _with_tokens(contract, fixed)
 
 
 def _why_fixed(config: TrainerConfig, policy: Policy, *, has_images: bool) -> str | None:
@@ -94,24 +102,118 @@ def _why_fixed(config: TrainerConfig, policy: Policy, *, has_images: bool) -> st
     return None
 
 
-def most_tokens(contract: Contract, model_config: Any) -> int:
-    """Return the largest size of use: what a rank trains on in a step, if all completions are as long as may be.
+def _try(contract: Contract, policy: Policy, longest: Longest, prompt_tokens: int, *, fixed: int | None) -> Choice:
+    completion_tokens = contract.config.training.max_completion_length
+    length = prompt_tokens + completion_tokens
+    try:
+        return try_memory(
+            policy,
+            CudaMemory(policy),
+            longest_sample(policy, length, completion_tokens, longest.prompt),
+            most=most_tokens(contract, length, at_most=fixed or MOST),
+            fixed=fixed,
+            halvings=contract.micro_batch_halvings,
+        )
+    except TooLongError as error:
+        raise ConfigError(refusal(contract.config, error, prompt_tokens)) from error
+
+
+def longest_prompt(config: TrainerConfig, found: Sequence[tuple[int, bool]]) -> int:
+    """Return the number of tokens of the longest prompt that the job may train on.
+
+    Args:
+        config: the job's configuration.
+        found: by rank: tokens of its longest prompt, and whether no other is longer.
+    """
+    tokens, is_known = max(tokens for tokens, _ in found), all(known for _, known in found)
+    if is_known:
+        return tokens
+    if (limit := config.generation.max_model_len) is not None:
+        return limit - config.training.max_completion_length
+    logger.info(
+        "the longest prompt that was read has %d tokens; memory for longer ones is not tried, unless "
+        "generation.maxModelLen says how long they may be",
+        tokens,
+    )
+    return tokens
+
+
+def refusal(config: TrainerConfig, error: TooLongError, prompt_tokens: int) -> str:
+    """Say that the longest sequence does not fit: what it takes, what there is, and the fields that change it.
+
+    Args:
+        config: the job's configuration.
+        error: what was found.
+        prompt_tokens: tokens of the longest prompt.
+    """
+    training, parallelism = config.training, config.parallelism
+    cures = ["lower training.maxCompletionLength"]
+    if prompt_tokens > training.max_completion_length:
+        cures.append("lower generation.maxModelLen, with dataset.overlongPrompts skip or truncate")
+    if config.model.attention in ("eager", "sdpa"):
+        cures.append(
+            f"model.attention varlen (the memory of {config.model.attention} grows with the square of the length)"
+        )
+    if not parallelism.gradient_checkpointing:
+        cures.append("parallelism.gradientCheckpointing")
+    elif not parallelism.offload_activations:
+        cures.append("parallelism.offloadActivations")
+    if parallelism.zero_stage < 3:
+        cures.append("parallelism.zeroStage 3")
+    if parallelism.offload_optimizer == "none":
+        cures.append("parallelism.offloadOptimizer")
+    if config.generation.topology is Topology.COLOCATE and config.generation.sleep_level == 0:
+        cures.append("generation.colocate.sleepLevel 2")
+    if config.lora is None:
+        cures.append("lora")
+    about = "about" if error.needed > error.free else "more than"
+    return (
+        f"training.maxCompletionLength: the longest sequence that the job allows, a prompt of {prompt_tokens} tokens "
+        f"and a completion of {training.max_completion_length}, does not fit into a GPU's memory: it takes {about} "
+        f"{error.needed / GIB:.1f} GiB beside weights, gradients and optimizer states, and {error.free / GIB:.1f} GiB "
+        f"are free; what helps: {'; '.join(cures)}; or GPUs with more memory{f': {error.cause}' if error.cause else ''}"
+    )
+
+
+def _warn(config: TrainerConfig, choice: Choice, prompt_tokens: int) -> None:
+    length = prompt_tokens + config.training.max_completion_length
+    if choice.longest > choice.room:
+        logger.warning(
+            "the longest sequence, of %d tokens, takes %.1f GiB, which leaves less than a tenth of the GPU free; "
+            "parallelism.zeroStage 3, parallelism.offloadOptimizer or more GPUs free some",
+            length,
+            choice.longest / GIB,
+        )
+    elif choice.tokens < min(length, MOST) and config.training.max_tokens_per_micro_batch is None:
+        logger.warning(
+            "memory is so short that a long sequence is a micro-batch of its own, which is slow: %.1f GiB are free "
+            "beside weights, optimizer states and a tenth of the GPU; parallelism.zeroStage 3, "
+            "parallelism.offloadOptimizer or more GPUs free some",
+            choice.room / GIB,
+        )
+    if (most := max(choice.rooms)) > UNEVEN * max(1, choice.room):
+        logger.warning(
+            "rank %d has %.1f GiB free for micro-batches and rank %d has %.1f: all ranks take the size that fits into "
+            "the first, since they train on equally many tokens in equally many micro-batches",
+            choice.rooms.index(choice.room),
+            choice.room / GIB,
+            choice.rooms.index(most),
+            most / GIB,
+        )
+
+
+def most_tokens(contract: Contract, length: int, *, at_most: int = MOST) -> int:
+    """Return the largest size of use: what a rank trains on in a step, if all sequences are as long as may be.
 
     Args:
         contract: the job.
-        model_config: transformers' configuration of the model.
+        length: tokens of the longest sequence.
+        at_most: no size is larger.
     """
     training = contract.config.training
     sequences = -(-training.prompts_per_step * training.num_generations // contract.world_size)
     sequences = min(sequences, training.per_device_train_batch_size or sequences)
-    context: Any = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    return min(MOST, sequences * (contract.config.generation.max_model_len or context or MOST))
-
-
-def sequence_tokens(config: TrainerConfig, most: int) -> int:
-    """Return the tokens of a sequence on which memory is measured: `most` are in `perDeviceTrainBatchSize` of them."""
-    training = config.training
-    return max(training.max_completion_length + 1, -(-most // (training.per_device_train_batch_size or most)))
+    return min(at_most, sequences * length)
 
 
 def _with_tokens(contract: Contract, tokens: int) -> Contract:

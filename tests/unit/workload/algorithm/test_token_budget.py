@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.algorithm.token_budget import MOST, NUM_PASSES, Pass, largest, next_pass
+from grpo_workload.algorithm.token_budget import MOST, NUM_PASSES, Pass, expected, largest, next_pass
 
 MIB = 2**20
 
@@ -59,3 +59,10 @@ def test_a_small_step_is_measured_whole():
     assert choose(peaks((0, MIB)), 2**40, most=900) == ([Pass(900, 900 * MIB)], 900)
     passes, chosen = choose(peaks((0, MIB)), 2**40, most=1100)
     assert ([one.tokens for one in passes], chosen) == ([1024, 1100], 1100)
+
+
+def test_what_a_longer_sequence_takes_follows_from_the_last_two_passes():
+    assert expected([], 1000) == 0
+    assert expected([Pass(1024, 1024 * MIB)], 4096) == 4096 * MIB
+    passes, _ = choose(peaks((2048 * MIB, MIB)), 2**40)
+    assert expected(passes, 200_000) == (2048 + 200_000) * MIB

@@ -30,8 +30,8 @@ def make_source(lengths, action):
 
 
 def scan_all(source, steps=range(100), ranks=1):
-    for rank in range(ranks):
-        scan(source, share=range(rank, 4, ranks), prompts_per_step=4, steps=steps)
+    found = [scan(source, share=range(rank, 4, ranks), prompts_per_step=4, steps=steps) for rank in range(ranks)]
+    return max(longest.tokens for longest in found), all(longest.is_known for longest in found)
 
 
 @given(
@@ -113,3 +113,22 @@ def test_rows_that_are_changed_or_generated_are_not_scanned():
     assert not PromptSource([{}], to_prompt, seed=0, scorer=lambda *_: 1.0, limit=source.limit).is_scannable
     assert not PromptSource([{}], to_prompt, seed=0, preprocess=lambda *_: {}, limit=source.limit).is_scannable
     assert not PromptSource([{}], to_prompt, seed=0).is_scannable
+
+
+def test_a_scan_finds_the_longest_prompt_that_is_trained_on(monkeypatch):
+    assert scan_all(make_source([3, 9, 5, 1], "error"), ranks=2) == (9, True)
+    assert scan_all(make_source([3, 13, 5, 1], "skip")) == (5, True)
+    assert scan_all(make_source([3, 13, 5, 1], "truncate")) == (LIMIT, True)
+    source = make_source([*range(1, 10), 3], "error")
+    first_step = {prompt.index for prompt in source.batch(0, 4)}
+    assert scan_all(source, steps=range(1)) == (max([*range(1, 10), 3][index] for index in first_step), True)
+    monkeypatch.setattr(scanning, "SCAN_SECONDS", -1)
+    assert scan_all(source) == (1, False)
+
+
+def test_of_rows_that_may_be_slow_a_few_are_read():
+    source, read = make_source([5] * 50, "error"), []
+    source.scorer = lambda answer, prompt: 0.0
+    source._to_prompt = lambda index, row: read.append(index) or to_prompt(index, row)
+    assert scan_all(source) == (5, False)
+    assert len(read) == scanning.FEW

@@ -21,6 +21,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, vision
+from grpo_workload.policy.trials.memory_trial import longest_sample
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import make_model
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
@@ -181,3 +182,15 @@ def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     vision.adapt(model)
     policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
     try_policy(policy, TrainerConfig.model_validate(CONFIG))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_longest_sequence_has_the_images_of_its_prompt(family):
+    model = make_vision_model(family)
+    vision.adapt(model)
+    policy: Any = SimpleNamespace(module=model)
+    sample = longest_sample(policy, 80, 20, make_sample(family, [(48, 32)], [1]).prompt)
+    with torch.no_grad():
+        logprobs_BT = LogprobHead(model).per_token(model, micro_batch([sample]), 1.0).logprobs_BT
+    assert logprobs_BT.shape == (1, 20)
+    assert logprobs_BT.isfinite().all()

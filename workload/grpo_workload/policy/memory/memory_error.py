@@ -28,10 +28,14 @@ class MicroBatchMemoryError(RuntimeError):
     """A micro-batch of several sequences does not fit: smaller ones may."""
 
 
+class SequenceMemoryError(RuntimeError):
+    """A single sequence does not fit."""
+
+
 def memory_error(batch: MicroBatch, error: BaseException) -> RuntimeError:
     """Describe an out-of-memory error in the passes over `batch`; a MicroBatchMemoryError if a smaller one may fit."""
     if batch.num_sequences == 1:
-        return RuntimeError(
+        return SequenceMemoryError(
             f"training ran out of memory on a single sequence of {batch.num_tokens} tokens, so smaller micro-batches "
             f"would not help; lower training.maxCompletionLength or generation.maxModelLen; {_REMEDIES}: {error}"
         )
