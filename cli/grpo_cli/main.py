@@ -35,6 +35,7 @@ COMMANDS = {
     "diagnose": Entry("grpo_cli.commands.jobs", "diagnose", "Collect what a bug report about JOB needs"),
     "list": Entry("grpo_cli.commands.jobs", "list_jobs", "List jobs, oldest first"),
     "logs": Entry("grpo_cli.commands.jobs", "logs", "Print the logs of all pods of JOB, in order of time"),
+    "plan": Entry("grpo_cli.commands.plan", "plan", "Say whether the job fits on its GPUs", offline=True),
     "render": Entry("grpo_cli.commands.offline", "render", "Print what the job becomes", offline=True),
     "resume": Entry("grpo_cli.commands.jobs", "resume", "Resume a suspended JOB"),
     "run": Entry("grpo_cli.commands.offline", "run", "Run the job's pods as processes of this machine", offline=True),

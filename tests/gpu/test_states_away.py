@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from grpo_spec.contract import Device
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.generation.memory_check import num_parameters
+from grpo_workload.capacity.states import num_parameters
 from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama

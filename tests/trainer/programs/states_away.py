@@ -6,7 +6,7 @@ saved before the third step, which is then taken twice: directly, and resumed fr
 with the states away and after resuming, the longest sequence is tried and the size of micro-batches measured. OUT
 gets, by plan: these sizes, what a longer sequence than memory holds is told,
 metrics, weights and states of all steps, the states' bytes on the device between steps, during steps, and as
-memory_check calculates them, the error of a checkpoint whose weights are broken on the last rank, and the weights
+capacity.states calculates them, the error of a checkpoint whose weights are broken on the last rank, and the weights
 before and after a step that only decays them.
 """
 
@@ -32,7 +32,7 @@ from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import token_budget
-from grpo_workload.generation.memory_check import num_parameters, training_footprint
+from grpo_workload.capacity.states import num_parameters, training_footprint
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.policy.step.policy import Policy
@@ -118,7 +118,7 @@ def save_broken(policy, checkpoints, tokenizer, state):
 
 
 def sizes(policy, config):
-    """Return the states' bytes on the device between steps, during steps, and as memory_check calculates them."""
+    """Return the states' bytes on the device between steps, during steps, and as capacity.states calculates them."""
     on_device = [away.on_device for away in policy._states._away]
     between = bytes_of(on_device)
     with policy.with_states():

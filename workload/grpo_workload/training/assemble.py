@@ -34,7 +34,7 @@ from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
 from grpo_workload.training.inputs import load_data, load_processing_class, start_evaluation, start_prompts
 from grpo_workload.training.micro_batch_size import settle_micro_batches
-from grpo_workload.training.model_check import Subject, refuse_unfit
+from grpo_workload.training.model_check import Subject, memory, refuse_unfit
 from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
@@ -140,8 +140,12 @@ def start_pulse(contract: Contract, rank: int, state_dir: Path) -> Pulse:
 
 def check_model(contract: Contract, rank: int) -> None:
     """Refuse a model that cannot be trained like this, before anything that takes minutes; see `model_check`."""
-    total = torch.cuda.mem_get_info()[1] if contract.device is Device.CUDA else None
-    refuse_unfit(Subject(contract, total), logs=rank == 0)
+    refuse_unfit(Subject(contract), logs=rank == 0)
+    if contract.device is Device.CUDA:  # once, for the smallest GPU: it takes seconds, and a gigabyte of host memory
+        smallest = min(gather(torch.cuda.mem_get_info()[1]))
+        text = on_main(lambda: memory(Subject(contract, smallest)))
+        if rank == 0:
+            logger.info("the plan of the job's memory: %s", text)
 
 
 def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:

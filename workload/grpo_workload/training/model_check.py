@@ -17,8 +17,10 @@ import torch
 
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
-from grpo_spec.generation import Topology
-from grpo_workload.generation.memory_check import GIB, check_room, num_parameters, training_footprint
+from grpo_workload.capacity.proposals import check_fit
+from grpo_workload.capacity.shapes import Models
+from grpo_workload.capacity.states import GIB, num_parameters, training_footprint
+from grpo_workload.capacity.tensor_parallel import ratio
 from grpo_workload.pod.model_split import check_split, split_sizes
 from grpo_workload.policy.adapters.lora import Adapters, add_adapters
 from grpo_workload.policy.model import attention, rope, vision
@@ -207,21 +209,42 @@ def _split(subject: Subject) -> str | None:
     return f"generation.tensorParallel {used}{slow}; engines can split the model over {sizes} GPUs"
 
 
-def _memory(subject: Subject) -> str:
-    """Refuse a colocated engine that leaves too little of the GPU for training, or for its own weights."""
+def memory(subject: Subject) -> str:
+    """Refuse a job that cannot fit into its GPUs, in any topology; without a GPU, only say what training holds."""
     config, world_size = subject.config, subject.contract.world_size
-    own, adapted, quantized = subject.num_parameters, subject.num_adapted, subject.num_quantized
-    sizes: dict[str, Any] = {"num_parameters": own, "num_adapted": adapted, "num_quantized": quantized}
-    colocated = subject.has_vllm and config.generation.topology is Topology.COLOCATE
-    if colocated and subject.gpu_bytes is not None:
-        check_room(config, total=subject.gpu_bytes, world_size=world_size, **sizes)
-    need = training_footprint(config, world_size=world_size, **sizes)
-    parts = {"weights": need.weights, "optimizer states": need.optimizer, "gradients": need.gradients}
-    listed = ", ".join(f"{number / GIB:.1f} GiB of {name}" for name, number in parts.items())
-    return (
-        f"{own / 1e9:.2f} billion parameters in {config.model.dtype}: under ZeRO-{config.parallelism.zero_stage} each "
-        f"of {world_size} GPUs holds {listed}; activations come on top"
+    own = subject.num_parameters
+    need = training_footprint(
+        config,
+        num_parameters=own,
+        world_size=world_size,
+        num_adapted=subject.num_adapted,
+        num_quantized=subject.num_quantized,
     )
+    parts = {
+        "weights": need.weights + need.reference,
+        "optimizer states": need.masters + need.moments,
+        "gradients": need.kept + need.gradients,
+    }
+    listed = ", ".join(f"{number / GIB:.1f} GiB of {name}" for name, number in parts.items())
+    text = (
+        f"{own / 1e9:.2f} billion parameters in {config.model.dtype}: under ZeRO-{config.parallelism.zero_stage} each "
+        f"of {world_size} GPUs holds {listed}"
+    )
+    if subject.gpu_bytes is None:
+        return f"{text}; activations come on top"
+    models = Models()
+    made = check_fit(subject.contract, subject.gpu_bytes, models)
+    place = max(made.gpus, key=lambda one: one.peak)
+    text += (
+        f"; {place.name} is planned to need {place.peak / GIB:.1f} of {subject.gpu_bytes / GIB:.1f} GiB (in the phase "
+        f"{place.worst}), and micro-batches of up to about {made.chosen_tokens} tokens to fit"
+    )
+    if not made.is_safe:
+        text += "; that is tight: fragments may take what is left"
+    if made.unknown:
+        text += f"; activations are not counted, as the model does not run on the meta device ({made.unknown})"
+    split = ratio(subject.contract, models)
+    return text if split is None else f"{text}; {split}"
 
 
 Aspects = dict[str, Callable[[Subject], str | None]]
@@ -237,7 +260,7 @@ AT_START: Aspects = {
     "lora": _lora,
     "push": _push,
     "tensor parallel": _split,
-    "memory": _memory,
+    "memory": memory,
 }
 """What is found out about each aspect; a function returns None for one that the job does not have."""
 

@@ -1,0 +1,132 @@
+"""The bytes that DeepSpeed holds on a rank, as they were counted in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.capacity.states import bucket_bytes, live_bytes, num_parameters, training_footprint
+
+
+def config(
+    dtype: str = "bfloat16", beta: float = 0.0, parallelism: dict[str, Any] | None = None, **generation: Any
+) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "model": {"name": "m", "dtype": dtype},
+            "dataset": {"name": "d"},
+            "rewards": [{"name": "r", "accuracy": {}}],
+            "training": {"beta": beta},
+            "parallelism": parallelism or {},
+            "generation": generation,
+        }
+    )
+
+
+# Bytes for each parameter, counted over all tensors of one rank of two after the optimizer's step, and before it, in
+# DeepSpeed 0.19.8.
+COUNTED = [
+    ("bfloat16", 0, 14, 16),
+    ("bfloat16", 1, 12, 14),
+    ("bfloat16", 2, 8, 10),
+    ("bfloat16", 3, 9, 9),
+    ("float32", 0, 12, 16),
+    ("float32", 1, 10, 12),
+    ("float32", 2, 10, 12),
+    ("float32", 3, 10, 10),
+]
+
+
+@pytest.mark.parametrize(("dtype", "stage", "after", "before"), COUNTED)
+def test_states_and_gradients_are_those_measured_in_deepspeed(dtype: str, stage: int, after: int, before: int) -> None:
+    need = training_footprint(config(dtype, parallelism={"zeroStage": stage}), num_parameters=1000, world_size=2)
+    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+
+
+@pytest.mark.parametrize(("stage", "after", "before"), [(0, 6, 8), (1, 5, 7), (2, 5, 6), (3, 5, 5)])
+def test_states_in_bfloat16_take_half(stage: int, after: int, before: int) -> None:
+    settings = config("bfloat16", parallelism={"zeroStage": stage, "optimizerDtype": "bfloat16"})
+    need = training_footprint(settings, num_parameters=1000, world_size=2)
+    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+
+
+def test_an_offloaded_optimizer_takes_no_memory_and_a_reference_model_doubles_the_weights() -> None:
+    offloaded = config(beta=0.1, parallelism={"zeroStage": 3, "offloadOptimizer": "cpu"})
+    need = training_footprint(offloaded, num_parameters=1000, world_size=4)
+    assert (need.weights, need.reference, need.states, need.gradients) == (500, 500, 1000, 0)
+
+
+# Bytes for each parameter that are in host memory between steps, counted the same way.
+AWAY = [
+    ({"dtype": "bfloat16"}, {"zeroStage": 0}, 12),
+    ({"dtype": "bfloat16"}, {"zeroStage": 1}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 2}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 3}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 0}, 8),
+    ({"dtype": "float32"}, {"zeroStage": 1}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 2}, 6),
+    ({"dtype": "float32"}, {"zeroStage": 3}, 6),
+    ({"dtype": "bfloat16"}, {"zeroStage": 0, "optimizerDtype": "bfloat16"}, 4),
+    ({"dtype": "bfloat16"}, {"zeroStage": 1, "optimizerDtype": "bfloat16"}, 3),
+    ({"dtype": "bfloat16"}, {"zeroStage": 2, "optimizerDtype": "bfloat16"}, 3),
+    ({"dtype": "bfloat16"}, {"zeroStage": 3, "optimizerDtype": "bfloat16"}, 3),
+]
+
+
+@pytest.mark.parametrize(("model", "parallelism", "away"), AWAY)
+def test_states_that_are_offloaded_while_the_engine_generates_return_for_the_step(
+    model: Any, parallelism: Any, away: int
+) -> None:
+    size = {"num_parameters": 1000, "world_size": 2}
+    stay = training_footprint(config(**model, parallelism=parallelism), **size)
+    leave = training_footprint(config(**model, parallelism=parallelism | {"offloadOptimizer": "generating"}), **size)
+    assert (stay.away, leave.away) == (0, 1000 * away)
+    assert leave.states == stay.states - 1000 * away
+    assert (leave.weights, leave.most) == (stay.weights, stay.most)
+
+
+def test_the_default_shares_of_the_topologies() -> None:
+    server = config(topology="Server").generation
+    assert (config().generation.gpu_share, server.gpu_share) == (0.3, 0.9)
+    assert config(topology="Server", gpuMemoryUtilization=0.6).generation.gpu_share == 0.6
+
+
+def test_with_lora_only_adapters_have_states_and_the_model_is_its_own_reference() -> None:
+    need = training_footprint(
+        config(beta=0.1, parallelism={"zeroStage": 2}), num_parameters=1000, world_size=2, num_adapted=100
+    )
+    assert (need.weights, need.reference) == (2 * 1100, 0)
+    assert (need.masters + need.moments, need.gradients) == (12 * 50, 4 * 50)
+    need = training_footprint(
+        config(beta=0.1, parallelism={"zeroStage": 3}), num_parameters=1000, world_size=2, num_adapted=100
+    )
+    assert (need.weights, need.masters + need.moments, need.kept) == (2 * 550, 12 * 50, 4 * 50)
+
+
+def test_weights_in_4_bits_take_a_quarter_of_the_trainers_memory_and_none_of_the_engines() -> None:
+    sizes = {"num_parameters": 5000, "num_adapted": 100, "num_quantized": 2**12}
+    need = training_footprint(config(beta=0.1), world_size=2, **sizes)
+    # 64 weights have a constant of a byte, and 256 of these one of 4 bytes.
+    assert need.weights == 2 * (5100 - 2**12) + 2**11 + 2**6 + 1
+
+
+def test_what_is_gathered_and_what_is_on_its_way_has_deepspeeds_bounds() -> None:
+    sharded = config(parallelism={"zeroStage": 3})
+    assert live_bytes(sharded, num_parameters=400_000_000, world_size=4) == 2 * 300_000_000
+    assert live_bytes(sharded, num_parameters=7_000_000_000, world_size=4) == 2 * 1_050_000_000
+    assert live_bytes(config(), num_parameters=7_000_000_000, world_size=4) == 0
+    assert bucket_bytes(sharded, num_trained=7_000_000_000, world_size=4) == 2 * 2 * 50_000_000
+    assert bucket_bytes(config(), num_trained=1000, world_size=4) == 2 * 1000
+    whole = config(parallelism={"zeroStage": 0})
+    assert [bucket_bytes(whole, num_trained=7 * 10**9, world_size=size) for size in (1, 2)] == [0, 10**9]
+
+
+def test_parameters_are_counted_once_and_whole() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(3, 4, bias=False))
+    model[1].weight = model[0].weight
+    assert num_parameters(model.parameters()) == 12
+    model[0].weight.ds_numel = 24  # the whole size, which ZeRO-3 notes on a partition
+    assert num_parameters(model.parameters()) == 24

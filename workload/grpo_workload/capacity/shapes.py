@@ -1,0 +1,186 @@
+"""What a plan needs to know of a model: numbers of parameters, bytes of a token in the KV cache, activations of a pass.
+
+All from its config.json. Models are made on the meta device once for all plans that have the same model and adapters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_spec.contract import Contract
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.capacity.meta_pass import Activations, activations, training_model
+from grpo_workload.capacity.states import BYTES, num_parameters
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
+from grpo_workload.policy.model.load import empty_model, read_fields
+from grpo_workload.weights.export import full
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 65_536
+"""Tokens of a micro-batch beyond which nothing is planned, as `algorithm.token_budget` chooses no larger one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Sizes of a model and of its adapters."""
+
+    own: int  # parameters of the model without adapters; tied ones count once
+    adapted: int | None  # parameters of the adapters
+    quantized: int  # of `own`, those in 4 bits
+    largest_quantized: int  # of one layer of these
+    stacked: int  # of `own`, those that transformers puts together from the checkpoint's: experts
+    active: int  # of `own`, those that a token passes
+    largest_export: int  # bytes of the weights that a push gathers and converts together, at most
+    layers: int
+    hidden: int
+    context: int | None  # tokens of the longest sequence that the model knows
+    fields: Mapping[str, Any]  # config.json, of the text model
+
+    @property
+    def trained(self) -> int:
+        """Number of parameters that are trained."""
+        return self.own if self.adapted is None else self.adapted
+
+    def cache_bytes(self, tensor_parallel: int, size: int) -> int:
+        """Return bytes of one token in the KV cache of one of `tensor_parallel` GPUs, at `size` bytes a number.
+
+        Layers with a window or with a state in place of a cache are left out.
+        """
+        text = self.fields
+        kinds = text.get("layer_types")
+        layers = kinds.count("full_attention") if kinds else self.layers
+        if rank := text.get("kv_lora_rank"):  # MLA keeps one latent vector, on every GPU
+            return int(layers * (rank + text.get("qk_rope_head_dim", 0)) * size)
+        heads = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
+        width = text.get("head_dim") or self.hidden // (text.get("num_attention_heads") or 1)
+        return int(layers * 2 * max(1, heads // tensor_parallel) * width * size)
+
+
+class Models:
+    """The models of several plans, each made once."""
+
+    def __init__(self, *, passes: bool = True) -> None:
+        """Without `passes`, activations count as nothing: what does not fit then, cannot fit."""
+        self._has_passes = passes
+        self._shapes: dict[str, Shapes] = {}
+        self._passes: dict[Any, Activations | None] = {}
+        self.unknown: str | None = None  # why activations of the last model are not known
+
+    def without_passes(self) -> Models:
+        """Return the same models, for plans whose activations count as nothing."""
+        bound = Models(passes=False)
+        bound._shapes = self._shapes
+        return bound
+
+    def shapes(self, config: TrainerConfig) -> Shapes:
+        """Return a model's sizes. ConfigError if transformers cannot make it from its configuration."""
+        key = _key(config)
+        if key not in self._shapes:
+            self._shapes[key] = _shapes(config)
+        return self._shapes[key]
+
+    def activations(self, contract: Contract, tokens: int) -> Activations | None:
+        """Return what a pass over a micro-batch of `tokens` takes; None if the model does not run on the meta device.
+
+        It comes from two passes, over the fewest and the most tokens. Memory grows with tokens as the largest of
+        several lines, so between both it is at most what the line through them says.
+
+        Args:
+            contract: the job.
+            tokens: between `longest` and `step_tokens`.
+        """
+        config = contract.config
+        shortest, most = longest(contract, self.shapes(config)), step_tokens(contract, self.shapes(config))
+        if tokens in (shortest, most):
+            return self._pass(config, tokens, shortest, is_first=tokens == most)
+        low = self._pass(config, shortest, shortest, is_first=False)
+        high = self._pass(config, most, shortest, is_first=True)
+        if low is None or high is None:
+            return None
+        part, high = (tokens - shortest) / (most - shortest), high._replace(gradients=0)
+        return Activations(*(int(a + part * (b - a)) for a, b in zip(low, high, strict=True)))
+
+    def _pass(self, config: TrainerConfig, tokens: int, length: int, *, is_first: bool) -> Activations | None:
+        if not self._has_passes:
+            return None
+        parallelism, training = config.parallelism, config.training
+        shape: tuple[bool, ...] = (
+            parallelism.gradient_checkpointing,
+            parallelism.offload_activations,
+            parallelism.zero_stage < 2,
+        )
+        shape += (parallelism.coalesce_grad_reduction, training.kl_coef > 0, training.entropy_coef > 0)
+        key = (_key(config), shape, tokens, length, is_first)
+        if key not in self._passes:
+            try:
+                found = activations(training_model(config), config, tokens, length, is_first=is_first)
+            except Exception as error:  # whatever 68 families and their remote code raise on tensors without values
+                self.unknown, self._passes[key] = f"{type(error).__name__}: {error}", None
+                logger.info("activations are not planned: %s", self.unknown)
+            else:
+                # The values of a layer in 4 bits exist while it is computed.
+                whole = self.shapes(config).largest_quantized * BYTES[config.model.dtype]
+                self._passes[key] = found._replace(others=found.others + whole)
+        return self._passes[key]
+
+
+def longest(contract: Contract, shapes: Shapes) -> int:
+    """Return the tokens of the longest sequence that is planned for: prompts count only with generation.maxModelLen."""
+    wanted = contract.config.generation.max_model_len or contract.config.training.max_completion_length + 1
+    return max(2, min(wanted, shapes.context or wanted, MOST_TOKENS))
+
+
+def step_tokens(contract: Contract, shapes: Shapes) -> int:
+    """Return the tokens that one micro-batch has at most: all of a rank's step, were each sequence the longest."""
+    training, length = contract.config.training, longest(contract, shapes)
+    sequences = -(-training.prompts_per_step * training.num_generations // contract.world_size)
+    sequences = min(sequences, training.per_device_train_batch_size or sequences)
+    return max(length, min(MOST_TOKENS, sequences * length))
+
+
+def planned_tokens(contract: Contract, shapes: Shapes) -> int:
+    """Return the tokens of the micro-batch that has to fit: what the job sets, else one sequence of the longest."""
+    length = longest(contract, shapes)
+    wanted = contract.config.training.max_tokens_per_micro_batch or length
+    return max(length, min(wanted, step_tokens(contract, shapes)))
+
+
+def _key(config: TrainerConfig) -> str:
+    return config.model.model_dump_json() + (config.lora.model_dump_json() if config.lora else "")
+
+
+def _shapes(config: TrainerConfig) -> Shapes:
+    plain, fields = empty_model(config), read_fields(config)
+    text = fields.get("text_config") or fields
+    quantized: list[int] = []
+    if config.lora is not None and config.lora.load_in_4bit:
+        from grpo_workload.policy.adapters.four_bit import layers  # late: see `environment.show`
+
+        quantized = [layer.weight.numel() for layer in layers(plain, config.lora).values()]
+    groups = CheckpointNames(plain).group(full(plain))
+    stacked = sum(group.num_bytes for group in groups if len(group.specs) > 1) // BYTES[config.model.dtype]
+    used = text.get("num_experts_per_tok") or 1
+    experts = next(
+        (text[name] for name in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(name)), 1
+    )
+    own = num_parameters(plain.parameters())
+    adapted = None
+    if config.lora is not None:
+        adapted = num_parameters(one for one in training_model(config).parameters() if one.requires_grad)
+    return Shapes(
+        own=own,
+        adapted=adapted,
+        quantized=sum(quantized),
+        largest_quantized=max(quantized, default=0),
+        stacked=stacked,
+        active=own - int(stacked * (1 - used / experts)),
+        largest_export=max(group.num_bytes * (1 if group.convert is None else 2) for group in groups),
+        layers=text.get("num_hidden_layers") or 1,
+        hidden=text.get("hidden_size") or 1,
+        context=text.get("max_position_embeddings"),
+        fields=text,
+    )
