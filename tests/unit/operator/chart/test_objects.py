@@ -11,6 +11,8 @@ from grpo_operator.api import names
 from support.control_plane.chart import CHART, render
 from support.paths import ROOT
 
+REQUESTS = [f"--request={one}" for one in ("cpu=100m", "cpuPerGpu=1", "memory=256Mi", "memoryPerGpu=4Gi")]
+
 
 def test_one_release_watches_all_namespaces(helm: Path) -> None:
     objects = render(helm)
@@ -26,6 +28,7 @@ def test_one_release_watches_all_namespaces(helm: Path) -> None:
         "--liveness-port=8080",
         "--log-format=full",
         "--log-level=info",
+        *REQUESTS,
     ]
 
 
@@ -52,7 +55,7 @@ def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) 
     assert objects["Role team-a"]["rules"] == [one for one in everywhere if one["resources"][0] not in of_clusters]
     assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert arguments[5:] == ["--namespace=team-a", "--namespace=team-b", "--no-nodes"]
+    assert sorted(arguments[5:]) == sorted(["--namespace=team-a", "--namespace=team-b", "--no-nodes", *REQUESTS])
     bare = render(helm, "--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
     assert {o["metadata"].get("namespace") for o in bare.values()} == {"team-a", "grpo-system"}
 
