@@ -2,6 +2,7 @@
 and scheduler are real."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_r
         jobs.apply(make_job(name, **SPEC))
         message = jobs.wait_for(name, "Scheduled", "False", "Unschedulable")["message"]
         assert "-0: " in message, message
+        sentences = re.split(r"(?<=[.;])\s+", message)
+        assert len(sentences) == len({one.rstrip(".;") for one in sentences}), "the scheduler's words are quoted once"
     assert _groups(jobs) == {"first-0": 2, "second-0": 2}
     found = connect(str(kubeconfig), None, jobs.namespace).listed("PodGroup")
     assert [one["metadata"]["name"] for one in found] == ["first-0", "second-0"], "grpo diagnose finds them"

@@ -75,6 +75,13 @@ def accept(draft: Draft, topology: Topology) -> None:
     draft.set(Condition.ACCEPTED, True, Reason.VALID, message)
 
 
+def wait_for_first(draft: Draft, topology: Topology, reason: Reason, why: str) -> None:
+    """Accept the spec, and say what the first attempt waits for."""
+    accept(draft, topology)
+    draft.set(Condition.SCHEDULED, False, reason, why)
+    draft.clear(Condition.SUSPENDED, Reason.RESUMED, why)
+
+
 def next_attempt(status: GRPOJobStatus) -> int:
     """Return the number of the attempt after the current one; the first is 0."""
     return 0 if status.attempt is None else status.attempt + 1

@@ -77,7 +77,8 @@ def find_left(observed: Observed, now: str) -> dict[str, str]:
     """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
     keeps come first.
     """
-    left = {pod.name: _hindrance(pod, observed, now) for pod in observed.pods.values()}
+    downloading = [pod for pod in observed.downloaders if pod.outcome is None]
+    left = {pod.name: _hindrance(pod, observed, now) for pod in (*observed.pods.values(), *downloading)}
     return dict(sorted(left.items(), key=lambda one: (not one[1], one[0])))
 
 

@@ -60,7 +60,8 @@ def seconds_to_next(
             return 1.0
         limit = lifecycle.after(tries.since, job.spec.cache.prefetch_deadline_seconds)
         left_to = [seconds_between(now, at) for at in (tries.retry_time, limit) if at is not None]
-        return min([CALM_SECONDS if observed.downloaders else POLL_SECONDS, *(one for one in left_to if one > 0)])
+        most = max(CALM_SECONDS if observed.downloaders else POLL_SECONDS, least)
+        return min([most, *(one for one in left_to if one > 0)])
     progress, running = status.progress, status.running_time
     has_stepped = progress is not None and running is not None and progress.time >= running
     is_ending = any(not one.replacing and (one.outcome or one.disruption) for one in status.members)

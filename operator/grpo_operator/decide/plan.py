@@ -196,18 +196,16 @@ def _wait_in_queue(draft: Draft, topology: Topology, observed: Observed) -> None
     elif draft.status.attempt is not None:
         lifecycle.queue(draft, find_left(observed, draft.now), why)
     else:
-        attempts.accept(draft, topology)
-        draft.set(Condition.SCHEDULED, False, Reason.QUEUED, why)
+        attempts.wait_for_first(draft, topology, Reason.QUEUED, why)
 
 
 def _download(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     restarts.follow_download(draft, downloading.find_failure(observed, draft.now))
     if is_terminal(draft.status):
         return
-    attempts.accept(draft, topology)
     said = downloading.describe(draft.status, observed, reports)
-    reason, why = observed.why_absent or (Reason.DOWNLOADING, said)
-    draft.set(Condition.SCHEDULED, False, reason, said if observed.why_absent is None else f"{said}; {why}")
+    reason, why = observed.why_absent or (Reason.DOWNLOADING, "")
+    attempts.wait_for_first(draft, topology, reason, f"{said}; {why}" if why else said)
 
 
 def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed) -> None:

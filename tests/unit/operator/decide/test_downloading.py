@@ -8,6 +8,7 @@ from typing import Any
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.blame import seconds_between
+from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
@@ -159,12 +160,17 @@ def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline
     case.made()
     assert case.look().status.download is not None
     case.job = replace(case.job, spec=case.job.spec.model_copy(update={"suspend": True}))
+    case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
     assert case.look().download.removals == (case.child,)
     assert case.status.download is None
-    case.child = None
+    assert case.message(Condition.SUSPENDED) == "1 pods are saving and ending: job-download-x"
+    assert not holds(case.status, Condition.SUSPENDED), "its pod is left"
+    case.child = case.downloader = None
     assert not case.look(at=2).download
+    assert holds(case.status, Condition.SUSPENDED)
     case.edit(**CACHE)
     assert case.look(at=9).download.create
+    assert (case.status.phase, case.status.summary.reason) == ("Pending", "Downloading")
 
 
 def test_nothing_is_downloaded_for_a_job_that_is_refused_or_that_waits_for_kueue() -> None:

@@ -192,6 +192,15 @@ def test_a_job_that_runs_ends_its_attempt_when_it_gets_a_queue_but_not_when_kueu
     assert plan(case.job, case.topology, case.status, seen, {}, NOW).mode == Mode.RUN
 
 
+def test_a_job_that_was_suspended_from_the_start_is_queued_once_it_is_resumed() -> None:
+    case = Queued(suspend=True)
+    assert case.see().status.phase == "Suspended"
+    case.edit()
+    case.job = replace(case.job, queue=Queue("team"))
+    resumed = case.see(at=5)
+    assert (resumed.status.phase, resumed.status.summary.reason, resumed.queue.create) == ("Pending", "Queued", True)
+
+
 def test_a_job_that_is_resumed_queues_only_once_nothing_is_left_of_an_earlier_job_of_its_name() -> None:
     case, pods = running()
     case.edit(suspend=True)
