@@ -73,13 +73,14 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """A pass that found nothing to do, and what it saw: until `until` (on the loop's clock), another finds the same,
-    unless something changes.
+    """A pass that found nothing to do, and what it saw. Times are those of the loop's clock: unless something changes,
+    another pass finds the same before `deadline`; from `until` on, one is due nevertheless.
     """
 
     versions: Versions
     since: float
     until: float
+    deadline: float
     delay: float
     round: Round | None
 

@@ -33,12 +33,17 @@ class QuietJobs:
         """
         state, now = self._jobs.of(key), asyncio.get_running_loop().time()
         quiet = state.quiet
-        if quiet is None or quiet.versions != versions or now >= quiet.until or state.answers.progress:
+        if (
+            quiet is None
+            or quiet.versions != versions
+            or now >= min(quiet.until, quiet.deadline)
+            or state.answers.progress
+        ):
             return None
         delay = max(quiet.delay, self._jobs.intervals.seconds(runs=bool(state.runs)))
         if quiet.round is not None:
             self._launchers.follow(key, quiet.round, delay * 0.9)
-        return min(delay, max(0.2, quiet.until - now))
+        return min(delay, max(0.2, quiet.deadline - now))
 
     def note(
         self, key: Key, versions: Versions, seen: Snapshot, decided: Plan, delay: float, asked: Round | None
@@ -49,6 +54,6 @@ class QuietJobs:
         if decided.status != seen.status or state.answers.progress or not is_quiet(decided.status, seen.observed):
             return
         since = before.since if before is not None and before.versions == versions else now
-        left = seconds_to_deadline(seen.job, decided.status, seen.observed, seen.now)
-        until = now + min(left, LONGEST_SECONDS, max(2 * delay, now - since))
-        state.quiet = Quiet(versions, since, until, delay, asked)
+        deadline = now + seconds_to_deadline(seen.job, decided.status, seen.observed, seen.now)
+        until = now + min(LONGEST_SECONDS, max(2 * delay, now - since))
+        state.quiet = Quiet(versions, since, until, deadline, delay, asked)
