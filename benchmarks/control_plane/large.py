@@ -39,6 +39,13 @@ def large(turn: Turn, count: int) -> Raw:
     return found
 
 
+def quiet(turn: Turn, count: int) -> Raw:
+    """Create jobs of 4 pods, and let a quiet minute pass."""
+    found = turn.create(count, FOUR)
+    settle()
+    return found | {"quiet": _minute(turn)}
+
+
 def _minute(turn: Turn) -> Raw:
     """Let a minute pass, and return what the operator and the control plane did in it."""
     with turn.measured() as found:

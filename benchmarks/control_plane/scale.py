@@ -30,7 +30,7 @@ from benchmarks.control_plane import peers, scenarios
 from benchmarks.control_plane.client import Api
 from benchmarks.control_plane.costs import costs
 from benchmarks.control_plane.fake_nodes import fake_nodes
-from benchmarks.control_plane.large import large
+from benchmarks.control_plane.large import large, quiet
 from benchmarks.control_plane.sides import sides
 from benchmarks.control_plane.turn import Raw, Turn, turn
 from grpo_devcluster import binaries
@@ -58,6 +58,7 @@ SCENARIOS = {
     "costs": Scenario(costs, 100),
     "restart": Scenario(scenarios.restart, 50, ("bare", "grpojob")),
     "large": Scenario(large, 1000),
+    "quiet": Scenario(quiet, 300),
 }
 
 

@@ -125,7 +125,7 @@ class ControlPlane:
             daemon.stop(grace=0)
         for folder in ("etcd", "pki", "config", "run"):
             shutil.rmtree(self.state / folder, ignore_errors=True)
-        for file in ("endpoints.json", "kubeconfig", "scheduler.yaml", "audit-policy.yaml"):
+        for file in ("endpoints.json", "kubeconfig", "scheduler.yaml", "audit-policy.yaml", "stages.yaml"):
             (self.state / file).unlink(missing_ok=True)
 
     def _config(self, user: str) -> Path:

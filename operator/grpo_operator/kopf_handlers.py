@@ -27,7 +27,7 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.progress_client import HttpProgress
 from grpo_operator.passes.reconcile import PassOptions
 from grpo_operator.program import Program
-from grpo_operator.runtime.check import find_missing
+from grpo_operator.runtime.check import describe_lack, find_missing, lacking_fields
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.health import ended_tasks, health_page, show_standstill
@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 2.0
 """Seconds between two looks at whether the API server has all that the operator needs to begin."""
+
+CRD_SECONDS = 300.0
+"""Seconds between two looks at whether the CRD of the cluster has all fields of this release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ class _Handlers:
         )
         self._program.start()
         self._spawn("standstill", show_standstill())
+        self._spawn("compare the CRD", self._compare_crd())
         self._beginning = asyncio.create_task(self._begin(self._program), name="begin")
 
     async def stop(self, **_: Any) -> None:
@@ -174,6 +178,20 @@ class _Handlers:
             self._spawn("leader election", self._leadership.run())
             await self._leadership.leading.wait()
         program.begin()
+
+    async def _compare_crd(self) -> None:
+        """Say whenever the CRD is of an older release, whose fields alone the API server keeps."""
+        while True:
+            try:
+                missing = await lacking_fields(self._cluster) or []
+            except Exception as error:  # whatever it is, the next look will do
+                self._complaints.say("openapi", "the CRD was not compared with this release: %s", error)
+            else:
+                self._instruments.crd_missing_fields.set(len(missing))
+                if missing:
+                    said = "%s. Until then they are lost when the operator ends, such as the waits of restarts"
+                    self._complaints.say("crd", said, describe_lack(missing))
+            await asyncio.sleep(CRD_SECONDS)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

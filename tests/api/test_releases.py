@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_devcluster import kube
+from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
@@ -75,8 +76,37 @@ def _pod_uids(jobs: Jobs) -> set[str]:
     return {pod["metadata"]["uid"] for pod in jobs.list("pod", "training.grpo.dev/job=stays")}
 
 
+def _go_back(control_plane: ControlPlane, jobs: Jobs) -> None:
+    """Run the commands of the page, for the release `mine`."""
+    section = (ROOT / "docs/operating.md").read_text().partition("\n## Go back to the release before\n")[2]
+    commands = re.findall(r"^    (.+)$", section.partition("\n## ")[0], re.MULTILINE)
+    assert [command.split()[1] for command in commands] == ["history", "rollback", "get"]
+    path = f"{binaries.bin_dir()}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"KUBECONFIG": str(control_plane.kubeconfig), "PATH": path}
+    for command in commands:
+        mine = command.replace("grpo-operator --namespace grpo-system", f"mine --namespace {jobs.namespace}")
+        done = subprocess.run(["bash", "-ec", mine], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{mine}: {done.stderr}"
+    assert re.search(rf"{jobs.namespace} +stays .*Running", done.stdout)
+    wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served again", 30, interval=0.2)
+
+
+def _run_with_an_older_crd(operator: Operator, jobs: Jobs) -> None:
+    """Start an operator that is newer than its CRD: it says so once, and jobs run."""
+    log = len(operator.log.read_text())
+    operator.start()
+    jobs.run("later")
+    lacks = "the CRD is older than this operator and lacks spec.suspend: kubectl apply --server-side -f crds/"
+    wait_until(lambda: lacks in operator.log.read_text()[log:], "the operator names the field", 30)
+    assert operator.log.read_text()[log:].count(lacks) == 1
+    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics", timeout=30) as answer:
+        assert "\ngrpo_operator_crd_missing_fields 1.0\n" in answer.read().decode()
+    jobs("delete", "grpo", "later")
+    operator.kill()
+
+
 def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jobs(
-    operator: Operator, jobs: Jobs, helm: Helm, kubectl: Any, older: Path
+    control_plane: ControlPlane, operator: Operator, jobs: Jobs, helm: Helm, kubectl: Any, older: Path
 ) -> None:
     jobs.apply(make_job("stays"))
     jobs.wait_for("stays", "Running", "True")
@@ -91,6 +121,11 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 30, interval=0.2)
         helm("upgrade", "mine", str(CHART), *where)
         wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served", 30, interval=0.2)
+        _go_back(control_plane, jobs)
+        _run_with_an_older_crd(operator, jobs)
+        assert _pod_uids(jobs) == pods
+        helm("upgrade", "mine", str(CHART), *where)
+        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served again", 30, interval=0.2)
         helm("uninstall", "mine", "--namespace", jobs.namespace)
         assert kubectl("get", CRD, "-o", "name")
         stays = jobs.get("grpo", "stays")

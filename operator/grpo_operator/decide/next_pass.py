@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from grpo_operator.api.names import Condition
@@ -70,11 +71,29 @@ def seconds_to_next(
     elif holds(status, Condition.RUNNING):
         most = max(CALM_SECONDS if has_stepped or not reports else POLL_SECONDS, least)
     else:
-        ahead = (seconds_between(now, at) for at in _deadlines(job, status, observed))
-        most = min([max(POLL_SECONDS, least), *(seconds for seconds in ahead if seconds > 0)])
-    replaced = (seconds_between(now, one.replace_time) for one in status.members if one.replacing and one.replace_time)
-    most = min([most, *(seconds for seconds in replaced if seconds > 0)])
-    return most if left is None else min(most, left)
+        most = max(POLL_SECONDS, least)
+    return min(most, seconds_to_deadline(job, status, observed, now))
+
+
+def is_quiet(status: GRPOJobStatus, observed: Observed) -> bool:
+    """Whether only a change or a deadline changes the course of an attempt of which no launcher has an answer."""
+    if is_terminal(status) or rests(status) or status.attempt is None or status.next_restart_time is not None:
+        return False
+    if observed.lost_nodes or observed.absent_nodes or observed.ready_nodes or holds(status, Condition.BLOCKED):
+        return False
+    if any(pod.deletion_time is not None for pod in observed.pods.values()):
+        return False
+    return not any(one.replacing or one.outcome or one.disruption for one in status.members)
+
+
+def seconds_to_deadline(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> float:
+    """Return the seconds until time alone changes the course of an attempt, infinity if it never does."""
+    deadline = job.spec.active_deadline_seconds
+    left = [] if deadline is None else [max(0.2, deadline - lifecycle.active_seconds(status, now))]
+    ahead = [] if holds(status, Condition.RUNNING) else [*_deadlines(job, status, observed)]
+    ahead += [one.replace_time for one in status.members if one.replacing and one.replace_time]
+    times = (seconds_between(now, at) for at in ahead)
+    return min([*left, *(seconds for seconds in times if seconds > 0)], default=math.inf)
 
 
 def _deadlines(job: Job, status: GRPOJobStatus, observed: Observed) -> Iterator[str]:

@@ -48,6 +48,11 @@ class Instruments:
         self._leader = Gauge(
             "grpo_operator_leader", "1 if this operator acts on jobs; 0 while it stands by.", registry=registry
         )
+        self.crd_missing_fields = Gauge(
+            "grpo_operator_crd_missing_fields",
+            "Number of fields of this release that the CRD of the cluster lacks: the API server drops them.",
+            registry=registry,
+        )
         self._passes = Histogram(
             "grpo_operator_reconcile_duration_seconds",
             "Duration of a pass over a job in seconds, by result.",

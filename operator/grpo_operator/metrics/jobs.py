@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from grpo_operator.api.status import read_status
+from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_spec.reasons import Reason
 
 K = TypeVar("K", bound=Hashable)
@@ -31,6 +31,7 @@ class WatchedJob:
     phase: str
     conditions: tuple[str, ...]  # types of the conditions that are True
     restarts: int  # number of restarts, of engines too
+    stuck_restarts: int  # of these, those since the last new step
     completion_time: float | None  # Unix time
     last_failure: tuple[str, float] | None  # its reason, and the Unix time
 
@@ -45,6 +46,7 @@ class WatchedJob:
             phase=known.phase,
             conditions=tuple(c.type for c in known.conditions if c.status == "True"),
             restarts=known.restarts.total,
+            stuck_restarts=_without_a_step(known),
             completion_time=_unix_time(ended) if ended else None,
             last_failure=(label_of(failure.reason), _unix_time(failure.time)) if failure else None,
         )
@@ -53,6 +55,11 @@ class WatchedJob:
 def label_of(reason: str) -> str:
     """Return a reason as a label. A pod may report any word; all that are not known become Other."""
     return reason if reason in REASONS else "Other"
+
+
+def _without_a_step(status: GRPOJobStatus) -> int:
+    recent, reached = status.recent_restarts, status.progress.step if status.progress else 0
+    return 0 if recent is None or reached > recent.step else recent.total
 
 
 def _unix_time(timestamp: str) -> float:
@@ -100,6 +107,11 @@ class WatchedJobs(Collector, Generic[K]):
         restarts = GaugeMetricFamily(
             "grpo_operator_job_restarts", "Number of restarts of a job and of its engines so far.", labels=of_job
         )
+        stuck = GaugeMetricFamily(
+            "grpo_operator_job_restarts_without_progress",
+            "Number of restarts of a job since it made its last new step.",
+            labels=of_job,
+        )
         completion = GaugeMetricFamily(
             "grpo_operator_job_completion_timestamp_seconds",
             "Unix time when a job ended.",
@@ -114,9 +126,10 @@ class WatchedJobs(Collector, Generic[K]):
             for condition in job.conditions:
                 holds.add_metric([job.namespace, job.name, condition], 1)
             restarts.add_metric([job.namespace, job.name], job.restarts)
+            stuck.add_metric([job.namespace, job.name], job.stuck_restarts)
             if job.completion_time is not None:
                 completion.add_metric([job.namespace, job.name, job.phase], job.completion_time)
             if job.last_failure is not None:
                 reason, time = job.last_failure
                 failure.add_metric([job.namespace, job.name, reason], time)
-        yield from (holds, restarts, completion, failure)
+        yield from (holds, restarts, stuck, completion, failure)

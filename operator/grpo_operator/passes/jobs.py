@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api.stored_spec import StoredSpec
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.deleted_pods import DeletedPods
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.mirror import Key, Versions
 from grpo_operator.runtime.rate_limits import PassIntervals, WriteRates, Writes
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
@@ -25,6 +26,15 @@ from grpo_spec.reports import Progress
 REMEMBERED = 1024
 """Number of jobs whose spec is not read again while it is the same, at some 30 KiB each: to read one takes a
 millisecond, as long as the rest of a pass that finds nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Whom to ask: the port, rank 0's pod first, and whether its answer calls for those of all others."""
+
+    port: int
+    pods: Sequence[ObservedPod]
+    asks_all: Callable[[Progress], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,20 @@ class Answers:
         self.progress, self.asked = {}, ""
 
 
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """A pass that found nothing to do, and what it saw. Times are those of the loop's clock: unless something changes,
+    another pass finds the same before `deadline`; from `until` on, one is due nevertheless.
+    """
+
+    versions: Versions
+    since: float
+    until: float
+    deadline: float
+    delay: float
+    round: Round | None
+
+
 @dataclass(slots=True)
 class Question:
     """About a pod that is missing: its name and the UID of what creates it, the seconds until the API server is asked
@@ -86,6 +110,7 @@ class JobState:
     in_force: tuple[object, ...] | None = None
     """Basis of the last comparison of the children with a plan, if nothing was to change; `ChildDiff`."""
     answers: Answers = field(default_factory=Answers)
+    quiet: Quiet | None = None
     writes: Writes = field(default_factory=Writes)
     gone_sets: set[str] = field(default_factory=set)
     """UIDs of StatefulSets and Jobs that pods name as their controller and that no longer exist."""

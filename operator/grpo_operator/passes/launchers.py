@@ -9,27 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.passes.jobs import Answers, Jobs
+from grpo_operator.passes.jobs import Answers, Jobs, Round
 from grpo_operator.passes.progress_client import ProgressSource
 from grpo_operator.runtime.mirror import Key
 from grpo_spec.reports import Progress
 
 AT_ONCE = 256
 """Number of launchers that are asked at the same time, of all jobs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Whom to ask: the port, rank 0's pod first, and whether its answer calls for those of all others."""
-
-    port: int
-    pods: Sequence[ObservedPod]
-    asks_all: Callable[[Progress], bool]
 
 
 class Launchers:

@@ -47,3 +47,9 @@ def log_pass(
 def log_conflict(key: Key, error: Exception) -> None:
     """Log a pass that ended because what it had read was out of date."""
     log.debug("pass job=%s/%s conflict=%r", key.namespace, key.name, str(error))
+
+
+def log_quiet(key: Key, delay: float) -> None:
+    """Log a look at a job that is as quiet as before."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("pass job=%s/%s quiet next=%.1f", key.namespace, key.name, delay)

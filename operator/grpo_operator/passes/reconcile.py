@@ -36,15 +36,16 @@ from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes import kueue
 from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, gather_all, groups_to_stop
-from grpo_operator.passes.jobs import Jobs
-from grpo_operator.passes.launchers import Launchers, Round
-from grpo_operator.passes.pass_log import log_conflict, log_pass
+from grpo_operator.passes.jobs import Jobs, Round
+from grpo_operator.passes.launchers import Launchers
+from grpo_operator.passes.pass_log import log_conflict, log_pass, log_quiet
 from grpo_operator.passes.preflight import find_obstacle
+from grpo_operator.passes.quiet import QuietJobs
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.mirror import Key, Mirror, Versions
 from grpo_operator.runtime.transport import Object
 from grpo_spec.reasons import Reason
 from grpo_spec.schema import dump
@@ -87,7 +88,7 @@ class Reconciler:
         self._snapshots = SnapshotReader(
             cluster, mirror, jobs, read_nodes=options.read_nodes, requests=options.requests
         )
-        self._options = options
+        self._options, self._quiet = options, QuietJobs(jobs, mirror, launchers)
         applied = Applied()
         self._diff = ChildDiff(applied, jobs, policies=options.network_policies)
         self._applier = ChildApplier(cluster, applied, mirror.keep)
@@ -98,14 +99,19 @@ class Reconciler:
         Raises ConflictError if the mirror was behind, and whatever else made the pass fail; the queue tries again.
         Unless the API server is away or busy for the moment, the job's condition Blocked then names what failed.
         """
-        raw = self._mirror.job(key)
-        if raw is None:
+        versions, raw = self._mirror.versions(key), None
+        if versions is not None:
+            if (delay := self._quiet.look(key, versions)) is not None:
+                log_quiet(key, delay)
+                return delay
+            raw = self._mirror.job(key)
+        if versions is None or raw is None:
             self._jobs.forget(key)
             return None
         if not is_ours(raw):
             return None
         try:
-            return await self._pass(key, raw)
+            return await self._pass(key, raw, versions)
         except ConflictError as error:
             log_conflict(key, error)
             await self._snapshots.read(key)
@@ -115,7 +121,7 @@ class Reconciler:
                 await self._rescue(key, error)
             raise
 
-    async def _pass(self, key: Key, raw: Object) -> float | None:
+    async def _pass(self, key: Key, raw: Object, versions: Versions) -> float | None:
         seen = await self._snapshots.mirrored(key, raw, self._now())
         begins = _begins(seen)
         obstacle = await self._find_obstacle(seen) if begins else None
@@ -150,7 +156,9 @@ class Reconciler:
             await self._recover(key, seen)
         is_over = delay is None or is_terminal(decided.status)
         self._jobs.expect(key, runs=None if is_over else holds(decided.status, Condition.RUNNING))
-        self._follow(key, seen, decided)
+        asked = self._follow(key, seen, decided)
+        if not (delay is None or written or is_live or changes or obstacle or decided.queue or decided.download):
+            self._quiet.note(key, versions, seen, decided, delay, asked)
         log_pass(key, seen, obstacle, decided, changes, written=written, delay=delay)
         return delay
 
@@ -189,7 +197,10 @@ class Reconciler:
             return decided.requeue_after, False
         if (wait := self._jobs.rates.wait(self._jobs.of(key).writes, news(old, new), time)) > 0:
             return min(wait, decided.requeue_after or wait), False
-        self._mirror.renew_job(await self._cluster.write_status(raw, dump(new)))
+        status = dump(new)
+        answer = await self._cluster.write_status(raw, status)
+        # As it was written: an older CRD drops fields, which would be written again in each pass, and never be known.
+        self._mirror.renew_job(answer | {"status": status})
         self._jobs.rates.written(self._jobs.of(key).writes, time)
         self._measure(key, raw, old, new)
         return decided.requeue_after, True
@@ -229,19 +240,21 @@ class Reconciler:
             fresh = new.attempt == 0 and new.observed_generation == 1
             self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
-    def _follow(self, key: Key, seen: Snapshot, decided: Plan) -> None:
-        """Ask launchers again shortly before the next pass is due, while pods may answer."""
+    def _follow(self, key: Key, seen: Snapshot, decided: Plan) -> Round | None:
+        """Ask launchers again shortly before the next pass is due, while pods may answer. Return what is asked."""
         there, delay = seen.observed.pods, decided.requeue_after
         pods = [there[member.pod] for member in seen.topology.members if member.pod in there]
         if decided.status.attempt is None and (asked := list(seen.observed.downloaders)) and delay is not None:
             port = seen.job.spec.rendezvous.status_port
             self._launchers.follow(key, Round(port, asked[-1:], lambda _: False), delay * 0.9)
-            return
+            return None
         if is_terminal(decided.status) or delay is None or not pods or pods[0].name != seen.topology.members[0].pod:
             self._launchers.stop(key)
-            return
+            return None
         policy, port = seen.job.spec.failure_policy, seen.job.spec.rendezvous.status_port
-        self._launchers.follow(key, Round(port, pods, lambda said: seems_hung(said, policy)), delay * 0.9)
+        question = Round(port, pods, lambda said: seems_hung(said, policy))
+        self._launchers.follow(key, question, delay * 0.9)
+        return question
 
     async def _rescue(self, key: Key, error: Exception) -> None:
         """Say on the job what failed, and do what can be done nevertheless; all of it from live reads."""

@@ -78,6 +78,7 @@ class SnapshotReader:
         # The job comes second: a pod of an attempt that began after it was read would look like one to delete. A field
         # that the CRD got meanwhile may show although the job's version is the same.
         raw = await self.check_current(key, seen.raw)
+        raw |= {"status": seen.raw.get("status")}  # of the same version, with what an older CRD drops
         return await self._snapshot(key, raw, pods, seen.now, 0.0)
 
     async def check_current(self, key: Key, raw: Object) -> Object:

@@ -78,18 +78,25 @@ async def check(namespace: str, selector: str, port: int, seconds: float) -> lis
         await cluster.close()
 
 
-async def _crd(cluster: Cluster) -> list[str]:
+async def lacking_fields(cluster: Cluster) -> list[str] | None:
+    """Return the fields of this release that the API server drops; None while it does not describe GRPOJobs."""
     schemas: dict[str, Schema] = (await cluster.openapi()).get("components", {}).get("schemas", {})
     kinds = "x-kubernetes-group-version-kind"
     served = next((s for s in schemas.values() if any(kind["kind"] == names.KIND for kind in s.get(kinds, ()))), None)
-    if served is None:
-        return [f"the API server does not serve {names.PLURAL}.{names.GROUP}: kubectl apply --server-side -f crds/"]
-    missing = missing_fields(served)
-    if not missing:
-        return []
+    return None if served is None else missing_fields(served)
+
+
+def describe_lack(missing: list[str]) -> str:
+    """Return one line about these fields, with what to do."""
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     lacks = f"the CRD is older than this operator and lacks {', '.join(missing[:SHOWN])}{more}"
-    return [f"{lacks}: kubectl apply --server-side -f crds/"]
+    return f"{lacks}: kubectl apply --server-side -f crds/"
+
+
+async def _crd(cluster: Cluster) -> list[str]:
+    if (missing := await lacking_fields(cluster)) is None:
+        return [f"the API server does not serve {names.PLURAL}.{names.GROUP}: kubectl apply --server-side -f crds/"]
+    return [describe_lack(missing)] if missing else []
 
 
 async def _operator(cluster: Cluster, namespace: str, selector: str, port: int) -> list[str]:

@@ -27,6 +27,8 @@ from grpo_spec.lenient import mapping, text
 Object = Mapping[str, Any]
 Place = tuple[str, str]
 """Namespace and name."""
+Versions = tuple[int, ...]
+"""Equal only while the objects of a job are: versions grow with every change, and none comes twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,12 @@ class Mirror:
     def job(self, key: Key) -> dict[str, Any] | None:
         """Return a job as last seen, or None."""
         return pickle.loads(self._jobs[_where(key)].pickled) if self._has(key) else None
+
+    def versions(self, key: Key) -> Versions | None:
+        """Return the versions of a job and of what carries its label; None if the job does not exist."""
+        if not self._has(key):
+            return None
+        return self._jobs[_where(key)].version, *(kept.version for kept in self._children(key))
 
     def _has(self, key: Key) -> bool:
         return (kept := self._jobs.get(_where(key))) is not None and kept.key == key

@@ -121,6 +121,14 @@ def test_dashboard_and_alerts_ask_for_documented_metrics(file: str) -> None:
     assert asked <= _documented("The operator") | _documented("The launchers")
 
 
+def test_each_alert_links_to_its_lines_of_the_page_on_failures() -> None:
+    alerts = yaml.safe_load((DOCS.parent / "charts/grpo-operator/files/alerts.yaml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
+    assert links == {name: f"docs/failures.md#{name.lower()}" for name in links}
+    assert {name.lower() for name in links} <= anchors(DOCS / "failures.md")
+
+
 @cache
 def files() -> list[str]:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]

@@ -66,3 +66,13 @@ def test_the_network_policy_allows_scrapes_if_metrics_are_enabled(helm: Path) ->
 def test_a_monitor_of_an_operator_without_metrics_is_refused(helm: Path) -> None:
     with pytest.raises(ValueError, match=r"metrics\.serviceMonitor\.enabled needs metrics\.enabled"):
         render(helm, "--set", "metrics.serviceMonitor.enabled=true")
+
+
+def test_alerts_link_to_the_pages_that_the_values_name(helm: Path) -> None:
+    def links(*values: str) -> set[str]:
+        groups = render(helm, *_monitoring(*values))["PrometheusRule"]["spec"]["groups"]
+        return {rule["annotations"]["runbook_url"].partition("#")[0] for group in groups for rule in group["rules"]}
+
+    assert links() == {"docs/failures.md"}
+    pages = "https://git.example.com/grpo/blob/v0.1.0/"
+    assert links(f"metrics.prometheusRule.runbooks={pages}") == {f"{pages}docs/failures.md"}

@@ -4,6 +4,7 @@ The log has a line for each pass.
 """
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,41 @@ def test_an_engine_that_the_job_does_not_need_fails_ever_again_and_only_its_own_
     status = world.status("a")
     assert (status.phase, status.attempt, status.restarts.total, status.last_failure) == ("Running", 0, 0, None)
     world.end()
+
+
+def test_what_an_older_crd_drops_is_written_once_and_known_as_long_as_the_operator_lives() -> None:
+    """A CRD from before spare engines had a back-off of their own; the engine waits nevertheless."""
+    policy = POLICY | {"maxRestarts": 0, "onGenerationFailure": "RestartGeneration", "backoffSeconds": 60}
+    server = SERVER["server"] | {"elastic": {"replicas": 2, "maxReplicas": 3}}
+    world = running(failurePolicy=policy | {"maxBackoffSeconds": 600}, generation=SERVER | {"server": server})
+    world._run(world.operators.pop().stop())
+    api = world.operators[0].api
+    update = api._update
+
+    def drop_and_update(request: Request) -> dict[str, Any]:
+        body = request.params["body"]
+        members = [
+            {name: value for name, value in member.items() if name not in ("replaceTime", "failures")}
+            for member in body["status"]["members"]
+        ]
+        body["status"] = body["status"] | {"members": members}
+        return update(request)
+
+    api._update = drop_and_update  # type: ignore[method-assign]
+
+    def writes() -> int:
+        return sum(request.verb == "update" for made in api.passes for request in made.requests)
+
+    spare = world.cluster.pods(job="a")[-1]
+    world.cluster.end_container(spare, ExitCode.RANK_FAILED, "EngineDied")
+    world.go_on(5)
+    before = writes()
+    world.go_on(25)
+    assert writes() - before <= 1, "nothing happens, so nothing is written"
+    assert spare["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in world.cluster.pods(job="a")}, "it waits"
+    assert all("replaceTime" not in member for member in world.cluster.job("a")["status"]["members"])
+    world.go_on(90)
+    assert spare["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in world.cluster.pods(job="a")}
 
 
 def test_a_job_says_that_the_api_server_does_not_know_its_kind_yet_and_begins_once_it_does(

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.metrics.instruments import Instruments
-from grpo_operator.passes.jobs import Jobs
-from grpo_operator.passes.launchers import AT_ONCE, Launchers, Round
+from grpo_operator.passes.jobs import Jobs, Round
+from grpo_operator.passes.launchers import AT_ONCE, Launchers
 from grpo_operator.runtime.mirror import Key
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import ended, pod

@@ -1,5 +1,7 @@
 """Passes over jobs to which nothing happens: the more there are, the rarer they are, and each deadline is kept."""
 
+import logging
+
 import pytest
 
 from grpo_operator.decide.next_pass import CALM_SECONDS
@@ -38,3 +40,26 @@ def test_many_jobs_that_wait_for_their_pods_share_the_looks_and_slow_down_none_t
     old = len(made)
     world.wait(20.0)
     assert len(made) - old >= 9, "jobs that are gone slow down nobody"
+
+
+def test_a_look_at_a_job_to_which_nothing_happens_plans_nothing_and_what_happens_is_acted_on_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = Simulation(activeDeadlineSeconds=1800, failurePolicy={"maxRestarts": 0})
+    world.create("a")
+    world.create("b")
+    world.go_on(5)
+    caplog.set_level(logging.DEBUG, "grpo_operator")
+    caplog.clear()
+    world.wait(1200.0)
+    looks = [message for message in caplog.messages if message.startswith("pass job=ns/a ")]
+    quiet = [message for message in looks if " quiet " in message]
+    assert len(looks) > 2 * 1200 / CALM_SECONDS * 0.9, "both operators look as often as before"
+    assert len(looks) - len(quiet) <= 2 * 10
+    world.fail("b")
+    world.wait(2.0)
+    assert world.status("b").phase == "Failed"
+    world.wait(590.0)
+    assert world.status("a").phase == "Running"
+    world.wait(15.0)
+    assert world.status("a").phase == "Failed", "a deadline is kept"
