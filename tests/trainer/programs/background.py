@@ -22,19 +22,21 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from results import error_of, report
-from transformers import AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, modeling_utils
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, join
-from grpo_workload.storage import staging
+from grpo_workload.storage import model_files, staging
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import read_manifest
 
+model_files.FILE_BYTES = 100_000  # so that each rank has files of the model to write
 STATE = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=2, zero_stage=2)
 
 
@@ -105,10 +107,12 @@ def copies(model, data):
         "reference": {"stage": 3, "training": {"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 1}},
     }
     for name, fields in settings.items():
+        lora = fields.get("lora", False)
         trainer = Trainer(model, data, f"copies-{name}", **fields)
         take_step(trainer.policy, 0, trainer.config.training)
         expected = read_manifest(trainer.save())
         lacking = trainer.reserve()
+        weights = {name: weight.clone() for name, weight in trainer.policy.merged_weights()}
         pending, go = trainer.begin()
         is_written = pending.is_written
         memory, used = trainer.background.staging._memory, trainer.background.staging._used
@@ -116,8 +120,10 @@ def copies(model, data):
         reserved = memory.result().bytes.nbytes
         trainer.spoil()
         go.set()
-        found = read_manifest(pending.publish())
+        published = pending.publish()
+        found = read_manifest(published)
         trainer.background.end()
+        own = [file for file in pending.writer.entries if file.endswith(".safetensors")]
         files = {file for file in expected.keys() | found.keys() if expected.get(file) != found.get(file)}
         different[name] = {
             "files": sorted(files),
@@ -125,8 +131,39 @@ def copies(model, data):
             "is_written": is_written,
             "is_measured": used <= reserved <= used + 512,
             "names": trainer.names(),
+            "own": own,
+            "same": lora or same(weights, published / "model"),
         }
     return different
+
+
+def same(weights, folder):
+    """Return whether a folder's files hold these weights, bit for bit."""
+    saved = {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+    return saved.keys() == weights.keys() and all(torch.equal(saved[name], weight) for name, weight in weights.items())
+
+
+def loaded(model, data):
+    """Load a mixture of experts under ZeRO-3, and say what each call of transformers got as values."""
+    parts, plain = [], modeling_utils._load_state_dict_into_zero3_model
+
+    def note(model, state_dict, load_config=None):
+        parts.append({name: None if tensor.is_meta else tensor.dim() for name, tensor in state_dict.items()})
+        return plain(model, state_dict, load_config)
+
+    modeling_utils._load_state_dict_into_zero3_model = note
+    trainer = Trainer(str(Path(data) / "experts"), data, "loaded", stage=3, dtype="float32")
+    modeling_utils._load_state_dict_into_zero3_model = plain
+    weights = {name: weight.clone() for name, weight in trainer.policy.merged_weights()}
+    buffers = {name: buffer for name, buffer in trainer.policy.module.named_buffers() if "e_score" in name}
+    saved = load_file(Path(data) / "experts" / "model.safetensors")
+    trainer.background.end()
+    return {
+        "parts": len(parts),
+        "dims": sorted({dim for part in parts for dim in part.values() if dim is not None}),
+        "same": same(weights, Path(data) / "experts"),
+        "buffers": [torch.equal(buffer, saved[name]) for name, buffer in buffers.items()],
+    }
 
 
 def limited(model, data):

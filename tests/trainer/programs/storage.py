@@ -107,16 +107,16 @@ def superseded(trainer):
 def superseded_while_saving(trainer):
     checkpoints = trainer.open("superseded_while_saving", attempt=3)
     trainer.save(checkpoints, 1)
-    get_weights = trainer.policy.saved_weights  # called after DeepSpeed has saved, before anything is published
+    get_weights = trainer.policy.merged_weights  # called after DeepSpeed has saved, before anything is published
 
     def weights():
         if dist.get_rank() == 0:
             Fence.take(trainer.data / "superseded_while_saving", 4, "uid-4")
         return get_weights()
 
-    trainer.policy.saved_weights = weights
+    trainer.policy.merged_weights = weights
     error = error_of(trainer.save, checkpoints, 2)
-    trainer.policy.saved_weights = get_weights
+    trainer.policy.merged_weights = get_weights
     trainer.open("superseded_while_saving", attempt=5)
     return {"error": error, "names": trainer.names("superseded_while_saving")}
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import torch.distributed as dist
 
 from grpo_workload.policy.step.finite import check_weights
 from grpo_workload.policy.step.policy import Policy
-from grpo_workload.policy.step.reference import Reference
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, TrainerState
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
+from grpo_workload.storage.model_folder import copied_bytes, own_bytes, write_model
 from grpo_workload.storage.publishing import Pending
 from grpo_workload.storage.resuming import Source, find_source
-from grpo_workload.storage.writer import CheckpointWriter, Measure, num_bytes, on_host_bytes, save_deepspeed
+from grpo_workload.storage.writer import CheckpointWriter, Measure, num_bytes, save_deepspeed
 
 
 class Checkpoints:
@@ -86,17 +85,12 @@ class Checkpoints:
         scratch = on_main(lambda: self._folder.begin(f"step-{state.step}"))
         writer = CheckpointWriter(scratch, background)
         save_deepspeed(policy.deepspeed_engine, writer, scratch, DEEPSPEED)
-        is_main = dist.get_rank() == 0
-        weights = {name: writer.on_host(tensor) for name, tensor in policy.saved_weights() if is_main}
-        if is_main:
-            save = partial(policy.save_pretrained, scratch / MODEL, weights)
-            has_adapters = policy.adapters is not None
-            writer.write_model(scratch / MODEL, save, processing_class, card, at_once=has_adapters)
+        is_adapters = policy.adapters is not None
+        write_model(writer, scratch / MODEL, policy, processing_class, card, is_adapters=is_adapters)
+        if dist.get_rank() == 0:
             writer.guard(scratch / STATE, lambda: state.write(scratch / STATE))
         if (reference := policy.moved_reference) is not None:
-            moved = {name: writer.on_host(tensor) for name, tensor in reference.weights() if is_main}
-            if is_main:
-                writer.guard(scratch / REFERENCE, lambda: _write_reference(reference, moved, scratch / REFERENCE))
+            writer.write_weights(scratch / REFERENCE, reference.weights(), reference.save_config)
         return Pending(
             folder=self._folder,
             scratch=scratch,
@@ -111,8 +105,8 @@ class Checkpoints:
         measure = Measure()
         save_deepspeed(policy.deepspeed_engine, measure, self._path, DEEPSPEED)
         reference = policy.following_reference
-        moved = on_host_bytes(reference.weights()) if reference else 0
-        return measure.size + on_host_bytes(policy.saved_weights()) + moved
+        moved = own_bytes(reference.weights()) if reference else 0
+        return measure.size + copied_bytes(policy, is_adapters=policy.adapters is not None) + moved
 
     def relative(self, folder: Path) -> Path:
         """Return a published folder, relative to the data folder."""
@@ -130,8 +124,3 @@ class Checkpoints:
         return find_source(
             self._folder, self._data_dir, resume_from, world_size=world_size, zero_stage=zero_stage, lora=lora
         )
-
-
-def _write_reference(reference: Reference, weights: dict[str, Any], folder: Path) -> list[Path]:
-    reference.save(folder, weights)
-    return list(folder.iterdir())

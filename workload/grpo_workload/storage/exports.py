@@ -7,11 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from grpo_spec.storage import ExportConfig
 from grpo_workload.policy.step.finite import check_weights
@@ -20,10 +17,10 @@ from grpo_workload.ranks.collectives import on_main
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
+from grpo_workload.storage.model_folder import copied_bytes, write_model
 from grpo_workload.storage.publishing import Pending
 from grpo_workload.storage.upload_queue import UploadQueue
-from grpo_workload.storage.writer import CheckpointWriter, num_bytes, on_host_bytes
-from grpo_workload.weights.export import Export
+from grpo_workload.storage.writer import CheckpointWriter, num_bytes
 
 
 class Exports:
@@ -62,12 +59,8 @@ class Exports:
         name = f"step-{step}"
         scratch = on_main(lambda: self._folder.begin(name))
         on_main(lambda: self._folder.replace(self._folder.folder / name))
-        writer, is_main = CheckpointWriter(scratch, background), dist.get_rank() == 0
-        keeps_adapters = self.keeps_adapters(policy)
-        weights = {name: writer.on_host(tensor) for name, tensor in self._source(policy) if is_main}
-        if is_main:
-            save = partial(policy.save_pretrained if keeps_adapters else policy.save_merged, scratch, weights)
-            writer.write_model(scratch, save, processing_class, card, at_once=keeps_adapters)
+        writer = CheckpointWriter(scratch, background)
+        write_model(writer, scratch, policy, processing_class, card, is_adapters=self.keeps_adapters(policy))
         return Pending(
             folder=self._folder, scratch=scratch, writer=writer, size=num_bytes(policy.module), background=background
         )
@@ -100,7 +93,4 @@ class Exports:
 
     def num_bytes(self, policy: Policy) -> int:
         """Return the bytes that this rank copies when `begin` writes in the background."""
-        return on_host_bytes(self._source(policy))
-
-    def _source(self, policy: Policy) -> Export:
-        return policy.saved_weights() if self.keeps_adapters(policy) else policy.merged_weights()
+        return copied_bytes(policy, is_adapters=self.keeps_adapters(policy))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+READABLE = 0o644
+"""Mode of a file that every user may read."""
+
 
 class StorageError(RuntimeError):
     """The storage cannot hold what has to be written."""
@@ -14,7 +17,7 @@ def make_readable(folder: Path) -> None:
     """Let every user read the files in `folder`: safetensors lets only the owner, and pods run as different users."""
     for file in folder.rglob("*"):
         if file.is_file():
-            file.chmod(0o644)
+            file.chmod(READABLE)
 
 
 def sync(path: Path) -> None:

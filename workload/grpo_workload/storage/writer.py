@@ -19,10 +19,10 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from grpo_workload.policy.memory.host_memory import aligned
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.files import make_readable
+from grpo_workload.storage.files import READABLE
 from grpo_workload.storage.manifest import Entry, seal
+from grpo_workload.storage.model_files import ModelFiles
 from grpo_workload.storage.staging import num_bytes_of
 from grpo_workload.weights.export import Export
 
@@ -71,27 +71,34 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         else:
             self._run(path, write)
 
-    def write_model(
-        self, folder: Path, save: Callable[[], None], processing_class: Any, card: str, *, at_once: bool
-    ) -> None:
-        """Write a model by `save`, its tokenizer or processor and, unless it is empty, its card.
+    def write_weights(self, folder: Path, weights: Export, save_rest: Callable[[Path], None]) -> None:
+        """Write a model's weights into `folder`, each rank its files of them, and what rank 0 adds by `save_rest`.
 
-        `at_once`: `save` uses the module, which only the thread that trains may do.
+        Collective under ZeRO-3. In the background, a rank copies what it writes; else it holds a tensor at a time.
         """
+        files = own_files(weights)
+        self.makedirs(str(folder), exist_ok=True)
+        wrap = self._background.file if self._background else lambda file: file
+        for name, tensor in weights:  # to the end also after a failure, since others gather with this rank
+            if name in files:
+                values = self._background.staging.values(tensor) if self._background else tensor
+                self.guard(folder / files.file(name), partial(_put, files, folder, name, values, wrap))
+        self.guard(folder, partial(files.close, folder))
+        if dist.get_rank() == 0:
+            self.add(folder, save_rest)
+
+    def add(self, folder: Path, save: Callable[[Path], None], *, at_once: bool = False) -> None:
+        """Write what `save` adds to a folder, into which other ranks may write a model's weights; as `guard`."""
 
         def write() -> list[Path]:
-            save()
-            return []
-
-        def write_rest() -> list[Path]:
-            processing_class.save_pretrained(folder)
-            if card:
-                (folder / "README.md").write_text(card)
-            make_readable(folder)
-            return list(folder.iterdir())
+            before = set(folder.iterdir()) if folder.is_dir() else set()
+            save(folder)
+            added = [path for path in folder.iterdir() if path not in before and not path.match("model*.safetensors")]
+            for path in added:  # safetensors lets only the owner read
+                path.chmod(READABLE)
+            return added
 
         self.guard(folder, write, at_once=at_once)
-        self.guard(folder, write_rest)
 
     @property
     def is_done(self) -> bool:
@@ -121,6 +128,16 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         with open(path, "wb") as file:
             torch.save(state_dict, self._background.file(file) if self._background else file)
         return [path]
+
+
+def own_files(weights: Export) -> ModelFiles:
+    """Return the files of a model that this rank writes."""
+    return ModelFiles(weights.specs, rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+def _put(files: ModelFiles, folder: Path, name: str, tensor: Tensor, wrap: Callable[[Any], Any]) -> list[Path]:
+    files.put(folder, name, tensor, wrap)
+    return []
 
 
 class Measure(TorchCheckpointEngine):  # type: ignore[misc]  # deepspeed is untyped
@@ -172,8 +189,3 @@ def num_bytes(module: nn.Module) -> int:
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return sum(getattr(p, "ds_numel", p.numel()) * (2 * p.element_size() + 12) for p in trained)
-
-
-def on_host_bytes(weights: Export) -> int:
-    """Return the bytes that this rank copies of `weights`: those of rank 0 all, the others nothing."""
-    return sum(aligned(spec.num_bytes) for spec in weights.specs) if dist.get_rank() == 0 else 0

@@ -20,7 +20,8 @@ from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.four_bit import quantize
 from grpo_workload.policy.adapters.lora import Adapters
-from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
+from grpo_workload.storage.model_files import ModelFiles
 from grpo_workload.weights.export import Export
 from support.families import make_model
 from support.trainer.tiny_vision import make_tiny_vision
@@ -65,7 +66,11 @@ def test_engines_and_exports_get_what_is_trained(
     export = Export(adapters.pushed(), is_partitioned=False, group=CheckpointNames(model).group)
     weights = {name: weight.clone() for name, weight in export}
     assert [(spec.shape, spec.dtype) for spec in export.specs] == [(tuple(w.shape), dtype) for w in weights.values()]
-    save_model(model, tmp_path, weights)
+    save_config(model, tmp_path)
+    files = ModelFiles(export.specs, rank=0, world_size=1)
+    for name, weight in weights.items():
+        files.put(tmp_path, name, weight)
+    files.close(tmp_path)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     torch.testing.assert_close(exported(IDS_BT).logits, model.eval()(IDS_BT).logits, atol=tolerance, rtol=tolerance)
     assert not torch.allclose(exported(IDS_BT).logits, initial(IDS_BT).logits, atol=2 * tolerance)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.core_model_loading import revert_weight_conversion
@@ -57,15 +56,14 @@ class CheckpointNames:
         return convert
 
 
-def save_model(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write a folder that `from_pretrained` loads: the configuration of `model`, and `weights` under checkpoint names.
+def save_config(model: Any, folder: Path) -> None:
+    """Write what `from_pretrained` needs beside the weights: the configurations of `model`.
 
     Unlike `save_pretrained` this does not look at the model's parameters, which ZeRO-3 would gather for that.
     """
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    save_torch_state_dict(weights, folder, metadata={"format": "pt"})
 
 
 class _Traced(Tensor):

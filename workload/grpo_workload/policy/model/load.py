@@ -27,6 +27,7 @@ from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.model_errors import explained
 from grpo_workload.policy.model import attention, rope, vision
+from grpo_workload.policy.model.partitioned_load import loads_by_layer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 def load_model(config: TrainerConfig, device: Device) -> Any:
     """Load the model, which `training.model_check` has accepted. ConfigError, naming the field, if that fails."""
-    with _explained(config):
+    with _explained(config), loads_by_layer():
         model = _kind(config).from_pretrained(
             config.model.source,
             revision=config.model.revision or "main",

@@ -34,7 +34,7 @@ from grpo_workload.policy.loss.own_loss import OwnLoss
 from grpo_workload.policy.memory.activation_offload import Activations
 from grpo_workload.policy.memory.memory_error import explained_memory
 from grpo_workload.policy.memory.optimizer_offload import OptimizerStates, reset_step_counts, uses_deepspeed_adam
-from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
 from grpo_workload.policy.model.load import load_model, restore_buffers
 from grpo_workload.policy.model.router_replay import RouterReplay
 from grpo_workload.policy.step.finite import clip_or_drop, poisoned
@@ -317,30 +317,24 @@ class Policy:
         weights = self.adapters.pushed() if self.adapters else full(self.module)
         return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
 
-    def saved_weights(self) -> Export:
-        """The weights that `save_pretrained` takes: all, or those of the adapters."""
-        if self.adapters is None:
-            return self.merged_weights()
+    def adapter_weights(self) -> Export:
+        """The weights of the adapters, which `save_adapters` takes."""
+        assert self.adapters is not None
         return Export(self.adapters.saved(), is_partitioned=self.is_partitioned)
 
     def merged_weights(self) -> Export:
-        """All weights under the checkpoint's names, with adapters merged in, which `save_merged` takes."""
+        """All weights under the checkpoint's names, with adapters merged in."""
         weights = merged(self.module) if self.adapters else full(self.module)
         return Export(weights, is_partitioned=self.is_partitioned, group=self._names.group)
 
-    def save_merged(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that transformers' `from_pretrained` loads, without adapters; any thread may do it."""
-        save_model(self.module, folder, weights)
+    def save_config(self, folder: Path) -> None:
+        """Write what transformers' `from_pretrained` needs beside `merged_weights`; any thread may do it."""
+        save_config(self.module, folder)
 
-    def save_pretrained(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that `from_pretrained` loads: transformers' or, with adapters, peft's.
-
-        With adapters only the thread that trains may do it: peft looks at the module.
-        """
-        if self.adapters is not None:
-            self.adapters.save(folder, weights)
-        else:
-            self.save_merged(folder, weights)
+    def save_adapters(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a folder that peft's `from_pretrained` loads. Only the thread that trains may: peft uses the module."""
+        assert self.adapters is not None
+        self.adapters.save(folder, weights)
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:

@@ -20,7 +20,7 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
-from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_model
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
 from grpo_workload.policy.model.load import load_model, restore_buffers
 from grpo_workload.weights.export import Export, full
 
@@ -62,13 +62,13 @@ class Reference:
                 own.data.mul_(1.0 - alpha).add_(theirs.data, alpha=alpha)
 
     def weights(self) -> Export:
-        """Its weights, which `save` takes."""
+        """Its weights under the checkpoint's names."""
         names = CheckpointNames(self._module)
         return Export(full(self._module), is_partitioned=self.is_partitioned, group=names.group)
 
-    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a folder that `frozen_copy` loads; any thread may do it."""
-        save_model(self._module, folder, weights)
+    def save_config(self, folder: Path) -> None:
+        """Write what `frozen_copy` needs beside the weights; any thread may do it."""
+        save_config(self._module, folder)
 
     @property
     def _module(self) -> Any:
@@ -99,7 +99,7 @@ def frozen_copy(
         device: where the model goes.
         ds_config: DeepSpeed's configuration of the policy.
         buffers: the model's buffers as loaded, which DeepSpeed would cast.
-        folder: what `Reference.save` wrote, to be loaded in place of the initial model.
+        folder: a reference model of a checkpoint, to be loaded in place of the initial model.
     """
     if folder is not None:
         saved = config.model.model_copy(update={"name": None, "revision": None, "path": str(folder)})

@@ -1,0 +1,29 @@
+"""Which ranks use PyTorch's expandable segments, in which micro-batches of uneven sizes leave less memory unused."""
+
+import sys
+
+import pytest
+
+from grpo_spec.contract import Device
+from grpo_spec.generation import GenerationConfig
+from grpo_workload.ranks import environment
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_expandable"),
+    [
+        ({}, True),
+        ({"topology": "Server", "tensorParallel": 8}, True),
+        ({"topology": "NodeLocal", "tensorParallel": 4}, True),
+        ({"topology": "Colocate", "tensorParallel": 4}, False),  # ranks share memory with each other
+    ],
+)
+def test_segments_expand_unless_ranks_share_an_engine(generation, is_expandable, monkeypatch):
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    is_split = GenerationConfig.model_validate(generation).is_split_over_ranks
+    environ: dict[str, str] = {}
+    environment.prepare(Device.CUDA, environ, is_engine_split=is_split)
+    assert (environ.get("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True") is is_expandable
+    environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    environment.prepare(Device.CUDA, environ, is_engine_split=is_split)
+    assert environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:512", "what the user sets stays"
