@@ -43,15 +43,15 @@ CURES = {
     "raise failurePolicy.hangSeconds if one phase is that long",
     "PlacementTimeout": "nothing, if other jobs end soon: it is tried again, and the restart is not counted; otherwise "
     "free GPUs, add nodes or ask for fewer",
-    "DownloadFailed": "read the log of the job's download pod: the network, the hub, or a full cache.claimName; or raise "
-    "cache.prefetchDeadlineSeconds",
+    "DownloadFailed": "read the log of the job's download pod: the network, the hub, or a full cache.claimName; or "
+    "raise cache.prefetchDeadlineSeconds",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
     "InvalidSpec": "fix the field and submit again: the job then starts",
     "InvalidPodTemplate": "fix spec.podTemplate and submit again: the job then starts",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or delete what uses it: the job then starts",
     "OperatorForbidden": "give the operator's ServiceAccount the roles of its chart: the job then starts",
-    "ChildRefused": "change what the policy, LimitRange or webhook in the message objects to, or except the job from it",
+    "ChildRefused": "change what the policy, range or webhook in the message objects to, or except the job from it",
     "NameTaken": "delete the object with this name, or rename the job",
     "ClaimNotFound": "create the PersistentVolumeClaim or ResourceClaimTemplate: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
