@@ -51,8 +51,7 @@ CURES = {
     "InvalidPodTemplate": "fix spec.podTemplate and submit again: the job then starts",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or delete what uses it: the job then starts",
     "OperatorForbidden": "give the operator's ServiceAccount the roles of its chart: the job then starts",
-    "ChildRefused": "change what the policy, LimitRange or webhook in the message objects to, or except the job from "
-    "it",
+    "ChildRefused": "change what the policy, range or webhook in the message objects to, or except the job from it",
     "NameTaken": "delete the object with this name, or rename the job",
     "ClaimNotFound": "create the PersistentVolumeClaim or ResourceClaimTemplate: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
