@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from grpo_operator.api import names
+from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.pods import Manifest, child_labels, pod_template
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.contract import DatasetName, Downloads
+from grpo_spec.gpus import bytes_of_node
 from grpo_spec.reports import ExitCode
 
 RETRIES = 20
@@ -15,6 +19,8 @@ _OF_GPU_NODES = (
     *("nodeSelector", "affinity", "topologySpreadConstraints"),
     *("resourceClaims", "schedulingGroup", "runtimeClassName"),
 )
+MOST_CHARACTERS = 65_536
+"""Of a contract in the pod's command: Linux takes 131,072 bytes. Larger jobs are planned when they start."""
 _VOLUMES = ("contract", "data", "state", "shm")
 
 
@@ -46,9 +52,10 @@ def download_job(job: Job, topology: Topology) -> Manifest:
     pod = {key: value for key, value in template["spec"].items() if key not in _OF_GPU_NODES}
     (container,) = pod["containers"]
     container = {key: value for key, value in container.items() if key not in ("resources", "readinessProbe", "ports")}
+    wanted = wanted_downloads(job).model_copy(update=_to_plan(job, topology))
     container["command"] = [
         *("python", "-m", "grpo_workload.download_pod"),
-        wanted_downloads(job).model_dump_json(by_alias=True, exclude_none=True),
+        wanted.model_dump_json(by_alias=True, exclude_none=True),
     ]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] not in _VOLUMES]
     pod["containers"] = [container]
@@ -77,3 +84,18 @@ def download_job(job: Job, topology: Topology) -> Manifest:
             "template": {"metadata": template["metadata"] | {"labels": labels}, "spec": pod},
         },
     }
+
+
+def _to_plan(job: Job, topology: Topology) -> dict[str, Any]:
+    """Return what the pod needs to plan whether the job fits: nothing if its node selectors do not say the GPUs."""
+    selectors = [
+        pod_template(job, group, 0)["spec"].get("nodeSelector") or {}
+        for group in topology.groups
+        if group.role == names.Role.TRAINER
+    ]
+    sizes = [bytes_of_node(selector) for selector in selectors]
+    known = [size for size in sizes if size is not None]
+    contract = make_contract(job, topology, 0)
+    if len(known) < len(sizes) or len(contract.model_dump_json()) > MOST_CHARACTERS:
+        return {}
+    return {"contract": contract, "gpu_bytes": min(known)}

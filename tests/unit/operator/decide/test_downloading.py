@@ -13,6 +13,8 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology
+from grpo_spec.contract import Downloads
+from grpo_spec.gpus import gpu_bytes
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, ended, job, observed, pod
@@ -132,6 +134,23 @@ def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -
         '{"model":"some/model","revision":"v1","datasets":[{"name":"some/rows","split":"train"}],"statusPort":29501}'
     )
     assert {"training.grpo.dev/group", "training.grpo.dev/attempt"} & made["metadata"]["labels"].keys() == set()
+
+
+def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu() -> None:
+    def wanted(**template: Any) -> Downloads:
+        groups = [
+            {"name": "a", "gpus": 1, "podTemplate": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}},
+            {"name": "b", "gpus": 1, "podTemplate": template},
+        ]
+        one = job(**CACHE, model={"name": "some/model"}, trainer={"groups": groups})
+        made = download_job(one, plan_topology(one))["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+        return Downloads.model_validate_json(made)
+
+    known = wanted(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    assert known.gpu_bytes == gpu_bytes("h100")
+    assert known.contract is not None
+    assert known.contract.world_size == 2
+    assert (wanted().contract, wanted().gpu_bytes) == (None, None)
 
 
 def test_the_message_quotes_the_last_failure_while_it_is_tried_again() -> None:
