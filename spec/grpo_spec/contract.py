@@ -170,3 +170,5 @@ class Downloads(Section):
     revision: str | None = None
     datasets: tuple[DatasetName, ...] = ()
     status_port: int = Field(STATUS_PORT, ge=1, le=65535)
+    contract: Contract | None = Field(None, description="The job, if it is planned first whether it fits.")
+    gpu_bytes: int | None = Field(None, description="Memory of the smallest GPU of its trainer pods, for that plan.")

@@ -42,7 +42,7 @@ Findings = Sequence[tuple[str, str, str]]
 )
 @click.option("--revision", help="Branch, tag or commit of MODEL on the hub.")
 @click.option("--gpus", type=click.IntRange(1), default=8, show_default=True, help="GPUs that train, without --job.")
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of one GPU, such as 80Gi: a colocated engine must fit.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of one GPU, such as 80Gi: the job must fit.")
 def check_model(
     model: str | None, manifest: Path | None, revision: str | None, gpus: int, gpu_memory: str | None
 ) -> None:

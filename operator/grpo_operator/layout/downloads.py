@@ -8,10 +8,12 @@ from decimal import Decimal
 from typing import Any
 
 from grpo_operator.api import names
+from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.pods import pod_template
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.contract import DatasetName, Downloads
+from grpo_spec.gpus import bytes_of_node
 from grpo_spec.lenient import mapping
 
 _LIMITS = {"cpu": "4", "memory": "8Gi"}
@@ -26,6 +28,8 @@ _OF_GPU_NODES = (
     *("nodeSelector", "affinity", "topologySpreadConstraints"),
     *("resourceClaims", "schedulingGroup", "runtimeClassName"),
 )
+MOST_CHARACTERS = 65_536
+"""Of a contract in the pod's command: Linux takes 131,072 bytes. Larger jobs are planned when they start."""
 _VOLUMES = ("contract", "data", "state", "shm")
 
 
@@ -57,9 +61,10 @@ def download_job(job: Job, topology: Topology) -> Manifest:
     (container,) = pod["containers"]
     container = {key: value for key, value in container.items() if key not in ("readinessProbe", "ports")}
     container["resources"] = _resources(container["resources"])
+    wanted = wanted_downloads(job).model_copy(update=_to_plan(job, topology))
     container["command"] = [
         *("python", "-m", "grpo_workload.download_pod"),
-        wanted_downloads(job).model_dump_json(by_alias=True, exclude_none=True),
+        wanted.model_dump_json(by_alias=True, exclude_none=True),
     ]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] not in _VOLUMES]
     pod["containers"] = [container]
@@ -105,3 +110,18 @@ def _least(own: str, *others: object) -> str:
 def _amount(said: object) -> Decimal | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", str(said))
     return Decimal(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
+
+
+def _to_plan(job: Job, topology: Topology) -> dict[str, Any]:
+    """Return what the pod needs to plan whether the job fits: nothing if its node selectors do not say the GPUs."""
+    selectors = [
+        pod_template(job, group, 0)["spec"].get("nodeSelector") or {}
+        for group in topology.groups
+        if group.role == names.Role.TRAINER
+    ]
+    sizes = [bytes_of_node(selector) for selector in selectors]
+    known = [size for size in sizes if size is not None]
+    contract = make_contract(job, topology, 0)
+    if len(known) < len(sizes) or len(contract.model_dump_json()) > MOST_CHARACTERS:
+        return {}
+    return {"contract": contract, "gpu_bytes": min(known)}

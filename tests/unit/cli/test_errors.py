@@ -99,7 +99,7 @@ def test_a_manifest_needs_no_package_that_asks_a_cluster() -> None:
     assert "ranks" in rendered.stdout, rendered.stderr
     refused = without("status", "quickstart")
     assert refused.returncode == 2
-    there = "without it there are check-model, render, run\n"
+    there = "without it there are check-model, plan, render, run\n"
     assert refused.stderr.endswith(f"status needs pip install 'grpo-operator[cli]'; {there}")
 
 

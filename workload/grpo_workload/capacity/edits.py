@@ -19,7 +19,6 @@ Edit = tuple[str, Any]
 
 CHANGES_RESULT = ("lora", "lora.loadIn4Bit", "generation.maxModelLen", "training.maxCompletionLength")
 _STATES = ("parallelism.zeroStage", "parallelism.offloadOptimizer", "parallelism.optimizerDtype")
-_LAYOUT = ("generation.tensorParallel", "trainer.")
 
 
 def candidates(contract: Contract) -> Iterator[Edit]:
@@ -42,7 +41,7 @@ def candidates(contract: Contract) -> Iterator[Edit]:
     if colocated and generation.sleep_level == 0:
         yield "generation.colocate", {"sleepLevel": 2}
     sizes = (2**power for power in range(1, 7))
-    yield from ((_LAYOUT[0], size) for size in sizes if size > generation.tensor_parallel)
+    yield from (("generation.tensorParallel", size) for size in sizes if size > generation.tensor_parallel)
     if (tokens := training.max_tokens_per_micro_batch) is not None:
         yield from (("training.maxTokensPerMicroBatch", tokens >> power) for power in range(1, 6) if tokens >> power)
     for place, group in enumerate(dict.fromkeys(member.group for member in trainers)):
@@ -61,9 +60,12 @@ def candidates(contract: Contract) -> Iterator[Edit]:
 _FACTORS = (4, 2, 0.75, 0.5, 0.25, 0.125)
 
 
-def changes_layout(edit: Edit) -> bool:
-    """Whether it changes which rank or engine runs where, so that a contract has to be made again."""
-    return edit[0].startswith(_LAYOUT)
+def keeps_layout(edit: Edit, contract: Contract) -> bool:
+    """Whether all ranks and engines stay where they are, so that the contract need not be made again."""
+    if edit[0].startswith("trainer."):
+        return False
+    is_split = edit[0] == "generation.tensorParallel"
+    return not is_split or (not contract.engines and all(one.gpus % edit[1] == 0 for one in contract.members))
 
 
 def edited(spec: Mapping[str, Any], edit: Edit) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Trainers:
             num_quantized=shapes.quantized,
         )
 
-    def phases(self, tokens: int, *, sends: bool) -> dict[str, Parts]:
+    def phases(self, tokens: int, *, sends: bool, by_line: bool = False) -> dict[str, Parts]:
         """Return the parts of each phase on a rank's GPU, for micro-batches of `tokens`."""
         need, engine, generation = self.need, self.engine, self.config.generation
         links = (self.world > 1) + (generation.tensor_parallel > 1 if engine else sends)
@@ -96,7 +96,7 @@ class Trainers:
             LOAD: always | states | awake,
             PUSH: always | states | push,
             GENERATE: always | states | awake,
-            TRAIN: always | states | asleep | self._passes(tokens),
+            TRAIN: always | states | asleep | self._passes(tokens, by_line=by_line),
             UPDATE: always | whole | asleep | step,
             SAVE: always | states | awake | {"push buckets": gathers},
         }
@@ -113,7 +113,7 @@ class Trainers:
         return max(tokens, min(high - 1, tokens + int((room - least) * (high - 1 - tokens) / max(1, most - least))))
 
     def _training_bytes(self, tokens: int) -> int:
-        return sum(self.phases(tokens, sends=True)[TRAIN].values())
+        return sum(self.phases(tokens, sends=True, by_line=True)[TRAIN].values())
 
     @property
     def _asleep(self) -> Parts:
@@ -144,8 +144,8 @@ class Trainers:
             SAVE: kept | {"checkpoint copies": copies},
         }
 
-    def _passes(self, tokens: int) -> Parts:
-        shapes, found = self.shapes, self.models.activations(self.contract, tokens)
+    def _passes(self, tokens: int, *, by_line: bool) -> Parts:
+        shapes, found = self.shapes, self.models.activations(self.contract, tokens, by_line=by_line)
         is_only = tokens == step_tokens(self.contract, shapes)
         live = live_bytes(self.config, num_parameters=shapes.own, world_size=self.world)
         stage = self.config.parallelism.zero_stage

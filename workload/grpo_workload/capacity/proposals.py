@@ -10,7 +10,7 @@ from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.schema import dump
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.capacity.edits import CHANGES_RESULT, Edit, candidates, changes_layout, edited
+from grpo_workload.capacity.edits import CHANGES_RESULT, Edit, candidates, edited, keeps_layout
 from grpo_workload.capacity.order import step_seconds
 from grpo_workload.capacity.plan import Place, Plan, plan
 from grpo_workload.capacity.shapes import Models
@@ -58,7 +58,7 @@ def own_edits(contract: Contract) -> Iterable[tuple[Edit, Contract]]:
     """Yield the edits of a contract that leave all ranks and engines where they are, with the contract edited."""
     fields = dump(contract.config)
     for edit in candidates(contract):
-        if changes_layout(edit):
+        if not keeps_layout(edit, contract):
             continue
         try:
             config = TrainerConfig.model_validate(edited(fields, edit))

@@ -83,19 +83,18 @@ class Models:
             self._shapes[key] = _shapes(config)
         return self._shapes[key]
 
-    def activations(self, contract: Contract, tokens: int) -> Activations | None:
+    def activations(self, contract: Contract, tokens: int, *, by_line: bool = False) -> Activations | None:
         """Return what a pass over a micro-batch of `tokens` takes; None if the model does not run on the meta device.
-
-        It comes from two passes, over the fewest and the most tokens. Memory grows with tokens as the largest of
-        several lines, so between both it is at most what the line through them says.
 
         Args:
             contract: the job.
             tokens: between `longest` and `step_tokens`.
+            by_line: take it from the line through the passes over these two. Memory grows with tokens as the largest of
+                several lines, so between both it is at most what this one says.
         """
         config = contract.config
         shortest, most = longest(contract, self.shapes(config)), step_tokens(contract, self.shapes(config))
-        if tokens in (shortest, most):
+        if not by_line or tokens in (shortest, most):
             return self._pass(config, tokens, shortest, is_first=tokens == most)
         low = self._pass(config, shortest, shortest, is_first=False)
         high = self._pass(config, most, shortest, is_first=True)

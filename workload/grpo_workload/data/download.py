@@ -35,11 +35,15 @@ MAX_MESSAGE = 1024
 logger = logging.getLogger(__name__)
 
 
-def main(wanted: str) -> int:
-    """Download what the JSON of a `Downloads` names; return the exit code."""
+Check = Callable[[Downloads], None]
+"""Looks at the model's config.json, which is in the cache; raises ConfigError if the job cannot run."""
+
+
+def main(wanted: str, check: Check) -> int:
+    """Download what the JSON of a `Downloads` names; return the exit code. `check` comes before weights."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        asyncio.run(_serve_and_download(Downloads.model_validate_json(wanted)))
+        asyncio.run(_serve_and_download(Downloads.model_validate_json(wanted), check))
     except ConfigError as error:
         return _end(str(error), ExitCode.CONFIG_ERROR)
     except OSError as error:  # the hub cannot be reached or is overloaded, the disk is full
@@ -57,7 +61,7 @@ def _end(why: str, exit_code: int) -> int:
     return exit_code
 
 
-async def _serve_and_download(wanted: Downloads) -> None:
+async def _serve_and_download(wanted: Downloads, check: Check) -> None:
     say: Callable[[], str] = "Starting".format
 
     async def answer(_: web.Request) -> web.Response:
@@ -73,6 +77,9 @@ async def _serve_and_download(wanted: Downloads) -> None:
         if wanted.model is not None:
             model = Model(wanted.model, wanted.revision)
             await asyncio.to_thread(model.look)
+            await asyncio.to_thread(model.download, "config.json")
+            say = "checks whether the job fits its GPUs".format
+            await asyncio.to_thread(check, wanted)
             say = model.progress
             logger.info("%s", say())
             await asyncio.to_thread(model.download)
@@ -111,10 +118,10 @@ class Model:
         assert isinstance(files, list)
         self._files = files
 
-    def download(self) -> None:
-        """Download the files that are not in the cache. Raises ConfigError if the token may not read them."""
+    def download(self, only: str | None = None) -> None:
+        """Download files that are not in the cache, or `only` one. ConfigError if the token may not read them."""
         try:
-            self._snapshot(dry_run=False)
+            self._snapshot(dry_run=False, only=only)
         except GatedRepoError as error:
             raise ConfigError(f"model.name: cannot load {self.name}: {error}") from error
 
@@ -128,8 +135,14 @@ class Model:
         total = sum(file.file_size or 0 for file in self._files)
         return f"downloads {self.name}: {min(there, total) / 1e9:.2f} of {total / 1e9:.2f} GB"
 
-    def _snapshot(self, *, dry_run: bool) -> str | list[DryRunFileInfo]:
-        return snapshot_download(self.name, revision=self._revision, ignore_patterns=self._ignored, dry_run=dry_run)
+    def _snapshot(self, *, dry_run: bool, only: str | None = None) -> str | list[DryRunFileInfo]:
+        return snapshot_download(
+            self.name,
+            revision=self._revision,
+            allow_patterns=only,
+            ignore_patterns=self._ignored,
+            dry_run=dry_run,
+        )
 
 
 def _size(path: Path) -> tuple[int, float]:

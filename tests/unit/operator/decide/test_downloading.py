@@ -15,6 +15,8 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.topology import Queue, plan_topology
+from grpo_spec.contract import Downloads
+from grpo_spec.gpus import gpu_bytes
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, ended, job, observed, pod
@@ -228,3 +230,35 @@ def test_its_pod_exists_under_a_quota_and_asks_for_no_more_than_a_trainer() -> N
     small = resources(limits={"memory": "1000M", "ephemeral-storage": "1Ti"}, requests={"memory": "512Mi"})
     assert small["limits"] == {"cpu": "4", "memory": "1000M", "ephemeral-storage": "2Gi"}
     assert small["requests"] == {"cpu": "500m", "memory": "512Mi"}
+
+
+def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu() -> None:
+    def wanted(**template: Any) -> Downloads:
+        groups = [
+            {"name": "a", "gpus": 1, "podTemplate": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}},
+            {"name": "b", "gpus": 1, "podTemplate": template},
+        ]
+        one = job(**CACHE, model={"name": "some/model"}, trainer={"groups": groups})
+        made = download_job(one, plan_topology(one))["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+        return Downloads.model_validate_json(made)
+
+    known = wanted(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    assert known.gpu_bytes == gpu_bytes("h100")
+    assert known.contract is not None
+    assert known.contract.world_size == 2
+    assert (wanted().contract, wanted().gpu_bytes) == (None, None)
+
+
+def test_the_message_quotes_the_last_failure_while_it_is_tried_again() -> None:
+    case = Fetching()
+    case.made()
+    early, late = (
+        replace(pod(name), downloads=True, endings=(Ending(ended(1, f"by {name}", at=at)),))
+        for name, at in (("job-download-z", NOW), ("job-download-a", after(NOW, 9)))
+    )
+    seen = replace(observed(), children=(case.child,), downloaders=(early, late))
+    waits = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
+    assert waits.status.summary.message == "the download is tried again: said by job-download-a"
+    done = replace(early, endings=(Ending(ended(-1, Reason.OUTCOME_MISSING)),))
+    waits = plan(case.job, case.topology, case.status, replace(seen, downloaders=(done,)), {}, NOW)
+    assert waits.status.summary.message == "no GPU is asked for yet"

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def _start(hub: Hub, cache: Path, port: int, **wanted: str) -> subprocess.Popen[str]:
+def _start(hub: Hub, cache: Path, port: int, **wanted: Any) -> subprocess.Popen[str]:
     environment = os.environ | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
         "HF_HOME": str(cache),
@@ -154,3 +155,30 @@ def test_a_hub_that_does_not_answer_is_tried_again_and_told_in_one_line(hub: Hub
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1, said
     assert (tmp_path / "termination-log").read_text() == "ConnectError: [Errno 111] Connection refused"
+
+
+def test_what_cannot_fit_is_refused_before_its_weights_are_downloaded(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Path(__file__).parents[1] / "capacity/configs/qwen2.5-7b/config.json"
+    monkeypatch.setitem(FILES, "config.json", config.read_bytes())
+    job = {
+        "job": {"namespace": "n", "name": "j", "uid": "u"},
+        "attempt": 0,
+        "device": "cuda",
+        "durable": True,
+        "members": [{"pod": "p", "group": "g", "host": "h", "gpus": 2, "rankOffset": 0}],
+        "config": {
+            "model": {"name": "some/model"},
+            "dataset": {"name": "d"},
+            "rewards": [{"name": "r", "accuracy": {}}],
+            "parallelism": {"zeroStage": 0},
+        },
+    }
+    process = _start(hub, tmp_path, free_ports(1)[0], model="some/model", contract=job, gpuBytes=80 * 2**30)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 64, said
+    refusal = (tmp_path / "termination-log").read_text()
+    assert "rank 0 (p) needs" in refusal
+    assert "One of these would fit: parallelism.optimizerDtype: " in refusal
+    assert set(hub.sent) == {"config.json"}

@@ -25,7 +25,6 @@ from support.trainer.tiny_vision import FAMILIES as VISION
 from support.trainer.tiny_vision import make_tiny_vision
 
 LLAMA = LlamaConfig(**SIZES)
-GIB = 2**30
 JOB = {
     "job": {"namespace": "n", "name": "j", "uid": "u"},
     "attempt": 0,
@@ -45,7 +44,7 @@ def make_contract(folder: Path, model: dict[str, Any] | None = None, **sections:
 def check(folder: Path, config: PreTrainedConfig, model: dict[str, Any] | None = None, **sections: Any) -> None:
     """Look at what a job does when it starts, at a folder with nothing but the configuration."""
     config.save_pretrained(folder)
-    refuse_unfit(Subject(make_contract(folder, model, **sections), 80 * GIB), logs=False)
+    refuse_unfit(Subject(make_contract(folder, model, **sections)), logs=False)
 
 
 def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:

@@ -1,0 +1,122 @@
+"""Bytes of a pass on the meta device: those of the CPU's own allocator, and what must and must not change them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
+
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.capacity.meta_pass import Activations, activations, batch_of, training_model, training_pass
+from grpo_workload.capacity.stand_ins import Live, like_a_gpu
+from support.families import FAMILIES, SIZES, make_config
+
+SMALL = SIZES | {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 8192}
+
+
+def make(folder: Path, family: str = "qwen3", model: dict[str, Any] | None = None, **sections: Any) -> TrainerConfig:
+    AutoConfig.for_model(family, **SMALL | FAMILIES[family]).save_pretrained(folder)
+    return TrainerConfig.model_validate(
+        {
+            "model": {"path": str(folder)} | (model or {}),
+            "dataset": {"name": "d"},
+            "rewards": [{"name": "r", "accuracy": {}}],
+        }
+        | sections
+    )
+
+
+def measured(config: TrainerConfig, tokens: int) -> int:
+    """Bytes of a real pass by the CPU's allocator, above what there is before."""
+    model = training_model(config).to_empty(device="cpu")
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    with (
+        like_a_gpu(model, liger=False, live=Live()),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
+        training_pass(model, config, batch_of(tokens, tokens, "cpu"), nullcontext())
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "lora"),
+    [("qwen3", False, {}), ("qwen3", True, {}), ("llama", False, {"lora": {"r": 8}}), ("qwen2", True, {"lora": {}})],
+)
+def test_bytes_are_those_of_the_cpu_allocator(
+    family: str, checkpointing: bool, lora: dict[str, Any], tmp_path: Path
+) -> None:
+    model = {"dtype": "float32", "attention": "eager", "useLigerKernel": False}
+    config = make(tmp_path, family, model, parallelism={"zeroStage": 0, "gradientCheckpointing": checkpointing}, **lora)
+    real, planned = measured(config, 200), activations(training_model(config), config, 200, 200, is_first=False)
+    assert planned.others + planned.logits == pytest.approx(real, rel=0.005)
+
+
+def on_gpu(found: Activations) -> int:
+    return found.others + found.logits + found.gradients
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss"])
+def test_families_run_on_the_meta_device_with_more_memory_for_more_tokens(family: str, tmp_path: Path) -> None:
+    config = make(tmp_path, family)
+    model = training_model(config)
+    few, many = (on_gpu(activations(model, config, tokens, 256, is_first=True)) for tokens in (2048, 4096))
+    assert 0 < few < many < 2.1 * few
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TrainerConfig]:
+    config = make(tmp_path_factory.mktemp("model"), parallelism={"gradientCheckpointing": True})
+    return training_model(config), config
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(2, 4000), st.integers(1, 4000))
+def test_memory_never_shrinks_with_tokens(dense: tuple[Any, TrainerConfig], tokens: int, more: int) -> None:
+    few, many = (on_gpu(activations(*dense, size, 10_000, is_first=False)) for size in (tokens, tokens + more))
+    assert few <= many
+
+
+def test_checkpointing_and_host_memory_take_activations_off_the_gpu(tmp_path: Path) -> None:
+    def planned(**parallelism: Any) -> Activations:
+        config = make(tmp_path, parallelism=parallelism)
+        return activations(training_model(config), config, 8192, 1024, is_first=True)
+
+    plain, recomputed = planned(), planned(gradientCheckpointing=True)
+    offloaded = planned(gradientCheckpointing=True, offloadActivations=True)
+    assert on_gpu(plain) > on_gpu(recomputed)
+    # The input of each layer, in bfloat16.
+    assert offloaded.in_host_memory == pytest.approx(2 * 8192 * 256 * 2, rel=0.01)
+    assert (plain.in_host_memory, recomputed.in_host_memory) == (0, 0)
+
+
+def test_gradients_count_as_far_as_they_are_kept(tmp_path: Path) -> None:
+    found = {}
+    for stage in (0, 2):
+        config = make(tmp_path, parallelism={"zeroStage": stage})
+        found[stage] = activations(training_model(config), config, 64, 64, is_first=True)
+    assert found[0].gradients > 0
+    assert found[2].gradients == 0
+
+
+def test_nothing_stays_replaced(tmp_path: Path) -> None:
+    before = torch.nn.functional.rms_norm, torch.autocast
+    config = make(tmp_path)
+    activations(training_model(config), config, 64, 64, is_first=True)
+    with pytest.raises(ZeroDivisionError), like_a_gpu(training_model(config), liger=True, live=Live()):
+        raise ZeroDivisionError
+    assert (torch.nn.functional.rms_norm, torch.autocast) == before
+    assert make_config("qwen3").model_type == "qwen3"

@@ -1,0 +1,264 @@
+"""Plans: their parts add up, less room never fits more, and every proposal fits and is one edit."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_cli.local.edited import contract_of, edits, pod_sizes
+from grpo_operator.api.spec import parse_spec
+from grpo_operator.layout.topology import Job
+from grpo_spec.errors import ConfigError
+from grpo_spec.gpus import MEMORY, bytes_of_node, gpu_bytes
+from grpo_workload.capacity.edits import edited
+from grpo_workload.capacity.order import step_seconds
+from grpo_workload.capacity.parts import PHASES
+from grpo_workload.capacity.plan import Plan, plan
+from grpo_workload.capacity.proposals import check_fit, own_edits, proposals
+from grpo_workload.capacity.shapes import Models, longest, step_tokens
+from grpo_workload.capacity.tensor_parallel import ratio
+from support.paths import EXAMPLES
+
+CONFIGS = Path(__file__).parent / "configs"
+H100, GIB = gpu_bytes("h100"), 2**30
+MODELS = Models()
+BOUND = MODELS.without_passes()
+
+
+def spec(model: str = "qwen2.5-7b", gpus: int = 8, replicas: int = 1, **sections: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(CONFIGS / model)},
+        "dataset": {"path": "/data"},
+        "rewards": [{"name": "r", "accuracy": {}}],
+        "trainer": {"groups": [{"name": "a", "gpus": gpus, "replicas": replicas}]},
+    } | sections
+
+
+def job(fields: dict[str, Any]) -> Job:
+    return Job(namespace="n", name="j", uid="u", generation=1, spec=parse_spec(fields))
+
+
+def planned(fields: dict[str, Any], size: int = H100, models: Models = BOUND) -> Plan:
+    return plan(contract_of(job(fields)), size, models, engine_bytes=size)
+
+
+TOPOLOGIES: dict[str, dict[str, Any]] = {
+    "Colocate": {},
+    "Server": {"server": {"groups": [{"name": "e", "gpus": 4, "tensorParallel": 4}]}},
+    "NodeLocal": {"nodeLocal": {"gpusPerNode": 2, "enginesPerNode": 1}, "tensorParallel": 2},
+}
+CHOICES = st.fixed_dictionaries(
+    {
+        "topology": st.sampled_from(sorted(TOPOLOGIES)),
+        "stage": st.sampled_from([0, 1, 2, 3]),
+        "offload": st.sampled_from(["none", "cpu", "generating"]),
+        "dtype": st.sampled_from(["float32", "bfloat16"]),
+        "lora": st.booleans(),
+        "beta": st.sampled_from([0.0, 0.1]),
+        "level": st.sampled_from([0, 1, 2]),
+        "gpus": st.sampled_from([4, 8]),
+    }
+)
+
+
+def made(choice: dict[str, Any]) -> dict[str, Any]:
+    generation = {"topology": choice["topology"], "maxModelLen": 2048} | TOPOLOGIES[choice["topology"]]
+    if choice["topology"] == "Colocate":
+        generation |= {"colocate": {"sleepLevel": choice["level"]}}
+    parallelism = {"zeroStage": choice["stage"], "offloadOptimizer": choice["offload"]}
+    fields = spec(
+        gpus=choice["gpus"],
+        generation=generation,
+        parallelism=parallelism | {"optimizerDtype": choice["dtype"]},
+        training={"beta": choice["beta"]},
+    )
+    return fields | ({"lora": {}} if choice["lora"] else {})
+
+
+def accepted(fields: dict[str, Any]) -> bool:
+    try:
+        parse_spec(fields)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHOICES)
+def test_parts_add_up_and_none_is_negative(choice: dict[str, Any]) -> None:
+    if not accepted(fields := made(choice)):
+        return
+    found = planned(fields)
+    roles = {place.name.split()[0] for place in found.gpus}
+    assert roles == ({"rank"} if choice["topology"] == "Colocate" else {"rank", "engine"})
+    for place in found.places:
+        assert set(place.phases) <= set(PHASES)
+        assert min(size for parts in place.phases.values() for size in parts.values()) >= 0
+        assert place.peak == max(sum(parts.values()) for parts in place.phases.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHOICES)
+def test_more_ranks_and_smaller_models_never_need_more(choice: dict[str, Any]) -> None:
+    if not accepted(fields := made(choice)):
+        return
+
+    def need(changed: dict[str, Any]) -> int:
+        return max(place.peak for place in planned(fields | changed).gpus if place.name.startswith("rank"))
+
+    groups = [{"name": "a", "gpus": choice["gpus"], "replicas": 2}]
+    assert need({"trainer": {"groups": groups}}) <= need({})
+    assert need({}) <= need({"model": {"path": str(CONFIGS / "qwen2.5-72b")}})
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHOICES, st.integers(16, 300))
+def test_what_fits_also_fits_a_larger_gpu(choice: dict[str, Any], gib: int) -> None:
+    fields = made(choice)
+    if accepted(fields) and planned(fields, gib * GIB).fits:
+        fields["generation"] |= {"kvCacheMemory": "1Gi"}  # a share grows with the GPU
+        assert planned(fields, 2 * gib * GIB).fits or not planned(fields, gib * GIB).fits
+
+
+@cache
+def tiny_passes() -> tuple[dict[str, Any], Plan, list[Any]]:
+    fields = spec(
+        gpus=1,
+        parallelism={"zeroStage": 2},
+        generation={"maxModelLen": 4096, "gpuMemoryUtilization": 0.3},
+        training={"maxCompletionLength": 2048},
+    )
+    here = job(fields)
+
+    def all_of(contract: Any, models: Models) -> Plan:
+        return plan(contract, H100, models, engine_bytes=H100)
+
+    found = proposals(edits(here, fields), all_of, MODELS)
+    return fields, planned(fields, models=MODELS), found
+
+
+def test_every_proposal_fits_and_is_one_edit_that_the_spec_accepts() -> None:
+    fields, found, proposed = tiny_passes()
+    assert not found.fits
+    assert found.unknown is None
+    assert len(proposed) == 3
+    assert len({one.edit[0] for one in proposed}) == 3
+    for one in proposed:
+        again = planned(edited(fields, one.edit), models=MODELS)
+        assert again.is_safe
+        assert again.tightest.peak == one.plan.tightest.peak
+    changing = [one.edit[0] == "lora" for one in proposed]
+    assert changing == sorted(changing)
+
+
+def test_a_rank_refuses_what_cannot_fit_in_each_topology() -> None:
+    for topology, own in TOPOLOGIES.items():
+        fields = spec("qwen2.5-72b", generation={"topology": topology, "maxModelLen": 2048} | own)
+        with pytest.raises(ConfigError, match=r"rank 0 \(j-a-0\) (needs|lacks) \d+\.\d GiB"):
+            check_fit(contract_of(job(fields)), H100, BOUND)
+
+
+def test_a_share_that_holds_no_sequence_is_refused_with_one_that_does() -> None:
+    fields = spec(generation={"gpuMemoryUtilization": 0.15, "maxModelLen": 4096}, parallelism={"zeroStage": 3})
+    with pytest.raises(ConfigError, match=r"vLLM's share of the GPU .* lacks .*KV cache of one sequence") as refusal:
+        check_fit(contract_of(job(fields | {"lora": {}})), H100, BOUND)
+    assert "generation.gpuMemoryUtilization: " in str(refusal.value)
+
+
+def test_edits_of_a_rank_leave_the_layout_as_it_is() -> None:
+    names = {edit[0] for edit, _ in own_edits(contract_of(job(spec())))}
+    assert {"parallelism.zeroStage", "generation.gpuMemoryUtilization", "lora"} <= names
+    assert not {name for name in names if name.startswith("trainer")}
+    split = {edit[1] for edit, _ in own_edits(contract_of(job(spec(gpus=6)))) if edit[0] == "generation.tensorParallel"}
+    assert split == {2}  # ranks of one pod share a copy
+    served = contract_of(job(spec(generation={"topology": "Server"} | TOPOLOGIES["Server"])))
+    assert "generation.tensorParallel" not in {edit[0] for edit, _ in own_edits(served)}
+
+
+def test_an_edit_changes_one_value_of_a_copy() -> None:
+    before = {"trainer": {"groups": [{"gpus": 1}, {"gpus": 2}]}, "lora": None}
+    assert edited(before, ("trainer.groups[1].replicas", 4))["trainer"]["groups"][1] == {"gpus": 2, "replicas": 4}
+    assert edited(before, ("lora.loadIn4Bit", True))["lora"] == {"loadIn4Bit": True}
+    assert before == {"trainer": {"groups": [{"gpus": 1}, {"gpus": 2}]}, "lora": None}
+
+
+def test_uneven_groups_have_a_place_each_and_hosts_by_their_gpus() -> None:
+    groups = [{"name": "a", "gpus": 7}, {"name": "b", "gpus": 8, "replicas": 2}]
+    fields = spec(trainer={"groups": groups}, parallelism={"offloadOptimizer": "cpu", "zeroStage": 3})
+    found = planned(fields)
+    assert [place.name for place in found.gpus] == ["rank 0 (j-a-0)", "rank 7 (j-b-0)"]
+    hosts = [place.phases["forward+backward"]["offloaded states"] for place in found.places if place.is_host]
+    assert hosts[0] * 8 == hosts[1] * 7
+
+
+def test_a_pods_memory_limit_and_its_node_selector_are_read() -> None:
+    fields = spec(parallelism={"offloadOptimizer": "cpu", "zeroStage": 3})
+    template = {
+        "resources": {"limits": {"memory": "100Gi"}},
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    }
+    here = job(fields | {"podTemplate": template})
+    limits, gpus = pod_sizes(here)
+    assert (limits, gpus) == ({"a": 100 * GIB}, {"a": H100})
+    found = plan(contract_of(here), H100, BOUND, host_bytes=limits)
+    assert (found.tightest.is_host, found.fits) == (True, False)
+
+
+def test_gpus_are_known_by_name_size_and_label() -> None:
+    assert all(gpu_bytes(name.upper()) == gpu_bytes(name) > 20 * GIB for name in MEMORY)
+    assert gpu_bytes("80Gi") == 80 * GIB
+    labels = {"A100-SXM4-40GB": "a100-40", "A100-SXM4-80GB": "a100-80", "H200": "h200", "L40S": "l40s", "L4": "l4"}
+    for product, name in labels.items():
+        assert bytes_of_node({"nvidia.com/gpu.product": f"NVIDIA-{product}"}) == gpu_bytes(name)
+    assert bytes_of_node({"nvidia.com/gpu.product": "NVIDIA-GeForce-RTX-4090"}) == gpu_bytes("rtx4090")
+    assert bytes_of_node({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"}) is None
+    assert bytes_of_node({"nvidia.com/gpu.memory": "81559"}) == pytest.approx(H100, rel=0.01)
+    assert bytes_of_node({"other": "label"}) is None
+
+
+def test_longest_sequences_and_micro_batches_follow_the_job() -> None:
+    def tokens(**training: Any) -> tuple[int, int, int]:
+        fields = spec("qwen2.5-72b", generation={"maxModelLen": 1000}, training=training)
+        contract = contract_of(job(fields))
+        shapes = MODELS.shapes(contract.config)
+        return longest(contract, shapes), step_tokens(contract, shapes), planned(fields).tokens
+
+    assert tokens() == (1000, 8000, 1000)
+    assert tokens(maxTokensPerMicroBatch=4096) == (1000, 8000, 4096)
+    assert tokens(perDeviceTrainBatchSize=1) == (1000, 1000, 1000)
+
+
+def test_tensor_to_data_parallel_is_compared_above_20_billion_parameters() -> None:
+    small, large = (contract_of(job(spec(name, replicas=4))) for name in ("qwen2.5-7b", "qwen2.5-72b"))
+    found = ratio(large, MODELS)
+    assert found is not None
+    assert found.tensor * found.data == 32
+    assert (found.alone_bytes > found.split_bytes) == (found.tokens < found.even_tokens)
+    assert "tensor to data parallel 8:4 beside ZeRO-3 alone" in str(found)
+    assert ratio(small, MODELS) is None
+    tiny = small.model_copy(update={"members": small.members[:1]})
+    assert (
+        ratio(tiny.model_copy(update={"members": (small.members[0].model_copy(update={"gpus": 1}),)}), MODELS) is None
+    )
+
+
+def test_the_order_prefers_what_moves_less() -> None:
+    def seconds(**parallelism: Any) -> float:
+        contract = contract_of(job(spec("qwen2.5-72b", gpus=8, replicas=4, parallelism=parallelism)))
+        return step_seconds(contract, plan(contract, H100, BOUND), MODELS.shapes(contract.config))
+
+    plain = seconds(zeroStage=2)
+    assert plain < seconds(zeroStage=3) < seconds(zeroStage=3, offloadOptimizer="cpu")
+    assert plain < seconds(zeroStage=2, gradientCheckpointing=True)
+
+
+def test_examples_can_be_read_for_a_plan() -> None:
+    fields = yaml.safe_load((EXAMPLES / "uneven-8-nodes.yaml").read_text())["spec"]
+    fields["model"] = {"path": str(CONFIGS / "qwen2.5-7b")}
+    assert len(planned(fields).gpus) == 3
