@@ -21,6 +21,8 @@ ENGINE_PROFILE = int(1.3 * GIB)
 COMMUNICATOR = int(0.8 * GIB)  # of NCCL
 SPARE = 0.08
 """Share of a GPU that fragments may take; a plan that leaves less fits, but tightly, and is never proposed."""
+DOUBT = 0.1
+"""Share of a GPU by which a plan may be wrong: a job that lacks no more is warned, and not refused."""
 
 LOAD, PUSH, GENERATE, TRAIN, UPDATE, SAVE = PHASES = (
     *("load", "push", "generate"),

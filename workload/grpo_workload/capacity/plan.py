@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from grpo_spec.contract import Contract
 from grpo_spec.generation import Topology
-from grpo_workload.capacity.parts import SPARE, TRAIN, Parts, Trainers, engine_phases
+from grpo_workload.capacity.parts import DOUBT, ENGINE_PROFILE, SPARE, TRAIN, Parts, Trainers, engine_phases
 from grpo_workload.capacity.shapes import Models, planned_tokens
 
 
@@ -40,6 +40,12 @@ class Place:
         """Bytes that it lacks; at most 0 if it fits."""
         over = 0 if self.limit is None else self.peak - self.limit
         return max(over, self.engine_over or over)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it lacks more than a plan may be wrong by."""
+        lacks = self.limit is not None and self.peak > (1 + DOUBT) * self.limit
+        return lacks or self.engine_over > ENGINE_PROFILE
 
 
 @dataclass(slots=True)

@@ -247,18 +247,3 @@ def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu(
     assert known.contract is not None
     assert known.contract.world_size == 2
     assert (wanted().contract, wanted().gpu_bytes) == (None, None)
-
-
-def test_the_message_quotes_the_last_failure_while_it_is_tried_again() -> None:
-    case = Fetching()
-    case.made()
-    early, late = (
-        replace(pod(name), downloads=True, endings=(Ending(ended(1, f"by {name}", at=at)),))
-        for name, at in (("job-download-z", NOW), ("job-download-a", after(NOW, 9)))
-    )
-    seen = replace(observed(), children=(case.child,), downloaders=(early, late))
-    waits = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
-    assert waits.status.summary.message == "the download is tried again: said by job-download-a"
-    done = replace(early, endings=(Ending(ended(-1, Reason.OUTCOME_MISSING)),))
-    waits = plan(case.job, case.topology, case.status, replace(seen, downloaders=(done,)), {}, NOW)
-    assert waits.status.summary.message == "no GPU is asked for yet"

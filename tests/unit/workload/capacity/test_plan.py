@@ -164,6 +164,16 @@ def test_a_rank_refuses_what_cannot_fit_in_each_topology() -> None:
             check_fit(contract_of(job(fields)), H100, BOUND)
 
 
+def test_what_lacks_no_more_than_a_plan_may_be_wrong_by_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    contract = contract_of(job(spec(generation={"kvCacheMemory": "4Gi"})))
+    peak = max(place.peak for place in plan(contract, H100, BOUND).gpus)
+    with caplog.at_level("WARNING"):
+        assert not check_fit(contract, int(peak / 1.08), BOUND).fits
+    assert "plans may be wrong by a tenth" in caplog.text
+    with pytest.raises(ConfigError, match=r"needs \d+\.\d GiB"):
+        check_fit(contract, int(peak / 1.12), BOUND)
+
+
 def test_a_share_that_holds_no_sequence_is_refused_with_one_that_does() -> None:
     fields = spec(generation={"gpuMemoryUtilization": 0.15, "maxModelLen": 4096}, parallelism={"zeroStage": 3})
     with pytest.raises(ConfigError, match=r"vLLM's share of the GPU .* lacks .*KV cache of one sequence") as refusal:
