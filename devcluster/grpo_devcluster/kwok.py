@@ -32,7 +32,7 @@ def node(index: int, gpus: int) -> dict[str, object]:
 def daemon(state: Path, kubeconfig: Path, *, detached: bool) -> Daemon:
     """Return kwok as a program; with a configuration it has no built-in stages, so they are passed."""
     if not (stages := state / "stages.yaml").exists():
-        stages.write_text(_idempotent((binaries.bin_dir() / binaries.KWOK_STAGES).read_text()))
+        stages.write_text(idempotent((binaries.bin_dir() / binaries.KWOK_STAGES).read_text()))
     command = [
         str(binaries.binary("kwok")),
         f"--kubeconfig={kubeconfig}",
@@ -43,7 +43,7 @@ def daemon(state: Path, kubeconfig: Path, *, detached: bool) -> Daemon:
     return Daemon("kwok", command, state, detached=detached)
 
 
-def _idempotent(stages: str) -> str:
+def idempotent(stages: str) -> str:
     """Return stages that make a pod ready as of its creation, by the second: on a busy machine kwok makes thousands of
     pods ready again, of which an API server tells all watches unless nothing changes.
     """

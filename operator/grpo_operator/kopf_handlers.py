@@ -189,7 +189,7 @@ class _Handlers:
             else:
                 self._instruments.crd_missing_fields.set(len(missing))
                 if missing:
-                    said = "%s. Until then they are lost when the operator ends, such as the waits of restarts"
+                    said = "%s; until then no job has them, and what the operator writes there is lost when it ends"
                     self._complaints.say("crd", said, describe_lack(missing))
             await asyncio.sleep(CRD_SECONDS)
 

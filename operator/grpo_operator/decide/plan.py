@@ -238,8 +238,8 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
     if failure is not None:
         restarts.handle_failure(draft, failure, observed)
     if not (is_terminal(draft.status) or attempts.is_between_attempts(draft.status)):
-        for spare in find_spare_failures(draft.status, topology, observed, policy, draft.now):
-            restarts.replace_spare(draft, spare, observed)
+        spares = find_spare_failures(draft.status, topology, observed, policy, draft.now)
+        restarts.replace_spares(draft, spares, observed)
 
 
 def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:

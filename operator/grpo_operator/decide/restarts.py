@@ -5,12 +5,14 @@ Every restart goes through `_wait`, so that each waits longer than the one befor
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from grpo_operator.api.names import Condition, Role, child_name
 from grpo_operator.api.placement_status import PlacementTimeouts
 from grpo_operator.api.progress_status import DownloadStatus
-from grpo_operator.api.status import Failure, MemberOutcome, RecentRestarts, Restarts
+from grpo_operator.api.status import Failure, MemberOutcome, MemberStatus, RecentRestarts, Restarts
 from grpo_operator.decide import in_place, nodes, repeats
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import seconds_between
@@ -48,7 +50,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     avoided = nodes.note_failure(draft, failure, keeps_pods=keeps_pods)
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
     if decision.action == "RestartGeneration":
-        _replace_engine(draft, failure, observed, at)
+        _replace_engines(draft, {failure.pod or "": _Replaced(failure, at)}, observed)
         return decision
     if failure.reason == Reason.PLACEMENT_TIMEOUT:
         timeouts = _count_placement_timeout(draft)
@@ -140,41 +142,63 @@ def recreate(draft: Draft, why: str) -> None:
     draft.set(Condition.RESTARTING, True, Reason.RESTARTING, message)
 
 
-def replace_spare(draft: Draft, failure: Failure, observed: Observed) -> None:
-    """Replace the pod of an engine that the job does not need: nothing counts, and only its own wait doubles.
+def replace_spares(draft: Draft, failures: Sequence[Failure], observed: Observed) -> None:
+    """Replace the pods of engines that the job does not need: nothing counts, and only the wait of each doubles.
 
-    As for a container of a kubelet, the wait begins anew when it has run for twice the longest one.
+    As for a container of a kubelet, a wait begins anew when its engine has run for twice the longest one.
     """
+    if not failures:
+        return
     policy = draft.job.spec.failure_policy
-    member = next(member for member in draft.status.members if member.pod == failure.pod)
+    members = {member.pod: member for member in draft.status.members}
     long_ago = after(draft.now, -2 * policy.max_backoff_seconds)
-    earlier = 0 if member.replace_time is None or member.replace_time < long_ago else member.failures
-    wait = backoff_seconds(policy, earlier, member.pod + draft.job.uid, earlier)
-    nodes.note_failure(draft, failure)
-    _replace_engine(draft, failure, observed, after(draft.now, wait), earlier + 1)
+    replaced = {}
+    for failure in failures:
+        member = members[failure.pod or ""]
+        earlier = 0 if member.replace_time is None or member.replace_time < long_ago else member.failures
+        wait = backoff_seconds(policy, earlier, member.pod + draft.job.uid, earlier)
+        nodes.note_failure(draft, failure)
+        replaced[member.pod] = _Replaced(failure, after(draft.now, wait), earlier + 1)
+    _replace_engines(draft, replaced, observed)
 
 
-def _replace_engine(draft: Draft, failure: Failure, observed: Observed, at: str, failures: int = 0) -> None:
-    """Have an engine's pod deleted at `at`; its StatefulSet creates another one, or has created it if it is gone."""
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """Why an engine's pod is replaced, from when on, and how often it has failed in a row."""
+
+    failure: Failure
+    at: str
+    failures: int = 0
+
+
+def _replace_engines(draft: Draft, replaced: Mapping[str, _Replaced], observed: Observed) -> None:
+    """Have these pods of engines deleted; their StatefulSets create others, or have created them if they are gone.
+
+    All of them at once: there may be a thousand.
+    """
     there = {pod.uid for pod in observed.pods.values()}
-    code = -1 if failure.exit_code is None else failure.exit_code
-    ended = MemberOutcome(exit_code=code, reason=failure.reason, message=failure.message, finished_at=failure.time)
-    members = tuple(
-        edit(
+
+    def renewed(one: MemberStatus, how: _Replaced) -> MemberStatus:
+        failure = how.failure
+        code = -1 if failure.exit_code is None else failure.exit_code
+        ended = MemberOutcome(exit_code=code, reason=failure.reason, message=failure.message, finished_at=failure.time)
+        return edit(
             one,
             replacing=True,
-            replace_time=at if one.uid in there else draft.now,
-            failures=failures,
+            replace_time=how.at if one.uid in there else draft.now,
+            failures=how.failures,
             outcome=one.outcome or ended,
         )
-        if one.pod == failure.pod
-        else one
-        for one in draft.status.members
+
+    members = tuple(
+        one if (how := replaced.get(one.pod)) is None else renewed(one, how) for one in draft.status.members
     )
     # The pod's name without its ordinal is its group's StatefulSet. A prefix would also match `gen` for `gen-2`.
-    child = (failure.pod or "").rpartition("-")[0]
+    of_groups = Counter(pod.rpartition("-")[0] for pod in replaced)
     groups = tuple(
-        edit(group, incarnation=group.incarnation + 1) if child == child_name(draft.job.name, group.name) else group
+        edit(group, incarnation=group.incarnation + number)
+        if (number := of_groups[child_name(draft.job.name, group.name)])
+        else group
         for group in draft.status.groups
     )
     draft.update(members=members, groups=groups)

@@ -126,6 +126,20 @@ def test_an_engine_that_is_added_again_while_its_pod_still_ends_has_not_failed(c
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
 
 
+def test_spare_engines_that_fail_at_once_are_each_replaced() -> None:
+    case = Case(**elastic(4))
+    case.see_all_ready()
+    names = [f"job-gen-{number}" for number in (1, 2, 3)]
+    died = [replace(failed(name, reason="EngineDied", at=5), uid=f"{name}-0", group="gen") for name in names]
+    case.see(*trainers(case), engine(0, ready=True), *died, at=5)
+    replaced = [one for one in case.status.members if one.replacing]
+    assert [(one.pod, one.failures, one.outcome and one.outcome.reason) for one in replaced] == [
+        (name, 1, "EngineDied") for name in names
+    ]
+    assert all(one.replace_time and one.replace_time > after(NOW, 5) for one in replaced)
+    assert [group.incarnation for group in case.status.groups if group.name == "gen"] == [3]
+
+
 def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and_costs_the_job_nothing(
     case: Case,
 ) -> None:
