@@ -175,7 +175,7 @@ class Trainers:
         size = BYTES[self.config.model.dtype]
         if self.config.pushes_adapters:
             return min(2 * PIECE_BYTES["nccl"], size * (self.shapes.adapted or 0))
-        return 2 * max(PIECE_BYTES["nccl"], self.shapes.largest_export)
+        return 2 * max(PIECE_BYTES["nccl"], self.shapes.largest_sent)
 
 
 def engine_phases(contract: Contract, engine: Engine, gpu_bytes: int, shapes: Shapes) -> tuple[dict[str, Parts], int]:
@@ -183,6 +183,6 @@ def engine_phases(contract: Contract, engine: Engine, gpu_bytes: int, shapes: Sh
     own = (engine.tensor_parallel > 1) * COMMUNICATOR  # its other one is the transfer's
     size = EngineSize(contract, shapes, engine.tensor_parallel, gpu_bytes, fixed=CUDA_CONTEXT + own)
     always = {"CUDA context": CUDA_CONTEXT, "NCCL": COMMUNICATOR + own}
-    push = {"push buckets": max(PIECE_BYTES["nccl"], shapes.largest_export), "engine reload": size.per_layer}
+    push = {"push buckets": max(PIECE_BYTES["nccl"], shapes.largest_sent), "engine reload": size.per_layer}
     phases = {LOAD: always | size.awake, PUSH: always | size.awake | push, GENERATE: always | size.awake}
     return phases, size.over

@@ -35,6 +35,7 @@ class Shapes:
     stacked: int  # of `own`, those that transformers puts together from the checkpoint's: experts
     active: int  # of `own`, those that a token passes
     largest_export: int  # bytes of the weights that a push gathers and converts together, at most
+    largest_sent: int  # bytes of the largest tensor that is sent
     layers: int
     hidden: int
     context: int | None  # tokens of the longest sequence that the model knows
@@ -178,6 +179,7 @@ def _shapes(config: TrainerConfig) -> Shapes:
         stacked=stacked,
         active=own - int(stacked * (1 - used / experts)),
         largest_export=max(group.num_bytes * (1 if group.convert is None else 2) for group in groups),
+        largest_sent=max(spec.num_bytes for group in groups for spec in group.specs),
         layers=text.get("num_hidden_layers") or 1,
         hidden=text.get("hidden_size") or 1,
         context=text.get("max_position_embeddings"),

@@ -16,7 +16,7 @@ from grpo_spec.contract import Contract, Device
 from grpo_spec.errors import ConfigError
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, load_model
-from grpo_workload.training.model_check import Subject, refuse_unfit
+from grpo_workload.training.model_check import Subject, memory, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_config, make_model
@@ -128,7 +128,6 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
             {"generation": {"tensorParallel": 8}},
             "generation.tensorParallel: the model's 4 attention heads and 2 key and value heads .* 4 would work",
         ),
-        (LLAMA, {"generation": {"kvCacheMemory": "100Gi"}}, r"generation.kvCacheMemory: 100Gi .* would work"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -190,6 +189,15 @@ def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
     assert too_long.verdict == "refused"
     assert "refuses this model: Value error, User-specified max_model_len (1024) is greater" in too_long.text
     assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
+
+
+def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    large = make_contract(tmp_path, generation={"kvCacheMemory": "100Gi", "maxModelLen": 64})
+    with pytest.raises(ConfigError, match=r"rank 0 \(p\) needs .* 100.0 GiB of KV cache.* generation.kvCacheMemory: "):
+        memory(Subject(large, 80 * 2**30))
+    fits = make_contract(tmp_path, generation={"kvCacheMemory": "10Gi", "maxModelLen": 64})
+    assert "rank 0 (p) is planned to need" in memory(Subject(fits, 80 * 2**30))
 
 
 def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None:
