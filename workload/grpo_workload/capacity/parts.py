@@ -13,6 +13,7 @@ from grpo_spec.generation import Topology
 from grpo_workload.capacity.shapes import Models, Shapes, longest, planned_tokens, step_tokens
 from grpo_workload.capacity.states import BYTES, GIB, bucket_bytes, live_bytes, training_footprint
 from grpo_workload.generation.servers.weight_sender import PIECE_BYTES
+from grpo_workload.storage.model_files import FILE_BYTES
 from grpo_workload.weights.export import GATHER_BYTES
 
 CUDA_CONTEXT = GIB // 2
@@ -137,11 +138,15 @@ class Trainers:
         if self.engine and level == 1:
             kept["sleeping engine weights"] = gpus * self.engine.weights
         masters = self.need.masters + self.need.moments or 12 * share
-        copies = gpus * masters
-        if is_first:
-            copies += size * shapes.trained * (1 if parallelism.zero_stage == 3 else 2)
+        model = size * shapes.trained
+        copies = gpus * masters + (gpus * model // self.world if model > FILE_BYTES else is_first * model)
+        stacked = gpus * size * shapes.stacked
+        if parallelism.zero_stage == 3:  # rank 0 alone reads, a layer at a time
+            stacked = is_first * size * shapes.stacked // shapes.layers
+        elif is_first:  # DeepSpeed's own copy of the weights
+            copies += model
         return {
-            LOAD: {"stacked experts": gpus * size * shapes.stacked},
+            LOAD: {"stacked experts": stacked},
             TRAIN: kept | {"offloaded activations": gpus * (found.in_host_memory if found else 0)},
             SAVE: kept | {"checkpoint copies": copies},
         }
