@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpo_spec.schema import in_bytes
-
 MEMORY = {
     "h100": 79.1,
     "h200": 139.7,
@@ -26,6 +24,8 @@ def gpu_bytes(name: str) -> int:
     """Return the memory of a GPU by its name in `MEMORY`, or of a size such as 80Gi. Raises ValueError for others."""
     if name.lower() in MEMORY:
         return int(MEMORY[name.lower()] * 2**30)
+    from grpo_spec.schema import in_bytes  # late: pydantic, which `grpo plan --help` need not load
+
     return in_bytes(name)
 
 
