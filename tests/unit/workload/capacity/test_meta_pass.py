@@ -69,7 +69,7 @@ def on_gpu(found: Activations) -> int:
     return found.others + found.logits + found.gradients
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe", "deepseek_v3", "mixtral"])
 def test_families_run_on_the_meta_device_with_more_memory_for_more_tokens(family: str, tmp_path: Path) -> None:
     config = make(tmp_path, family)
     model = training_model(config)
@@ -98,8 +98,8 @@ def test_checkpointing_and_host_memory_take_activations_off_the_gpu(tmp_path: Pa
     plain, recomputed = planned(), planned(gradientCheckpointing=True)
     offloaded = planned(gradientCheckpointing=True, offloadActivations=True)
     assert on_gpu(plain) > on_gpu(recomputed)
-    # The input of each layer, in bfloat16.
-    assert offloaded.in_host_memory == pytest.approx(2 * 8192 * 256 * 2, rel=0.01)
+    # The inputs of both layers, of the last norm and of the output layer, in bfloat16.
+    assert offloaded.in_host_memory == pytest.approx(4 * 8192 * 256 * 2, rel=0.01)
     assert (plain.in_host_memory, recomputed.in_host_memory) == (0, 0)
 
 

@@ -23,6 +23,7 @@ from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import check_fit, own_edits, proposals
 from grpo_workload.capacity.shapes import Models, longest, step_tokens
 from grpo_workload.capacity.tensor_parallel import ratio
+from support.families import make_config
 from support.paths import EXAMPLES
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -179,6 +180,14 @@ def test_a_share_that_holds_no_sequence_is_refused_with_one_that_does() -> None:
     with pytest.raises(ConfigError, match=r"vLLM's share of the GPU .* lacks .*KV cache of one sequence") as refusal:
         check_fit(contract_of(job(fields | {"lora": {}})), H100, BOUND)
     assert "generation.gpuMemoryUtilization: " in str(refusal.value)
+
+
+def test_a_model_that_does_not_run_on_the_meta_device_is_planned_without_activations(tmp_path: Path) -> None:
+    make_config("gpt_oss").save_pretrained(tmp_path)
+    found = planned(spec(model=str(tmp_path), gpus=1), models=Models())
+    assert found.fits
+    assert "activations" not in found.gpus[0].phases["forward+backward"]
+    assert str(found.unknown).startswith("NotImplementedError: ")
 
 
 def test_edits_of_a_rank_leave_the_layout_as_it_is() -> None:
