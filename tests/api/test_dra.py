@@ -62,7 +62,8 @@ def test_each_group_gets_the_devices_of_its_template_and_the_next_job_waits_for_
         allocated[pod] = [one["pool"] for one in claim["status"]["allocation"]["devices"]["results"]]
     assert allocated == {"first-a-0": ["kwok-320"] * 3, "first-b-0": ["kwok-321"] * 2}
     container = jobs.get("pod", "first-a-0")["spec"]["containers"][0]
-    assert container["resources"] == {"claims": [{"name": "gpus"}]}, "no extended resource"
+    resources = {"claims": [{"name": "gpus"}], "requests": {"cpu": "3", "memory": "12Gi"}}
+    assert container["resources"] == resources, "no extended resource"
 
     jobs.apply(make_job("second", **spec))
     message = jobs.wait_for("second", "Scheduled", "False", "Unschedulable")["message"]
