@@ -37,11 +37,12 @@ def bytes_of_node(selector: Mapping[str, str]) -> int | None:
     if (size := selector.get(MEMORY_LABEL, "")).isdigit():
         return (int(size) << 20) - RESERVED  # the label is in MiB
     product = selector.get(PRODUCT_LABEL, "")
-    if "MIG" in product:
-        return None
     words = product.lower().split("-")
+    if "mig" in words or "shared" in words or (words[-1] == "nvl" and "h100" in words):
+        return None
     for name in MEMORY:
         kind, _, size = name.partition("-")
-        if kind in words and (not size or f"{size}gb" in words):
+        said = [word for word in words if word.endswith("gb")]
+        if kind in words and (not size or f"{size}gb" in words) and (kind != "h100" or said in ([], ["80gb"])):
             return gpu_bytes(name)
     return gpu_bytes("rtx4090") if {"rtx", "4090"} <= set(words) else None

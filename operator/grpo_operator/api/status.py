@@ -198,7 +198,7 @@ class GRPOJobStatus(StatusSection):
     pod_requests: PodRequests | None = Field(
         None,
         description="What pods request of cpu and memory where podTemplate does not say: the operator's settings when "
-        "the first attempt began, which later ones keep. Absent if the job began without.",
+        "it was accepted, which its attempts keep. Absent if it began without.",
     )
     micro_batch_halvings: int = Field(
         0,

@@ -52,6 +52,10 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
                 deletions.append(Deletion("Pod", pod.name, pod.uid))
         elif not pod.deleted_for_good and _is_given_up(pod, observed, job.spec.failure_policy, now):
             deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
+    for pod in observed.downloaders:  # its Job makes no other one before it has ended
+        is_leaving = pod.deletion_time and not (pod.outcome or pod.deleted_for_good)
+        if is_leaving and _is_given_up(pod, observed, job.spec.failure_policy, now):
+            deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
     return (*deletions, *(Deletion(kind, name, uid) for kind, name, uid in observed.abandoned))
 
 

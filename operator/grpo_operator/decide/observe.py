@@ -177,16 +177,15 @@ def read_child(kind: str, child: Object) -> Child:
 def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
     """Return the nodes that may be lost: a pod on them is being taken away, or is not ready although it should be."""
     something_ended = any(pod.outcome for pod in observed.pods.values())
-    return frozenset(
-        pod.node
+    suspect = [
+        pod
         for pod in observed.pods.values()
-        if pod.node is not None
-        and (
-            pod.deletion_time
-            or pod.disruption
-            or ((was_running or something_ended) and not pod.ready and not pod.outcome)
-        )
-    )
+        if pod.deletion_time
+        or pod.disruption
+        or ((was_running or something_ended) and not pod.ready and not pod.outcome)
+    ]
+    leaving = [pod for pod in observed.downloaders if pod.deletion_time and not pod.outcome]
+    return frozenset(pod.node for pod in (*suspect, *leaving) if pod.node is not None)
 
 
 def lost_since(node: Object | None, now: str) -> str | None:

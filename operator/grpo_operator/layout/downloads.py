@@ -28,7 +28,7 @@ _OF_GPU_NODES = (
     *("nodeSelector", "affinity", "topologySpreadConstraints"),
     *("resourceClaims", "schedulingGroup", "runtimeClassName"),
 )
-MOST_CHARACTERS = 65_536
+MOST_BYTES = 65_536
 """Of a contract in the pod's command: Linux takes 131,072 bytes. Larger jobs are planned when they start."""
 _VOLUMES = ("contract", "data", "state", "shm")
 
@@ -68,6 +68,12 @@ def download_job(job: Job, topology: Topology) -> Manifest:
     ]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] not in _VOLUMES]
     pod["containers"] = [container]
+    if "initContainers" in pod:  # what those prepare elsewhere, only ranks and engines read
+        pod["initContainers"] = [
+            one
+            for one in pod["initContainers"]
+            if not any(mount.get("name") in _VOLUMES for mount in one.get("volumeMounts") or ())
+        ]
     pod["volumes"] = [one for one in pod["volumes"] if one["name"] not in _VOLUMES]
     pod |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
     metadata = {
@@ -122,6 +128,6 @@ def _to_plan(job: Job, topology: Topology) -> dict[str, Any]:
     sizes = [bytes_of_node(selector) for selector in selectors]
     known = [size for size in sizes if size is not None]
     contract = make_contract(job, topology, 0)
-    if len(known) < len(sizes) or len(contract.model_dump_json()) > MOST_CHARACTERS:
+    if len(known) < len(sizes) or len(contract.model_dump_json().encode()) > MOST_BYTES:
         return {}
     return {"contract": contract, "gpu_bytes": min(known)}

@@ -167,7 +167,9 @@ def _environment(job: Job, user: PodTemplate) -> list[Manifest]:
         *([{"name": "HF_DATASETS_CACHE", "value": "/tmp/datasets"}] if job.spec.cache.read_only else ()),
         *fabric_environment(job.spec.network),
     ]
-    theirs = [dump(variable) for variable in user.env if not c.is_reserved(variable.name)]
+    # Not all that admission refuses: a job that began before it did keeps what does no harm.
+    kept = {variable["name"] for variable in ours if c.is_reserved(variable["name"])} | c.RESERVED_ENV
+    theirs = [dump(one) for one in user.env if one.name not in kept and not one.name.startswith("PET_")]
     return list({variable["name"]: variable for variable in [*ours, *theirs]}.values())
 
 

@@ -3,7 +3,7 @@
 | | contract | state, tmp, shm | cache | data |
 |---|---|---|---|---|
 | trainer pods | read | write | write | write: checkpoints, journal, exports, datasets |
-| engine pods | read | write | write: they download the model themselves | only what the job names there |
+| engine pods | read | write | write: they download the model themselves | only if the job may name it for them |
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ def _use_of_data(job: Job, group: Group, user: PodTemplate) -> Literal["read", "
     """Return what pods of a group do with the job's storage.
 
     Engines get their weights from the ranks. They read it only where the job says that the model or a file of vLLM is
-    there, and write to it only where the user's settings of their pods name it, such as HF_HOME=/data/hub.
+    there, and write to it only where the user's settings of their pods name it, such as HF_HOME=/data/hub, or may:
+    values of a ConfigMap are not known here.
     """
     settings = json.dumps(dump(user))
-    if group.role is Role.TRAINER or c.DATA_DIR in settings or f'"{_DATA}"' in settings:
+    may_name = any(said in settings for said in (c.DATA_DIR, f'"{_DATA}"', '"configMapRef"', '"configMapKeyRef"'))
+    if group.role is Role.TRAINER or may_name:
         return "write"
     named = json.dumps([job.spec.model.path, job.spec.generation.engine_args])
     return "read" if c.DATA_DIR in named else None

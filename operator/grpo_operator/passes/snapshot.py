@@ -233,5 +233,5 @@ def read_job(
         micro_batch_halvings=status.micro_batch_halvings,
         queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
         admission=status.admission,
-        requests=requests if status.attempt is None else status.pod_requests,
+        requests=status.pod_requests or (requests if status.attempt is None else None),
     )

@@ -35,7 +35,10 @@ ERRORS = {
         "MicroBatchMemoryError",
         r"ran out of memory on a micro-batch of \d+ tokens in 4 sequences; lower",
     ),
-    "one does not fit": ("RuntimeError", r"on a single sequence of \d+ tokens, .* lower training.maxCompletionLength"),
+    "one does not fit": (
+        "SequenceMemoryError",
+        r"on a single sequence of \d+ tokens, .* lower training.maxCompletionLength",
+    ),
 }
 
 

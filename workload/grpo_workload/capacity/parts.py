@@ -23,7 +23,7 @@ COMMUNICATOR = int(0.8 * GIB)  # of NCCL
 SPARE = 0.08
 """Share of a GPU that fragments may take; a plan that leaves less fits, but tightly, and is never proposed."""
 DOUBT = 0.1
-"""Share of a GPU by which a plan may be wrong: a job that lacks no more is warned, and not refused."""
+"""Share of a GPU by which a plan may be wrong: a job that lacks no more is never refused."""
 
 LOAD, PUSH, GENERATE, TRAIN, UPDATE, SAVE = PHASES = (
     *("load", "push", "generate"),
@@ -38,10 +38,12 @@ class EngineSize:
     def __init__(self, contract: Contract, shapes: Shapes, tensor_parallel: int, gpu_bytes: int, fixed: int) -> None:
         """`fixed`: bytes of CUDA and NCCL that count towards vLLM's share of the GPU."""
         generation, size = contract.config.generation, BYTES[contract.config.model.dtype]
-        stored = 1 if generation.is_quantized else size
+        # In a format of its own (MXFP4, AWQ), which may be of 4 bits, or as vLLM makes it.
+        stored = 0.5 if shapes.is_quantized else 1 if generation.is_quantized else size
         self.weights = math.ceil(stored * shapes.own / tensor_parallel)
         length = generation.max_model_len or shapes.context or longest(contract, shapes)
-        coarse = str(generation.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8")
+        said = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
+        coarse = str(said.get("kv_cache_dtype", "auto")).startswith("fp8")
         least = shapes.cache_bytes(tensor_parallel, 1 if coarse else size) * length  # vLLM refuses less
         share = None if generation.kv_cache_bytes is not None else int(generation.gpu_share * gpu_bytes)
         given = generation.kv_cache_bytes if share is None else share - self.weights - ENGINE_PROFILE - fixed
@@ -171,10 +173,11 @@ class Trainers:
 
     def _gathers(self) -> int:
         """Bytes of the two buckets of a push out of ZeRO-3; else of a weight that is made of others, and the next."""
+        if self.config.pushes_adapters:
+            return 0
         if self.config.parallelism.zero_stage == 3:
             return 2 * max(GATHER_BYTES, self.shapes.largest_export)
-        is_made = self.shapes.stacked or self.shapes.adapted
-        return 2 * self.shapes.largest_export if is_made and not self.config.pushes_adapters else 0
+        return 2 * self.shapes.largest_export if self.shapes.stacked or self.shapes.adapted else 0
 
     def _pieces(self) -> int:
         size = BYTES[self.config.model.dtype]

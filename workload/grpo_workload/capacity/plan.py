@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from grpo_spec.contract import Contract
 from grpo_spec.generation import Topology
-from grpo_workload.capacity.parts import DOUBT, ENGINE_PROFILE, SPARE, TRAIN, Parts, Trainers, engine_phases
+from grpo_workload.capacity.parts import DOUBT, SPARE, TRAIN, Parts, Trainers, engine_phases
 from grpo_workload.capacity.shapes import Models, planned_tokens
 
 
@@ -43,9 +43,8 @@ class Place:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it lacks more than a plan may be wrong by."""
-        lacks = self.limit is not None and self.peak > (1 + DOUBT) * self.limit
-        return lacks or self.engine_over > ENGINE_PROFILE
+        """Whether it lacks more than a plan may be wrong by. What its share is too small for, vLLM says itself."""
+        return self.limit is not None and self.peak - self.engine_over > (1 + DOUBT) * self.limit
 
 
 @dataclass(slots=True)

@@ -70,11 +70,19 @@ def own_edits(contract: Contract) -> Iterable[tuple[Edit, Contract]]:
         yield edit, contract.model_copy(update={"config": config})
 
 
+class CannotFitError(ConfigError):
+    """A job does not fit whatever its sequences are."""
+
+
 def check_fit(contract: Contract, gpu_bytes: int, models: Models) -> Plan:
-    """Return the plan of a job's trainer pods; warn if it lacks no more than a plan may be wrong by.
+    """Return the plan of a job's trainer pods; warn if it lacks memory, unless that is beyond doubt.
+
+    Beyond doubt is what lacks more than a plan may be wrong by even without activations: how long sequences are is a
+    guess here, and ranks try the longest before their first step.
 
     Raises:
-        ConfigError: they cannot fit; with the bytes, and edits that would.
+        CannotFitError: they cannot fit; with the bytes, and edits that would.
+        ConfigError: the model's configuration cannot be used.
     """
 
     def planned(one: Contract, known: Models) -> Plan:
@@ -90,9 +98,9 @@ def check_fit(contract: Contract, gpu_bytes: int, models: Models) -> Plan:
         f"{'One of these would fit: ' + cures if found else 'No single field would make it fit; more GPUs may'} "
         "(grpo plan shows all parts)"
     )
-    if made.tightest.is_hopeless:
-        raise ConfigError(said)
-    logger.warning("%s. It begins nevertheless: plans may be wrong by a tenth", said)
+    if any(place.is_hopeless for place in planned(contract, models.without_passes()).gpus):
+        raise CannotFitError(said)
+    logger.warning("%s. It begins nevertheless: this is a forecast", said)
     return made
 
 

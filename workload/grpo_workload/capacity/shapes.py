@@ -39,7 +39,8 @@ class Shapes:
     layers: int
     hidden: int
     context: int | None  # tokens of the longest sequence that the model knows
-    fields: Mapping[str, Any]  # config.json, of the text model
+    fields: Mapping[str, Any]  # of the text model's configuration, as transformers reads it
+    is_quantized: bool  # by config.json: vLLM keeps it in a format of its own
 
     @property
     def trained(self) -> int:
@@ -55,7 +56,7 @@ class Shapes:
         kinds = text.get("layer_types")
         layers = kinds.count("full_attention") if kinds else self.layers
         if rank := text.get("kv_lora_rank"):  # MLA keeps one latent vector, on every GPU
-            return int(layers * (rank + text.get("qk_rope_head_dim", 0)) * size)
+            return int(layers * (rank + (text.get("qk_rope_head_dim") or 0)) * size)
         heads = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
         width = text.get("head_dim") or self.hidden // (text.get("num_attention_heads") or 1)
         return int(layers * 2 * max(1, heads // tensor_parallel) * width * size)
@@ -81,7 +82,7 @@ class Models:
         """Return a model's sizes. ConfigError if transformers cannot make it from its configuration."""
         key = _key(config)
         if key not in self._shapes:
-            self._shapes[key] = _shapes(config)
+            self._shapes[key] = _shapes(_without_kernels(config))
         return self._shapes[key]
 
     def activations(self, contract: Contract, tokens: int, *, by_line: bool = False) -> Activations | None:
@@ -117,7 +118,8 @@ class Models:
         key = (_key(config), shape, tokens, length, is_first)
         if key not in self._passes:
             try:
-                found = activations(training_model(config), config, tokens, length, is_first=is_first)
+                own = _without_kernels(config)
+                found = activations(training_model(own), own, tokens, length, is_first=is_first)
             except Exception as error:  # whatever 68 families and their remote code raise on tensors without values
                 self.unknown, self._passes[key] = f"{type(error).__name__}: {error}", None
                 logger.info("activations are not planned: %s", self.unknown)
@@ -153,9 +155,24 @@ def _key(config: TrainerConfig) -> str:
     return config.model.model_dump_json() + (config.lora.model_dump_json() if config.lora else "")
 
 
+def _without_kernels(config: TrainerConfig) -> TrainerConfig:
+    """Return the configuration with an attention that needs no GPU, and takes as much memory."""
+    if not str(config.model.attention).startswith("flash"):
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"attention": "varlen"})})
+
+
+_FIELDS = (
+    *("num_hidden_layers", "hidden_size", "max_position_embeddings", "layer_types"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+)
+"""Read as attributes: some families have other names for them, or compute them."""
+
+
 def _shapes(config: TrainerConfig) -> Shapes:
-    plain, fields = empty_model(config), read_fields(config)
-    text = fields.get("text_config") or fields
+    plain = empty_model(config)
+    known = plain.config.get_text_config()
+    text = known.to_dict() | {name: getattr(known, name, None) for name in _FIELDS}
     quantized: list[int] = []
     if config.lora is not None and config.lora.load_in_4bit:
         from grpo_workload.policy.adapters.four_bit import layers  # late: see `environment.show`
@@ -184,4 +201,5 @@ def _shapes(config: TrainerConfig) -> Shapes:
         hidden=text.get("hidden_size") or 1,
         context=text.get("max_position_embeddings"),
         fields=text,
+        is_quantized="quantization_config" in read_fields(config),
     )

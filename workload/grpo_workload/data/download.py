@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ def main(wanted: str, check: Check) -> int:
 
 def _end(why: str, exit_code: int) -> int:
     """Leave the reason in the log and, by itself, where the operator reads it."""
+    why = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1?...", why)  # it may be signed, and events are read by many
     logger.error("%s", why)
     Path(os.environ.get(ENV_TERMINATION_LOG, TERMINATION_LOG)).write_text(why[:MAX_MESSAGE])
     return exit_code

@@ -42,8 +42,8 @@ def scan(
 ) -> Longest:
     """Read the rows that one rank will use, in their order, for at most SCAN_SECONDS; log what was found.
 
-    One pass through the dataset is enough: in later ones, ranks meet each other's rows. Of a source that is not
-    scannable, FEW rows are read.
+    One pass through the dataset is enough: in later ones, ranks meet each other's rows. Of a run that goes on in
+    the middle of one, that and the next one are read; of a source that is not scannable, FEW rows.
 
     Args:
         source: the prompts.
@@ -60,7 +60,9 @@ def scan(
         PreprocessError: a row could not be prepared this time.
     """
     limit = source.limit
-    epoch = itertools.islice(steps, math.ceil(len(source) / prompts_per_step))
+    rows, passed = len(source), steps.start * prompts_per_step % len(source) if len(steps) else 0
+    rest = math.ceil((rows - passed) / prompts_per_step) if passed else 0
+    epoch = itertools.islice(steps, rest + math.ceil(rows / prompts_per_step))
     end = time.monotonic() + SCAN_SECONDS
     seen: set[int] = set()
     too_long: dict[int, int] = {}  # number of tokens, by row

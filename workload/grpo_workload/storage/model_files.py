@@ -36,6 +36,11 @@ _DTYPES = {
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.complex64: "C64",
+    torch.float8_e8m0fnu: "F8_E8M0",
 }
 
 
@@ -45,6 +50,9 @@ class ModelFiles:
     def __init__(self, specs: Sequence[TensorSpec], *, rank: int, world_size: int) -> None:
         """Plan the files; nothing is written."""
         by_name = {spec.name: spec for spec in specs}
+        for spec in specs:  # all of them: every rank fails alike, before others wait for it
+            if spec.dtype not in _DTYPES:
+                raise ValueError(f"{spec.name} has the type {spec.dtype}, for which safetensors files have no name")
         split = split_state_dict_into_shards_factory(
             by_name,
             get_storage_size=lambda spec: spec.num_bytes,

@@ -91,9 +91,10 @@ class CheckpointWriter(TorchCheckpointEngine):  # type: ignore[misc]  # deepspee
         """Write what `save` adds to a folder, into which other ranks may write a model's weights; as `guard`."""
 
         def write() -> list[Path]:
-            before = set(folder.iterdir()) if folder.is_dir() else set()
+            before = set(folder.rglob("*"))
             save(folder)
-            added = [path for path in folder.iterdir() if path not in before and not path.match("model*.safetensors")]
+            new = (path for path in folder.rglob("*") if path.is_file() and path not in before)
+            added = [path for path in new if not path.match("model*.safetensors")]
             for path in added:  # safetensors lets only the owner read
                 path.chmod(READABLE)
             return added

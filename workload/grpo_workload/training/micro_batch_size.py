@@ -69,7 +69,7 @@ def settle_micro_batches(
     set_size, why = config.training.max_tokens_per_micro_batch, _why_fixed(config, policy, has_images=has_images)
     fixed = set_size or (None if why is None else max(1, MICRO_BATCH_TOKENS >> halvings))
     if policy.device.type == "cuda":
-        prompt_tokens = longest_prompt(config, gather((longest.tokens, longest.is_known)))
+        prompt_tokens = longest_prompt(gather((longest.tokens, longest.is_known)))
         write_phase(state_dir, rank, "Measuring")
         generator.sleep()
         choice = _try(contract, policy, longest, prompt_tokens, fixed=fixed)
@@ -118,23 +118,15 @@ def _try(contract: Contract, policy: Policy, longest: Longest, prompt_tokens: in
         raise ConfigError(refusal(contract.config, error, prompt_tokens)) from error
 
 
-def longest_prompt(config: TrainerConfig, found: Sequence[tuple[int, bool]]) -> int:
-    """Return the number of tokens of the longest prompt that the job may train on.
+def longest_prompt(found: Sequence[tuple[int, bool]]) -> int:
+    """Return the number of tokens of the longest prompt that was read; say so if others may be longer.
 
     Args:
-        config: the job's configuration.
         found: by rank: tokens of its longest prompt, and whether no other is longer.
     """
-    tokens, is_known = max(tokens for tokens, _ in found), all(known for _, known in found)
-    if is_known:
-        return tokens
-    if (limit := config.generation.max_model_len) is not None:
-        return limit - config.training.max_completion_length
-    logger.info(
-        "the longest prompt that was read has %d tokens; memory for longer ones is not tried, unless "
-        "generation.maxModelLen says how long they may be",
-        tokens,
-    )
+    tokens = max(tokens for tokens, _ in found)
+    if not all(known for _, known in found):  # no job ends for the length of a prompt that may not exist
+        logger.info("the longest prompt that was read has %d tokens; memory for longer ones is not tried", tokens)
     return tokens
 
 

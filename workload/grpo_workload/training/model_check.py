@@ -17,7 +17,7 @@ import torch
 
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
-from grpo_workload.capacity.proposals import check_fit
+from grpo_workload.capacity.proposals import CannotFitError, check_fit
 from grpo_workload.capacity.shapes import Models
 from grpo_workload.capacity.states import GIB, num_parameters, training_footprint
 from grpo_workload.capacity.tensor_parallel import ratio
@@ -233,7 +233,13 @@ def memory(subject: Subject) -> str:
     if subject.gpu_bytes is None:
         return f"{text}; activations come on top"
     models = Models()
-    made = check_fit(subject.contract, subject.gpu_bytes, models)
+    try:
+        made = check_fit(subject.contract, subject.gpu_bytes, models)
+    except CannotFitError:
+        raise
+    except Exception as error:  # a forecast that fails ends no job
+        logger.warning("whether the job fits is not known: %s: %s", type(error).__name__, error)
+        return f"{text}; activations come on top"
     place = max(made.gpus, key=lambda one: one.peak)
     text += (
         f"; {place.name} is planned to need {place.peak / GIB:.1f} of {subject.gpu_bytes / GIB:.1f} GiB (in the phase "

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api.names import Condition
+from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import holds
+from grpo_operator.decide.deletions import Deletion
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.observe import Child, nodes_to_check, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
@@ -247,3 +249,32 @@ def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu(
     assert known.contract is not None
     assert known.contract.world_size == 2
     assert (wanted().contract, wanted().gpu_bytes) == (None, None)
+
+
+def test_a_pod_that_leaves_with_a_lost_node_is_given_up() -> None:
+    """Its Job makes no other one before it has ended, which nobody confirms."""
+    case = Fetching()
+    case.made()
+    leaving = replace(pod("job-download-x"), downloads=True, node="n", deletion_time=NOW)
+    seen = replace(observed(), children=(case.child,), downloaders=(leaving,))
+    assert nodes_to_check(seen, was_running=False) == {"n"}
+    seen = replace(seen, lost_nodes={"n": NOW})
+    waits, ends = (
+        plan(case.job, case.topology, case.status, seen, {}, after(NOW, seconds)).deletions for seconds in (10, 100)
+    )
+    assert (waits, ends) == ((), (Deletion("Pod", leaving.name, leaving.uid, force=True),))
+
+
+def test_init_containers_that_need_what_it_has_not_are_left_out() -> None:
+    inits = [{"name": "a", "image": "i"}, {"name": "b", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]
+    one = job(**CACHE, podTemplate={"initContainers": inits})
+    made = download_job(one, plan_topology(one))["spec"]["template"]["spec"]
+    assert [init["name"] for init in made["initContainers"]] == ["a"]
+
+
+def test_what_a_job_was_accepted_with_is_what_it_requests() -> None:
+    """A queue admits it by that, also if the operator is upgraded meanwhile."""
+    case = Fetching()
+    asked = PodRequests(cpu_per_gpu="3")
+    made = plan(replace(case.job, requests=asked), case.topology, case.status, observed(), {}, NOW)
+    assert made.status.pod_requests == asked

@@ -54,6 +54,8 @@ def test_trainers_have_the_storage_and_engines_do_not() -> None:
         ({"generation": _server() | {"engineArgs": {"chat-template": "/data/chat.jinja"}}}, "read"),
         ({"podTemplate": {"env": [{"name": "HF_HOME", "value": "/data/hub"}]}}, "write"),
         ({"generation": _server(podTemplate={"volumeMounts": [{"name": "data", "mountPath": "/mine"}]})}, "write"),
+        ({"podTemplate": {"envFrom": [{"configMapRef": {"name": "paths"}}]}}, "write"),
+        ({"podTemplate": {"envFrom": [{"secretRef": {"name": "tokens"}}]}}, None),
         ({"model": {"path": "/models/sft"}}, None),
     ],
 )
@@ -70,6 +72,7 @@ def test_what_a_pod_knows_itself_by_is_the_operators_whatever_a_stored_spec_says
         {"name": "POD_NAME", "value": "mine"},
         {"name": "GRPO_CONTRACT", "value": "/mine"},
         {"name": "A", "value": "b"},
+        {"name": "GRPO_JUDGE_URL", "value": "c"},
     ]
     template = {"env": env, "envFrom": [{"configMapRef": {"name": "any"}}]}
     stored = read_spec(spec(podTemplate=template), GRPOJobStatus(attempt=0))
@@ -81,5 +84,5 @@ def test_what_a_pod_knows_itself_by_is_the_operators_whatever_a_stored_spec_says
         assert len(variables) == len(container["env"])
         assert variables["POD_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
         assert variables["GRPO_CONTRACT"]["value"] == "/etc/grpo/contract.json"
-        assert variables["A"]["value"] == "b"
+        assert (variables["A"]["value"], variables["GRPO_JUDGE_URL"]["value"]) == ("b", "c"), "they do no harm"
         assert container["envFrom"] == [{"configMapRef": {"name": "any"}}]

@@ -84,6 +84,14 @@ def test_ranks_scan_every_row_together(ranks):
             scan_all(make_source([1] * place + [11] + [1] * (22 - place), "error"), ranks=ranks)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_goes_on_in_the_middle_of_an_epoch_scans_every_row(ranks):
+    for place in range(23):
+        source = make_source([1] * place + [11] + [1] * (22 - place), "error")
+        with pytest.raises(PromptError, match=f"prompt {place} of the dataset"):
+            scan_all(source, ranks=ranks, steps=range(3, 99))
+
+
 def test_rows_that_no_step_uses_are_not_scanned():
     source = make_source([1] * 40, "error")
     used = {source.draw(step, position, 4).index for step in (2, 3) for position in range(4)}

@@ -124,19 +124,14 @@ def test_the_longest_sequence_is_tried_also_where_the_size_is_not_measured(
     assert tried == {"prompt": 100, "completion": 3000, "fixed": 8192, "most": most, "halvings": 0}
 
 
-@pytest.mark.parametrize(
-    ("known", "limit", "longest"),
-    [(True, None, 100), (True, 5000, 100), (False, 5000, 2000), (False, None, 100)],
-)
-def test_a_prompt_is_as_long_as_the_dataset_has_them_or_the_job_allows(
-    known, limit, longest, monkeypatch, tmp_path, caplog
-):
+@pytest.mark.parametrize("known", [True, False])
+def test_a_prompt_is_as_long_as_those_that_were_read(known, monkeypatch, tmp_path, caplog):
+    """generation.maxModelLen may allow far more, and no job ends for a prompt that may not exist."""
     caplog.set_level("INFO")
-    generation = {} if limit is None else {"maxModelLen": limit}
-    training = {"maxCompletionLength": 3000}
+    generation, training = {"maxModelLen": 5000}, {"maxCompletionLength": 3000}
     _, tried = settle(monkeypatch, tmp_path, ROOM, known=known, training=training, generation=generation)
-    assert (tried["prompt"], tried["completion"], tried["fixed"]) == (longest, 3000, None)
-    assert ("unless generation.maxModelLen says" in caplog.text) == (not known and limit is None)
+    assert (tried["prompt"], tried["completion"], tried["fixed"]) == (100, 3000, None)
+    assert ("memory for longer ones is not tried" in caplog.text) == (not known)
 
 
 def test_images_stand_at_the_beginning_of_the_longest_prompt_and_nowhere_else(monkeypatch):

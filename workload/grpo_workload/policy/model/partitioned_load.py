@@ -7,6 +7,7 @@ own code loads one layer at a time, and other ranks have shapes in place of valu
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +16,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor
 from transformers import modeling_utils
 
+logger = logging.getLogger(__name__)
+
+_NAME = "_load_state_dict_into_zero3_model"
 _LAYER = re.compile(r"(.*?\.\d+)\.")  # in a weight's name
 
 
 @contextmanager
 def loads_by_layer() -> Iterator[None]:
     """Within it, transformers' `from_pretrained` loads like this under ZeRO-3; no effect under other stages."""
-    plain = modeling_utils._load_state_dict_into_zero3_model
+    plain = getattr(modeling_utils, _NAME, None)
+    if plain is None:
+        logger.warning("transformers %s loads a model on every rank: it has no %s", transformers.__version__, _NAME)
+        yield
+        return
 
     def load(model: Any, state_dict: dict[str, Tensor], load_config: Any = None) -> tuple[list[str], set[str]]:
         errors: list[str] = []
@@ -36,11 +45,11 @@ def loads_by_layer() -> Iterator[None]:
             missing &= lacking
         return errors, missing
 
-    modeling_utils._load_state_dict_into_zero3_model = load
+    setattr(modeling_utils, _NAME, load)
     try:
         yield
     finally:
-        modeling_utils._load_state_dict_into_zero3_model = plain
+        setattr(modeling_utils, _NAME, plain)
 
 
 def _layers(state_dict: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
