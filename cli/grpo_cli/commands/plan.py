@@ -35,9 +35,9 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 @click.option("--engine-gpu", callback=_bytes, metavar="NAME|SIZE", help="GPU of engine pods, where it is another one.")
 @click.option("--model", help="Name on the hub, or folder, in place of the job's model; config.json is enough.")
 def plan(manifest: Path, gpu: int | None, engine_gpu: int | None, model: str | None) -> None:
-    """Say whether the job of MANIFEST fits on its GPUs, and which edit would make it fit.
+    """Say whether the job fits on its GPUs.
 
-    A table for the tightest GPU of each group, and for the host memory of its pod, has the GiB of each part in each
+    If it does not, up to three edits with which it would are named. A table for the tightest GPU of each group, and for the host memory of its pod, has the GiB of each part in each
     phase. Only the model's configuration is read, no weights. Without --gpu, the pods' node selectors must name the
     GPUs (nvidia.com/gpu.product or nvidia.com/gpu.memory).
 
