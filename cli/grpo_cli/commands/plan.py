@@ -37,9 +37,10 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 def plan(manifest: Path, gpu: int | None, engine_gpu: int | None, model: str | None) -> None:
     """Say whether the job fits on its GPUs.
 
-    If it does not, up to three edits with which it would are named. A table for the tightest GPU of each group, and for the host memory of its pod, has the GiB of each part in each
-    phase. Only the model's configuration is read, no weights. Without --gpu, the pods' node selectors must name the
-    GPUs (nvidia.com/gpu.product or nvidia.com/gpu.memory).
+    If it does not, up to three edits with which it would are named. A table for the tightest GPU of each group, and for
+    the host memory of its pod, has the GiB of each part in each phase. Only the model's configuration is read, no
+    weights. Without --gpu, the pods' node selectors must name the GPUs (nvidia.com/gpu.product or
+    nvidia.com/gpu.memory).
 
     \b
     Exit codes:
