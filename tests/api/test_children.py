@@ -213,7 +213,7 @@ def test_what_a_finalizer_holds_is_deleted_once_and_named(jobs: Jobs, control_pl
     assert "ConfigMap held-0 was deleted, and its finalizers hold it (example.com/hold)" in running["message"]
     hold("pod", "held-b-0", ["example.com/hold"])
     jobs("patch", "grpo", "held", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    wait_until(lambda: jobs.condition("held", "Suspended")["message"].startswith("1 pods"), "one has ended", 20)
+    wait_until(lambda: jobs.condition("held", "Suspended").get("message", "").startswith("1 pods"), "one has ended", 20)
     saving = jobs.condition("held", "Suspended")
     assert (saving["status"], saving["reason"]) == ("False", "Suspending")
     assert saving["message"] == "1 pods are saving and ending: held-b-0 (its finalizers hold it: example.com/hold)"
