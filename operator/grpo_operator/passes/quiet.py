@@ -55,7 +55,7 @@ class QuietJobs:
             return
         since = before.since if before is not None and before.versions == versions else now
         deadline = now + seconds_to_deadline(seen.job, decided.status, seen.observed, seen.now)
-        if state.question is not None:  # why a pod is missing, nothing that is watched tells
-            deadline = min(deadline, state.question.due)
         until = now + min(LONGEST_SECONDS, max(2 * delay, now - since))
+        if state.question is not None:  # why a pod is missing, nothing that is watched tells
+            until = min(until, state.question.due)
         state.quiet = Quiet(versions, since, until, deadline, delay, asked)

@@ -52,7 +52,7 @@ class ModelFiles:
         by_name = {spec.name: spec for spec in specs}
         for spec in specs:  # all of them: every rank fails alike, before others wait for it
             if spec.dtype not in _DTYPES:
-                raise ValueError(f"{spec.name} has the type {spec.dtype}, for which safetensors files have no name")
+                raise TypeError(f"{spec.name} has the type {spec.dtype}, for which safetensors files have no name")
         split = split_state_dict_into_shards_factory(
             by_name,
             get_storage_size=lambda spec: spec.num_bytes,

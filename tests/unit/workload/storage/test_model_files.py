@@ -50,3 +50,27 @@ def test_files_of_all_ranks_are_those_of_the_hubs_library_byte_for_byte(tmp_path
     for name, tensor in ((n, t) for path in written if path.suffix != ".json" for n, t in load_file(path).items()):
         assert tensor.equal(values[name])
     assert all(sum(name in part for part in parts) == 1 for name in values), "each tensor is of one rank"
+
+
+def test_rare_types_are_read_as_they_were_written(tmp_path: Path) -> None:
+    values = {
+        "unsigned": torch.arange(6, dtype=torch.int32).to(torch.uint16),
+        "complex": torch.randn(3, 2, dtype=torch.complex64),
+        "scale": torch.ones(5).to(torch.float8_e8m0fnu),
+    }
+    files = ModelFiles(
+        [TensorSpec(name, one.dtype, tuple(one.shape)) for name, one in values.items()], rank=0, world_size=1
+    )
+    for name, tensor in values.items():
+        files.put(tmp_path, name, tensor)
+    (file,) = files.close(tmp_path)
+    read = load_file(file)
+    assert all(torch.equal(read[name].view(torch.uint8), one.view(torch.uint8)) for name, one in values.items())
+
+
+def test_a_type_without_a_name_is_refused_by_every_rank() -> None:
+    """Else the others would gather weights with one that has failed."""
+    specs = [TensorSpec("a", torch.float32, (3,)), TensorSpec("b", torch.complex128, (3,))]
+    for rank in range(2):
+        with pytest.raises(TypeError, match=r"^b has the type torch\.complex128"):
+            ModelFiles(specs, rank=rank, world_size=2)
