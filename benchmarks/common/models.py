@@ -5,16 +5,36 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
     "tiny": (64, 128, 2, 2, 2),
     "0.1": (512, 2048, 12, 8, 4),
+    "0.5": (896, 4864, 24, 14, 2),
     "1.5": (1536, 8960, 28, 12, 2),
+    "3": (2048, 11008, 36, 16, 2),
     "7": (3584, 18944, 28, 28, 4),
 }
 VOCABULARY = 151_936
+
+
+def config_of(kind: str, size: str, **fields: Any) -> Any:
+    """Return transformers' configuration of a family, of a shape of `SHAPES`, with further fields."""
+    from transformers import AutoConfig
+
+    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
+    shape = {
+        "vocab_size": VOCABULARY if size != "tiny" else 512,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": size != "7",
+    }
+    return AutoConfig.for_model(kind, **shape | fields)
 
 
 def make_model(folder: Path, size: str, device: str, *, kind: str = "llama", max_length: int = 2048) -> Path:
@@ -49,23 +69,16 @@ def make_model(folder: Path, size: str, device: str, *, kind: str = "llama", max
 def main(folder: Path, size: str, device: str, kind: str, max_length: int) -> None:
     """Make the model in this process."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from support.trainer.tiny_model import make_tiny_tokenizer
 
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
     vocabulary = VOCABULARY if size != "tiny" else 512
     tokenizer = make_tiny_tokenizer(vocabulary - len(make_tiny_tokenizer()))
-    config = AutoConfig.for_model(
+    config = config_of(
         kind,
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        size,
         max_position_embeddings=max_length,
-        tie_word_embeddings=size != "7",
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

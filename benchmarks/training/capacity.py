@@ -19,16 +19,10 @@ from typing import Any
 
 import click
 
+from benchmarks.common.models import config_of
 from benchmarks.common.runs import append, set_alone, versions
 
 GIB = 2**30
-SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads
-    "tiny": (256, 704, 2, 4, 2),
-    "0.5": (896, 4864, 24, 14, 2),
-    "1.5": (1536, 8960, 28, 12, 2),
-    "3": (2048, 11008, 36, 16, 2),
-    "7": (3584, 18944, 28, 28, 4),
-}
 HALF = {"zeroStage": 0, "optimizerDtype": "bfloat16"}
 CHECKPOINTS = {"gradientCheckpointing": True}
 LORA = {"r": 16, "alpha": 32}
@@ -146,25 +140,11 @@ def _measure(device: str, output: Path, number: int, folder: Path) -> None:
 
 def _write_model(folder: Path, size: str, family: str, device: str) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=151_936 if size != "tiny" else 512,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=size not in ("7", "tiny"),
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    config = config_of(family, size, max_position_embeddings=4096, pad_token_id=0, bos_token_id=None, eos_token_id=None)
     if family == "qwen3":
-        config.head_dim = hidden // heads
+        config.head_dim = config.hidden_size // config.num_attention_heads
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config)

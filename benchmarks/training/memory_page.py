@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig
-
 from benchmarks import ROOT
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, lengths, lognormal
-from benchmarks.common.models import SHAPES, VOCABULARY
+from benchmarks.common.models import config_of
 from grpo_cli.commands.plan import table
 from grpo_cli.local.edited import contract_of
 from grpo_operator.api.spec import parse_spec
@@ -99,18 +97,7 @@ while the engine sleeps; passes and Server: what torch allocates."""
 
 def planned_bytes(recorded: Recorded, models: Models, folder: Path) -> int:
     """Return what is planned in place of a recorded figure."""
-    hidden, intermediate, layers, heads, kv_heads = SHAPES["1.5"]
-    AutoConfig.for_model(
-        "qwen2",
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    ).save_pretrained(folder)
+    config_of("qwen2", "1.5", max_position_embeddings=4096).save_pretrained(folder)
     is_whole = recorded.tokens in (64 * EACH, DRAWN)
     fields = {
         "model": {"path": str(folder)} | recorded.settings.get("model", {}),

@@ -80,10 +80,14 @@ class GenerationConfig(Section):
         return self.engine_args.get("quantization") is not None
 
     @property
+    def python_args(self) -> dict[str, JsonValue]:
+        """`engineArgs` by the names that vLLM's Python has for them; its command line has them with dashes."""
+        return {name.replace("-", "_"): value for name, value in self.engine_args.items()}
+
+    @property
     def is_coarser(self) -> bool:
         """Whether vLLM rounds weights or its cache more than the trainer does its own numbers."""
-        names = {name.replace("-", "_"): value for name, value in self.engine_args.items()}
-        return self.is_quantized or names.get("kv_cache_dtype", "auto") != "auto"
+        return self.is_quantized or self.python_args.get("kv_cache_dtype", "auto") != "auto"
 
     @property
     def gpu_share(self) -> float:

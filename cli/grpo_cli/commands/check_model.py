@@ -107,8 +107,7 @@ def _of_job(manifest: Path, model: str | None, revision: str | None) -> dict[str
     contract = make_contract(job, plan_topology(job), 0)
     if model is not None:
         fields = dump(contract.config)
-        kept = {name: value for name, value in fields["model"].items() if name not in ("name", "path", "revision")}
-        config = TrainerConfig.model_validate(fields | {"model": kept | model_fields(model, revision)})
+        config = TrainerConfig.model_validate(with_model(fields, model, revision))
         contract = contract.model_copy(update={"config": config})
     return {job.name: contract}
 
@@ -119,7 +118,7 @@ def _examples(model: str | None, revision: str | None, gpus: int) -> dict[str, C
     if model is None:
         raise click.UsageError("give a MODEL, or --job with a manifest")
     common = {
-        "model": model_fields(model, revision),
+        "model": _model(model, revision),
         "dataset": {"name": "any"},
         "rewards": [{"name": "any", "accuracy": {}}],
     }
@@ -135,8 +134,13 @@ def _examples(model: str | None, revision: str | None, gpus: int) -> dict[str, C
     }
 
 
-def model_fields(model: str, revision: str | None) -> dict[str, str]:
-    """Return the section `model` of a job, for a name on the hub or a folder."""
+def with_model(fields: Mapping[str, Any], model: str, revision: str | None = None) -> dict[str, Any]:
+    """Return a job's fields with another model, a name on the hub or a folder, and its other settings of the model."""
+    kept = {name: value for name, value in fields["model"].items() if name not in ("name", "path", "revision")}
+    return {**fields, "model": kept | _model(model, revision)}
+
+
+def _model(model: str, revision: str | None) -> dict[str, str]:
     is_folder = Path(model).is_dir() or model.startswith((".", "/"))
     return {"path" if is_folder else "name": model} | ({} if revision is None else {"revision": revision})
 

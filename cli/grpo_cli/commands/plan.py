@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from grpo_cli.commands.check_model import ask, check_packages, model_fields
+from grpo_cli.commands.check_model import ask, check_packages, with_model
 from grpo_cli.errors import Exit
 from grpo_spec.gpus import MEMORY, gpu_bytes
 
@@ -58,8 +58,7 @@ def plan(manifest: Path, gpu: int | None, engine_gpu: int | None, model: str | N
     check_packages("plan")
     job, spec = load_job(manifest, "default"), load_manifest(manifest)["spec"]
     if model is not None:
-        kept = {name: value for name, value in spec["model"].items() if name not in ("name", "path", "revision")}
-        spec = spec | {"model": kept | model_fields(model, None)}
+        spec = with_model(spec, model)
         job = replace(job, spec=parse_spec(spec))
     limits, selected = pod_sizes(job)
     contract = contract_of(job)

@@ -46,15 +46,13 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
     sets = {child.uid for child in observed.children if child.kind == "StatefulSet"}
     ends = is_terminal(status) or is_between_attempts(status)
     deletions = []
-    for pod in observed.pods.values():
+    # The Job that downloads makes no other pod before its last one has ended.
+    downloading = [pod for pod in observed.downloaders if pod.deletion_time is not None and not pod.outcome]
+    for pod in (*observed.pods.values(), *downloading):
         if pod.deletion_time is None:
             if pod.uid in replaced or pod.attempt != status.created_for or (ends and has_no_set(pod, sets)):
                 deletions.append(Deletion("Pod", pod.name, pod.uid))
         elif not pod.deleted_for_good and _is_given_up(pod, observed, job.spec.failure_policy, now):
-            deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
-    for pod in observed.downloaders:  # its Job makes no other one before it has ended
-        is_leaving = pod.deletion_time and not (pod.outcome or pod.deleted_for_good)
-        if is_leaving and _is_given_up(pod, observed, job.spec.failure_policy, now):
             deletions.append(Deletion("Pod", pod.name, pod.uid, force=True))
     return (*deletions, *(Deletion(kind, name, uid) for kind, name, uid in observed.abandoned))
 

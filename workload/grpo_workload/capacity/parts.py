@@ -42,8 +42,7 @@ class EngineSize:
         stored = 0.5 if shapes.is_quantized else 1 if generation.is_quantized else size
         self.weights = math.ceil(stored * shapes.own / tensor_parallel)
         length = generation.max_model_len or shapes.context or longest(contract, shapes)
-        said = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
-        coarse = str(said.get("kv_cache_dtype", "auto")).startswith("fp8")
+        coarse = str(generation.python_args.get("kv_cache_dtype", "auto")).startswith("fp8")
         least = shapes.cache_bytes(tensor_parallel, 1 if coarse else size) * length  # vLLM refuses less
         share = None if generation.kv_cache_bytes is not None else int(generation.gpu_share * gpu_bytes)
         given = generation.kv_cache_bytes if share is None else share - self.weights - ENGINE_PROFILE - fixed

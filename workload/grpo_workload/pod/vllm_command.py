@@ -88,7 +88,7 @@ def engine_command(
     """
     config = contract.config
     model, generation = config.model, config.generation
-    extra = {name.replace("-", "_"): value for name, value in generation.engine_args.items()}
+    extra = generation.python_args
     check_engine_args(extra, _OURS)
     if engine.tensor_parallel > 1:
         check_split(

@@ -52,8 +52,7 @@ def check_rope(model_config: Any, config: TrainerConfig) -> None:
             f"generation.maxModelLen: the longrope of {text.model_type} beyond {short} tokens was not compared with "
             f"vLLM's; up to {short} would work"
         )
-    names = {name.replace("-", "_") for name in generation.engine_args}
-    if changed := sorted(names.intersection(_OTHER_MODEL)):
+    if changed := sorted(generation.python_args.keys() & _OTHER_MODEL):
         raise ConfigError(
             f"generation.engineArgs: {', '.join(changed)} cannot be set for {source}, which has longrope: vLLM may "
             "compute other factors with it; a change in the model's config.json would work"
