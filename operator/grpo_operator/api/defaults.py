@@ -74,7 +74,7 @@ def with_defaults(model: type[BaseModel], raw: Any, kept: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What matters here of a field of a section."""
+    """A field of a section, as far as defaults need it."""
 
     name: str
     key: str  # its name in JSON

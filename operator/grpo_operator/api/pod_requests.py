@@ -1,4 +1,4 @@
-"""How much cpu and memory pods of a job request where podTemplate does not say."""
+"""Requests of cpu and memory by a job's pods where podTemplate does not say."""
 
 from __future__ import annotations
 

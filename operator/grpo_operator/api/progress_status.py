@@ -73,7 +73,7 @@ class EvaluationStatus(StatusSection):
 
     @property
     def why_stopped(self) -> str:
-        """Why the training ended before its last step, for the end of a sentence; empty if it did not."""
+        """Return why the training ended before its last step, for the end of a sentence; empty if it did not."""
         return f", because {self.metric} was best after step {self.best_step}" if self.stops else ""
 
     @classmethod

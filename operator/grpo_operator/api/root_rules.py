@@ -34,7 +34,7 @@ the step. A write that changes none of them only costs more. `oldSelf` may be op
 being created has no status."""
 
 _NEEDS_SIZES = re.compile(r"\.(all|exists|exists_one|filter|map|startsWith)\(|== self\.")
-"""What a rule does with lists, and with texts that are both fields. The API server refuses a rule that may take too
+"""Functions of a rule on lists, and with texts that are both fields. The API server refuses a rule that may take too
 long, and does not know how long these fields may be where a variable stands for their section."""
 
 

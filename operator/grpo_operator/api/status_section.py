@@ -1,4 +1,4 @@
-"""What all parts of the status share: their base class, and timestamps."""
+"""The base of all parts of the status: their base class, and timestamps."""
 
 from __future__ import annotations
 

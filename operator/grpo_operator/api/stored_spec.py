@@ -35,7 +35,7 @@ class StoredSpec:
     spec: GRPOJobSpec
 
     fault: str | None = None
-    """What is wrong. `spec` then says how the attempt that runs is looked after; no object may be built from it."""
+    """The fault. `spec` then says how the attempt that runs is looked after; no object may be built from it."""
 
     ignored: tuple[str, ...] = ()
     """Fields that this release does not have, as paths."""

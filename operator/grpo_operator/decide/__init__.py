@@ -1,1 +1,1 @@
-"""What to do next, as pure functions of the job, its status, the observed pods and the time."""
+"""The next step, as pure functions of the job, its status, the observed pods and the time."""

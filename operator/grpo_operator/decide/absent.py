@@ -1,4 +1,4 @@
-"""Which pod should exist and does not, and how the cluster refuses it. Pure.
+"""A pod that should exist and does not, and the cluster's refusal of it. Pure.
 
 A StatefulSet or Job whose pod is refused (a quota, a LimitRange, an admission policy, a webhook) tells events only.
 """

@@ -1,4 +1,4 @@
-"""Which objects the operator deletes itself, which pods by force, and which one does not end. Pure."""
+"""Objects that the operator deletes itself, some pods by force, and those that do not end. Pure."""
 
 from __future__ import annotations
 

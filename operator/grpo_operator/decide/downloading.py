@@ -19,7 +19,7 @@ from grpo_spec.reports import ExitCode
 
 @dataclass(frozen=True, slots=True)
 class DownloadSteps:
-    """What to do about the Job that downloads."""
+    """Steps about the Job that downloads."""
 
     create: bool = False
     removals: tuple[Child, ...] = ()

@@ -17,7 +17,7 @@ FREE = frozenset({Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLA
 after an eviction, unless the pod exceeded a limit of its own, and after a refusal by a kubelet."""
 
 MAX_HALVINGS = 3
-"""How often a restart after OutOfMemory halves the micro-batches and does not count. Later ones count."""
+"""Number of restarts after OutOfMemory that halve the micro-batches and do not count. Later ones count."""
 
 JITTER = 0.2
 """Largest share by which a wait is shortened or extended: jobs that failed together restart at different times."""
@@ -25,7 +25,7 @@ JITTER = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do after a failure."""
+    """The answer to a failure."""
 
     action: Literal["Fail", "RestartAll", "RestartGeneration"]
     counted: bool  # whether the restart counts towards failurePolicy.maxRestarts

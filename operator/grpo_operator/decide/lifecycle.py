@@ -1,4 +1,4 @@
-"""What ends an attempt or the job: suspension, deadlines, completion. Pure. `restarts` decides on failures, `attempts`
+"""Ends of an attempt or the job: suspension, deadlines, completion. Pure. `restarts` decides on failures, `attempts`
 begins the next attempt.
 
 The intent is written first: before any pod is deleted, `Restarting` holds, or `Suspended` has the reason Suspending; it

@@ -1,4 +1,4 @@
-"""How soon the next pass over a job comes, if nothing changes until then. Pure."""
+"""The time of the next pass over a job, if nothing changes until then. Pure."""
 
 from __future__ import annotations
 

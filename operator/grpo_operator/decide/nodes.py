@@ -1,4 +1,4 @@
-"""Which nodes new pods avoid: lost ones, and those on which attempts failed again. Pure.
+"""Nodes that new pods avoid: lost ones, and those on which attempts failed again. Pure.
 
 A preference, no rule: no other node may fit.
 """

@@ -66,8 +66,8 @@ class Observed:
     """Pods that carry the job's label and that no job of this name owns, by name. They are left alone."""
 
     why_absent: tuple[Reason, str] | None = None
-    """Why the first pod does not exist that should (reason, message): another's has its name, or the cluster refuses
-    it."""
+    """The cause for which the first pod that should exist does not (reason, message): another's has its name, or the
+    cluster refuses it."""
 
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Since when a node is not ready, by its name; only nodes that were read."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the pod's container once ended."""
+    """An end of the pod's container."""
 
     outcome: MemberOutcome
     attempt: int | None = None  # which attempt ended then, if the launcher could say so
@@ -58,7 +58,7 @@ class ObservedPod:
 
     @property
     def outcome(self) -> MemberOutcome | None:
-        """How its launcher ended; None while it runs. A container that is started again after that only waits."""
+        """The end of its launcher; None while it runs. A container that is started again after that only waits."""
         return self.endings[0].outcome if self.endings else None
 
     @property

@@ -47,7 +47,7 @@ from grpo_spec.reasons import Reason
 
 
 class Mode(StrEnum):
-    """Which of the job's pods should exist."""
+    """The pods of the job that should exist."""
 
     KEEP = "keep"  # change no child: no attempt has begun, the next one is to begin in the same pods, or the job ends
     RUN = "run"  # all pods of the spec
@@ -56,7 +56,7 @@ class Mode(StrEnum):
 
 
 class Obstacle(NamedTuple):
-    """Why an attempt cannot begin."""
+    """An obstacle to an attempt."""
 
     reason: str
     message: str

@@ -29,7 +29,7 @@ REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
 
 @dataclass(frozen=True, slots=True)
 class QueueSteps:
-    """What to do about the job's Workloads."""
+    """Steps about the job's Workloads."""
 
     create: bool = False
     removals: tuple[Child, ...] = ()

@@ -1,4 +1,4 @@
-"""What a failure leads to: another attempt, another pod for one engine, or the end of the job. Pure.
+"""Consequences of a failure: another attempt, another pod for one engine, or the end of the job. Pure.
 
 Every restart goes through `_wait`, so that each waits longer than the one before until the job makes progress.
 """
@@ -164,7 +164,7 @@ def replace_spares(draft: Draft, failures: Sequence[Failure], observed: Observed
 
 @dataclass(frozen=True, slots=True)
 class _Replaced:
-    """Why an engine's pod is replaced, from when on, and how often it has failed in a row."""
+    """The cause and the time of an engine's replacement, and its number of failures in a row."""
 
     failure: Failure
     at: str

@@ -1,4 +1,4 @@
-"""How many elastic engines a job should have, from what its ranks report. Pure."""
+"""The number of elastic engines that a job should have, from reports of its ranks. Pure."""
 
 from __future__ import annotations
 

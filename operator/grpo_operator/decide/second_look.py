@@ -1,4 +1,4 @@
-"""Which plans need a second, live look before they are carried out, and which statuses may be written a little later.
+"""Plans that need a second, live look before they are carried out, and statuses that may be written a little later.
 
 Pure. A plan is first made from the mirror, which may be behind the API server.
 """
@@ -48,14 +48,14 @@ _ON_THE_WAY = ("Pending", "Starting")
 
 
 class News(Enum):
-    """What a status says that the stored one does not."""
+    """News of a status that the stored one does not have."""
 
     URGENT = auto()
     """It is written at once."""
     PROGRESS = auto()
-    """How far the training is; pods say so as well, to whoever asks them."""
+    """The progress of training; pods say so as well, to whoever asks them."""
     DETAILS = auto()
-    """How far the pods of an attempt have come on the way to running, or how many of them run: which exist, where, how
+    """The way of an attempt's pods to running, or the number of them that run: which exist, where, how
     many are ready, and the words that say so."""
 
 

@@ -1,1 +1,1 @@
-"""Which pods a job has and what each child object contains. Pure."""
+"""The pods of a job, and the content of each child object. Pure."""

@@ -1,4 +1,4 @@
-"""What a valid spec may still not ask for: names that Kubernetes refuses, access that the administrator does not allow.
+"""Faults of a valid spec: names that Kubernetes refuses, access that the administrator does not allow.
 
 Pure.
 """
@@ -18,7 +18,7 @@ from grpo_spec.lenient import mapping, mappings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What the chart's values allow in podTemplate beyond its defaults, and what the cluster can do."""
+    """Permissions of the chart's values for podTemplate beyond its defaults, and abilities of the cluster."""
 
     host_path: bool = False
     host_network: bool = False

@@ -18,7 +18,7 @@ from grpo_spec.lenient import mapping
 
 _LIMITS = {"cpu": "4", "memory": "8Gi"}
 _REQUESTS = {"cpu": "500m", "memory": "2Gi"}
-"""What the pod asks for: a quota or a LimitRange may demand it. Less where podTemplate says less."""
+"""Requests of the pod: a quota or a LimitRange may demand it. Less where podTemplate says less."""
 
 _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("m", "", "k", "M", "G", "T", "P"), start=-1)} | {
     f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", start=1)

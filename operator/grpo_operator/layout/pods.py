@@ -215,4 +215,4 @@ def port_numbers(job: Job) -> dict[str, int]:
 
 
 APP_PROTOCOLS = {"status": "http", "engine": "http"}
-"""What is spoken on a port, for service meshes, which would guess; on the others it is a protocol of torch's own."""
+"""The protocol of a port, for service meshes, which would guess; on the others it is a protocol of torch's own."""

@@ -1,4 +1,4 @@
-"""Which connections the pods of a job accept: its NetworkPolicies. Pure.
+"""Connections that the pods of a job accept: its NetworkPolicies. Pure.
 
 vLLM's routes for weight updates have no authentication: what may connect to an engine's port may change the policy.
 NCCL and gloo connect pods on ports that they choose, so between roles that share a process group a single port is left

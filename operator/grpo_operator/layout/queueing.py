@@ -34,7 +34,7 @@ _OF_PODS = (
     "runtimeClassName",
     "resourceClaims",
 )
-"""What Kueue reads of pods. Nothing else is in a Workload: what a new release of the operator changes in pods must not
+"""Fields for Kueue. Nothing else is in a Workload: what a new release of the operator changes in pods must not
 make it another one, for which the job would have to wait again."""
 
 

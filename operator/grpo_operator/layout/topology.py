@@ -23,7 +23,7 @@ from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Where a job waits until Kueue admits it: labels of the job."""
+    """The queue in which a job waits until Kueue admits it: labels of the job."""
 
     name: str
     priority_class: str | None = None

@@ -1,4 +1,4 @@
-"""What each role mounts. Pure.
+"""Volumes of each role. Pure.
 
 | | contract | state, tmp, shm | cache | data |
 |---|---|---|---|---|

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 
 class MirrorCollector(Collector):
-    """How many objects the mirror holds, and how long ago each of its watches was heard."""
+    """The number of objects that the mirror holds, and the time since each of its watches was heard."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives seconds; only their differences matter."""

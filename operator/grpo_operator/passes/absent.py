@@ -1,4 +1,4 @@
-"""Why a pod that should exist does not: somebody else has its name, or the cluster refuses it.
+"""The cause for which a pod that should exist does not: somebody else has its name, or the cluster refuses it.
 
 Nothing that is watched tells. So the API server is asked about the first pod that is missing: only after seconds, and
 then less and less often, as its controller tries again.

@@ -33,7 +33,7 @@ def error_note(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What separates a job's children from a plan."""
+    """Differences between a job's children and a plan."""
 
     plan: Plan
     stops: Sequence[Child] = ()

@@ -115,7 +115,7 @@ class JobState:
     gone_sets: set[str] = field(default_factory=set)
     """UIDs of StatefulSets and Jobs that pods name as their controller and that no longer exist."""
     question: Question | None = None
-    """Why a pod does not exist that should."""
+    """The question why a pod does not exist that should."""
     runs: bool | None = None
     """Whether the job runs, if it will be looked at again by time alone; else None."""
 

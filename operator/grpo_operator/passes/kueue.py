@@ -1,4 +1,4 @@
-"""What the operator reads and writes for jobs in a queue of Kueue."""
+"""The operator's reads and writes for jobs in a queue of Kueue."""
 
 from __future__ import annotations
 

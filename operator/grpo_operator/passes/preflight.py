@@ -1,4 +1,4 @@
-"""What stands in the way of an attempt, checked live before each one: names, claims, and a dry run of every group."""
+"""Obstacles to an attempt, checked live before each one: names, claims, and a dry run of every group."""
 
 from __future__ import annotations
 

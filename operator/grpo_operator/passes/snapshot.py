@@ -1,4 +1,4 @@
-"""What a pass knows of a job: read from the mirror, or live."""
+"""A pass's knowledge of a job: read from the mirror, or live."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What passes stand on: the client of the API server, the mirror and its watches, the queue, the Lease, health."""
+"""The ground of passes: the client of the API server, the mirror and its watches, the queue, the Lease, health."""

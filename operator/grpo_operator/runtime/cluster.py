@@ -1,4 +1,4 @@
-"""What the operator reads from the API server and writes to it. Objects are plain dicts."""
+"""The operator's reads from the API server and writes to it. Objects are plain dicts."""
 
 from __future__ import annotations
 

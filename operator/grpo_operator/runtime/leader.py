@@ -1,4 +1,4 @@
-"""Which of several operators acts: the one that holds a Lease.
+"""The operator that acts, of several: the one that holds a Lease.
 
 The client library decides who may take the Lease (`LeaderElection.try_acquire_or_renew`). The rest is here, because the
 library's own loop is not safe to act on:

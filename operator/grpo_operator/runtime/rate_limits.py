@@ -1,4 +1,4 @@
-"""How often jobs are looked at to which nothing happens, and when a status is written that brings no urgent news: how
+"""The pace of looks at jobs to which nothing happens, and of writes of a status that brings no urgent news: how
 many pods are ready, or how far the training is.
 
 Such a write costs the API server ten milliseconds, which pods that start at the same moment need more. So a job
@@ -31,7 +31,7 @@ LOOKS_PER_SECOND = 50.0
 their launcher: they take about a tenth of one processor. As many of all jobs that wait for their pods."""
 
 AHEAD_SECONDS = 1.0
-"""How long before its turn a status is written: else every second write costs another pass."""
+"""Seconds before its turn at which a status is written: else every second write costs another pass."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What the operator watches: kinds, in namespaces."""
+"""The watches of the operator: kinds, in namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_operator.runtime.errors import ObstacleError
 
 @dataclass(slots=True)
 class Scope:
-    """What one watch covers: a kind, in one namespace or in all.
+    """The reach of one watch: a kind, in one namespace or in all.
 
     `version` is the newest that it has shown. `obstacle` says why the API server does not list an optional kind, until
     it does for the first time: jobs that need no object of this kind do not wait for it.

@@ -50,7 +50,7 @@ _PASSES = (None, 410, 429, 503, 504)
 
 
 class Source(Protocol):
-    """Where objects come from; `Cluster` is one."""
+    """A source of objects; `Cluster` is one."""
 
     async def page(self, kind: str, namespace: str | None, selector: str, limit: int, token: str) -> dict[str, Any]:
         """Return a part of a consistent list."""

@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch may hold, from the memory that passes over fewer tokens took. Pure arithmetic."""
+"""The tokens that a micro-batch may hold, from the memory that passes over fewer tokens took. Pure arithmetic."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from grpo_workload.weights.export import GATHER_BYTES
 
 CUDA_CONTEXT = GIB // 2
 ENGINE_PROFILE = int(1.3 * GIB)
-"""What vLLM takes beside weights and KV cache, and keeps while it sleeps: graphs and workspaces."""
+"""Bytes that vLLM takes beside weights and KV cache, and keeps while it sleeps: graphs and workspaces."""
 COMMUNICATOR = int(0.8 * GIB)  # of NCCL
 SPARE = 0.08
 """Share of a GPU that fragments may take; a plan that leaves less fits, but tightly, and is never proposed."""
@@ -121,7 +121,7 @@ class Trainers:
 
     @property
     def _asleep(self) -> Parts:
-        """What a colocated engine keeps while the rank trains."""
+        """Bytes that a colocated engine keeps while the rank trains."""
         if self.engine is None:
             return {}
         return {"engine profile": ENGINE_PROFILE} if self.config.generation.sleep_level else self.engine.awake

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a model: numbers of parameters, bytes of a token in the KV cache, activations of a pass.
+"""Sizes of a model for a plan: numbers of parameters, bytes of a token in the KV cache, activations of a pass.
 
 All from its config.json. Models are made on the meta device once for all plans that have the same model and adapters.
 """

@@ -1,4 +1,4 @@
-"""What DeepSpeed holds on each rank: weights, masters, moments, gradients. Pure arithmetic, no torch."""
+"""Bytes that DeepSpeed holds on each rank: weights, masters, moments, gradients. Pure arithmetic, no torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ GATHERS = 3  # of the weights in a micro-batch: forward pass, backward pass, and
 
 
 class Ratio(NamedTuple):
-    """What a split would move and hold, on each GPU."""
+    """Bytes that a split would move and hold, on each GPU."""
 
     tensor: int
     data: int

@@ -90,7 +90,7 @@ def settle_micro_batches(
 
 
 def _why_fixed(config: TrainerConfig, policy: Policy, *, has_images: bool) -> str | None:
-    """Why the size does not depend on the memory that is free; None if it does."""
+    """Return why the size does not depend on the memory that is free; None if it does."""
     if policy.device.type != "cuda":
         return "the default without a GPU"
     if config.training.per_device_train_batch_size == 1:

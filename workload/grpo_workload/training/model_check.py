@@ -38,7 +38,7 @@ MOST_GPUS = 64  # of one engine: the largest generation.tensorParallel
 
 
 class Unknown(str):
-    """What is found out about an aspect when it says neither that the model works nor that it does not."""
+    """A finding about an aspect when it says neither that the model works nor that it does not."""
 
 
 class Subject:
@@ -268,7 +268,7 @@ AT_START: Aspects = {
     "tensor parallel": _split,
     "memory": memory,
 }
-"""What is found out about each aspect; a function returns None for one that the job does not have."""
+"""The questions about aspects; a function returns None for one that the job does not have."""
 
 
 def refuse_unfit(subject: Subject, *, logs: bool) -> None:

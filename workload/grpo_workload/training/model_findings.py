@@ -50,7 +50,7 @@ _ASPECTS: Aspects = AT_START | {"engine": _engine, "context": _context, "chat te
 
 
 class Finding(NamedTuple):
-    """What is known about one aspect: a word for it (works, refused or unknown), and why or how."""
+    """A finding about one aspect: a word for it (works, refused or unknown), and why or how."""
 
     aspect: str
     verdict: str

@@ -1,4 +1,4 @@
-"""What a rank says when a micro-batch does not fit into its device's memory."""
+"""Messages of a rank when a micro-batch does not fit into its device's memory."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class CudaMemory:
 
 
 class Choice(NamedTuple):
-    """What a trial has found, the same on every rank."""
+    """The result of a trial, the same on every rank."""
 
     tokens: int  # of a micro-batch, at most
     rooms: list[int]  # bytes that a micro-batch may take, by rank
