@@ -62,6 +62,11 @@ class GenerationConfig(Section):
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
     )
+    tool_call_parser: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9_]+$")] | None = Field(
+        None,
+        description="Name of vLLM's tool parser that reads the model's calls, for example hermes. Default: the one "
+        "that reads back what the chat template writes. Set it where several do, and the log names the wrong one.",
+    )
     colocate: ColocateConfig | None = Field(None, description="Settings of the topology Colocate.")
 
     @property

@@ -152,6 +152,7 @@ class RewardConfig(Section):
     RULES = (
         one_of(
             "accuracy",
+            "environment",
             "exact_match",
             "format",
             "json_schema",
@@ -185,6 +186,11 @@ class RewardConfig(Section):
         None,
         description="math-verify: 1 when the answer equals the column `solution` or `answer`, else 0. A list holds "
         "answers of which any is right.",
+    )
+    environment: Empty | None = Field(
+        None,
+        description="What the environment's get_reward() returns at the end of the episode; None where it has no such "
+        "method. Set it where the environment itself scores.",
     )
     exact_match: ExactMatchConfig | None = Field(
         None,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from grpo_spec.environments import EnvironmentConfig, EpisodesConfig, ToolConfig
 from grpo_spec.evaluation import EvaluationConfig
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.inputs import DatasetConfig, ModelConfig
@@ -92,6 +93,46 @@ _OWN_REWARDS = "has(self.evaluation.rewards) && size(self.evaluation.rewards) > 
 
 _UNCUT = "self.training.maxStaleness == 0 || self.generation.topology != 'Colocate'"
 """`TrainerConfig.samples_uncut` as CEL."""
+
+
+_EPISODES = "(has(self.tools) && size(self.tools) > 0 || has(self.environments) && size(self.environments) > 0)"
+"""`TrainerConfig.has_episodes` as CEL."""
+
+_EPISODE_RULES = (
+    Rule(
+        f"!{_EPISODES} || self.generation.engine == 'vLLM'",
+        "tools and environments need generation.engine vLLM",
+        lambda c: not c.has_episodes or c.generation.engine == "vLLM",
+    ),
+    Rule(
+        f"!{_EPISODES} || !self.training.routerReplay",
+        "training.routerReplay works for completions of one turn: leave it out, or tools and environments",
+        lambda c: not c.has_episodes or not c.training.router_replay,
+    ),
+    Rule(
+        f"!{_EPISODES} || self.training.presencePenalty == 0.0 && self.training.frequencyPenalty == 0.0",
+        "training.presencePenalty and frequencyPenalty work for completions of one turn, as vLLM counts the tokens of "
+        "the last turn alone; with tools or environments, repetitionPenalty would work",
+        lambda c: not c.has_episodes or (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0),
+    ),
+    Rule(
+        "!(self.rewards.exists(r, has(r.environment)) || has(self.evaluation) && has(self.evaluation.rewards) && "
+        "self.evaluation.rewards.exists(r, has(r.environment))) || "
+        "has(self.environments) && size(self.environments) > 0",
+        "rewards[].environment needs environments, whose get_reward it calls",
+        lambda c: bool(c.environments) or all(r.environment is None for r in (*c.rewards, *c.evaluation_rewards)),
+    ),
+    Rule(
+        f"!has(self.training.maxToolCallingIterations) || {_EPISODES}",
+        "training.maxToolCallingIterations needs tools or environments",
+        lambda c: c.training.max_tool_calling_iterations is None or c.has_episodes,
+    ),
+    Rule(
+        f"!has(self.generation.toolCallParser) || {_EPISODES}",
+        "generation.toolCallParser needs tools or environments",
+        lambda c: c.generation.tool_call_parser is None or c.has_episodes,
+    ),
+)
 
 
 class TrainerConfig(Section):
@@ -205,6 +246,7 @@ class TrainerConfig(Section):
                 for r in (*c.rewards, *c.evaluation_rewards)
             ),
         ),
+        *_EPISODE_RULES,
         Rule(
             "has(self.lora) || !has(self.storage.export) || self.storage.export.lora == 'merged'",
             "storage.export.lora adapters needs lora: a job without it has no adapters",
@@ -220,6 +262,22 @@ class TrainerConfig(Section):
         description="Reward functions; their weighted sum is a completion's reward.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    tools: tuple[ToolConfig, ...] = Field(
+        (),
+        max_length=64,
+        description="Functions that the model may call. Set it to train a model that uses tools.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["function"]},
+    )
+    environments: tuple[EnvironmentConfig, ...] = Field(
+        (),
+        max_length=32,
+        description="Environments in which the model acts, a new state for each completion. Set it where tools share a "
+        "state, or where acting is scored.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    episodes: EpisodesConfig = Field(
+        default_factory=EpisodesConfig, description="Limits of completions with tools or in an environment."
+    )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="GRPO itself.")
     evaluation: EvaluationConfig | None = Field(
         None, description="Try problems that the job does not train on, while it trains."
@@ -234,6 +292,11 @@ class TrainerConfig(Section):
     storage: StorageConfig = Field(
         default_factory=StorageConfig, description="Where checkpoints live, and when they are written."
     )
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether completions may have several turns: the model may call tools, or acts in an environment."""
+        return bool(self.tools or self.environments)
 
     @property
     def evaluation_rewards(self) -> tuple[RewardConfig, ...]:

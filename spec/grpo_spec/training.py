@@ -74,6 +74,13 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         "0: each step samples, then trains. n: completions of the next n steps are sampled meanwhile. Set 1 to 4 "
         "where engines and ranks wait for the longest completion of a step.",
     )
+    max_tool_calling_iterations: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="How often a completion may call tools before it ends; calls of one turn count as one. Set it "
+        "where the model calls again and again. Default: as often as maxCompletionLength leaves room.",
+    )
     max_steps: int = Field(100, ge=1, le=10_000_000, description="Number of optimizer steps to take.")
     max_tokens_per_micro_batch: int | None = Field(
         None,

@@ -42,18 +42,55 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What a completion of several turns is besides its tokens: calls of tools, and an environment that it acted in."""
+
+    messages: tuple[
+        Message, ...
+    ] = ()  # the turns as chat messages: assistant (with `tool_calls`), tool, assistant, ...
+    context: tuple[tuple[int, int], ...] = ()  # parts of the completion, first and past the last, that were not sampled
+    prompt_ids: tuple[int, ...] | None = None  # tokens of the prompt with what `reset` returned; None: the prompt's own
+    observation: str = ""  # what `reset` returned, put behind the prompt's last user message
+    num_turns: int = 1  # requests that the model answered
+    num_calls: int = 0
+    num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised
+    call_seconds: float = 0.0  # spent in calls, all together
+    retries: int = 0  # how often it began again because its environment failed
+    reward: float | None = None  # what `get_reward` returned
+    state: bytes | None = field(default=None, compare=False, repr=False)  # the environment: pickled, for users' rewards
+    lost: str | None = None  # why its environment failed until the last retry; such a completion counts nowhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One sampled answer to a prompt."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # generator's log-probabilities of the sampled tokens, at the sampling temperature
-    text: str
+    token_ids: tuple[int, ...]  # with those of an episode's context
+    logprobs: tuple[float, ...]  # generator's log-probabilities at the sampling temperature; 0 for an episode's context
+    text: str  # of an episode: of its last turn
     finish_reason: Literal["stop", "length"]
     weight_version: int  # version of the weights that sampled it: the oldest, if they were updated meanwhile
     weight_updates: int = 0  # number of updates of the weights while it was sampled
     # Experts that vLLM sent each token of prompt and completion to, but the last: [tokens - 1, layers, experts of a
     # token]; 0 in layers without experts. None without `training.routerReplay`.
     routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False, repr=False)
+    episode: Episode | None = None  # None for a completion of one turn, without tools
+
+    @property
+    def num_own(self) -> int:
+        """Number of tokens that the model sampled: all but those of an episode's context."""
+        context = self.episode.context if self.episode else ()
+        return len(self.token_ids) - sum(stop - start for start, stop in context)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an environment failed, so that it counts nowhere."""
+        return self.episode is not None and self.episode.lost is not None
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens that it continues: those of its prompt, unless an environment has put more into it."""
+        own = self.episode.prompt_ids if self.episode else None
+        return prompt.token_ids if own is None else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,91 @@
+"""The sections `tools`, `environments` and `episodes`: what a model acts in, and within which limits. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from grpo_spec.schema import FunctionPath, Name, Section, Size
+
+CALL_SECONDS = 30
+_ENV = tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...]
+_ENV_TEXT = (
+    "Names of the pod's variables that are passed to it, for example an API key. Besides them it gets only those that "
+    "programs need to run, and no credentials. Set it where it needs one."
+)
+_MEMORY_TEXT = "Memory limit of each process that runs it, for example 512Mi. A call that needs more fails."
+_SECONDS_TEXT = (
+    "Limit of one call. Raise it where calls take long. An episode whose call takes longer begins again, as its "
+    "process is ended (episodes.retries)."
+)
+
+
+class ToolConfig(Section):
+    """One function that the model may call."""
+
+    function: FunctionPath = Field(
+        description="module:function, sync or async. Its name, type hints and docstring (Google style) become the "
+        "tool's description, as in TRL. What it returns becomes text that the model reads."
+    )
+    env: _ENV = Field((), max_length=64, description=_ENV_TEXT)
+    memory_limit: Size = Field("8Gi", description=_MEMORY_TEXT)
+    timeout_seconds: int = Field(CALL_SECONDS, ge=1, le=86_400, description=_SECONDS_TEXT)
+
+    @property
+    def name(self) -> str:
+        """The tool's name, which the model writes."""
+        return self.function.rpartition(":")[2]
+
+
+class EnvironmentConfig(Section):
+    """One kind of environment: an object with a state, whose methods the model calls."""
+
+    name: Name = Field(description="Its name; the dataset's column `environment` chooses one where there are several.")
+    factory: FunctionPath = Field(
+        description="module:Class or module:function that returns an object, as TRL's environment_factory: its public "
+        "methods are tools, reset(**row) begins an episode and may return text that is put behind the last user "
+        "message, get_reward() may score it."
+    )
+    params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Keyword arguments of `factory`. Set it for environments with settings.",
+    )
+    env: _ENV = Field((), max_length=64, description=_ENV_TEXT)
+    memory_limit: Size = Field("8Gi", description=_MEMORY_TEXT)
+    timeout_seconds: int = Field(CALL_SECONDS, ge=1, le=86_400, description=_SECONDS_TEXT)
+
+
+class EpisodesConfig(Section):
+    """Limits of episodes: completions with tools, or in an environment."""
+
+    timeout_seconds: int = Field(
+        600,
+        ge=1,
+        le=86_400,
+        description="Seconds that an episode may spend in calls, all together; then it ends, and is scored as it is. "
+        "Raise it for environments in which episodes take long.",
+    )
+    max_tool_response_tokens: int = Field(
+        1024,
+        ge=1,
+        le=1_048_576,
+        description="Most tokens of one call's result; what is longer is cut, and says so. Raise it where results are "
+        "long, and lower it where they leave the model no room.",
+    )
+    retries: int = Field(
+        2,
+        ge=0,
+        le=100,
+        description="How often an episode begins again, with the same seeds, when its environment fails: its process "
+        "ended, reset raised, a call took too long or lost its connection. After that it counts nowhere. Raise it "
+        "where environments are often away.",
+    )
+    max_failed_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Largest share of a step's episodes that may be lost so; more end the attempt as "
+        "EnvironmentFailed. Raise it where few episodes are enough, and lower it where each one counts.",
+    )

@@ -1,0 +1,97 @@
+"""The interface between the loop of an episode and what it acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class EnvironmentLostError(Exception):
+    """The environment of an episode failed, not the policy: the episode begins again. The message is its cause."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        """`cause`: one of CAUSES; `message`: what happened, for people."""
+        super().__init__(message)
+        self.cause = cause
+
+
+CAUSES = ("timeout", "process", "connection", "reset", "get_reward")
+"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any] | None  # None: they are no JSON object
+    text: str = ""  # the arguments as they were written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """The answer to a call."""
+
+    content: str
+    is_failed: bool = False  # the policy's own failure: an unknown tool, wrong arguments, or the tool raised
+
+
+class Session(Protocol):
+    """What one episode acts on. Its coroutines run in one event loop, one at a time."""
+
+    async def reset(self) -> str:
+        """Begin the episode; returns text for the end of the last user message, empty where there is none.
+
+        Raises:
+            EnvironmentLostError: see `call`.
+        """
+        ...
+
+    async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
+        """Make the calls of one turn and return their results, in order; those of independent tools run side by side.
+
+        Args:
+            calls: the calls.
+            seconds: how long the episode may still spend in calls.
+
+        Raises:
+            EpisodeTimeoutError: these seconds are over.
+            EnvironmentLostError: a call took longer than its own limit, or its process or connection was lost.
+        """
+        ...
+
+    async def end(self) -> tuple[float | None, bytes | None]:
+        """Return what `get_reward` returned and the pickled state, each None where nobody asked for it.
+
+        Raises:
+            EnvironmentLostError: see `call`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give everything back; called once, whatever happened before."""
+        ...
+
+
+class EpisodeTimeoutError(Exception):
+    """An episode has spent its seconds: it ends, and is scored as it is."""
+
+
+class Sessions(Protocol):
+    """All tools and environments of a rank."""
+
+    def schemas(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the tools of a row as JSON schemas, as chat templates take them.
+
+        ConfigError if the row chooses no environment of the job.
+        """
+        ...
+
+    def open(self, columns: Mapping[str, Any], seed: int) -> Session:
+        """Return a new session for an episode of a row; `seed` (62 bits) seeds the random numbers of its processes."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
