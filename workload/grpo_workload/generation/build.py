@@ -8,13 +8,18 @@ from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.generation import Topology
 from grpo_workload.generation.base import Generator
+from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.plain_generate import TransformersGenerator
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.step.policy import Policy
 
 
-def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: Any) -> Generator:
+def build_generator(
+    contract: Contract, rank: int, policy: Policy, tokenizer: Any, episodes: Episodes | None = None
+) -> Generator:
     """Return the generator that `generation.topology` and `generation.engine` ask for; collective.
+
+    `episodes` plays those of a job with tools or environments; None for other jobs.
 
     Raises:
         ConfigError: names the field that is wrong.
@@ -25,9 +30,9 @@ def build_generator(contract: Contract, rank: int, policy: Policy, tokenizer: An
             # Imported here because it loads vLLM, which takes seconds and is not installed everywhere.
             from grpo_workload.generation.colocate import ColocateGenerator
 
-            return ColocateGenerator(config, contract.device)
+            return ColocateGenerator(config, contract.device, episodes)
         case Topology.COLOCATE, "Transformers":
             return TransformersGenerator(config.model, config.training, policy, tokenizer)
         case Topology.SERVER | Topology.NODE_LOCAL, "vLLM":
-            return ServerGenerator(contract, rank, policy.weights)
+            return ServerGenerator(contract, rank, policy.weights, episodes=episodes)
     raise ConfigError(f"generation.engine: {config.generation.engine} works only with topology Colocate")

@@ -24,12 +24,15 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.own_answers import Completions, bare
 from grpo_workload.generation.own_engine import build_engine, load_weights
+from grpo_workload.generation.own_episodes import OwnEpisodes
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.model_split import takes_text_alone
 from grpo_workload.pod.vllm_command import check_engine_args
+from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
 
 # Arguments of vLLM that the trainer relies on: users cannot set them.
@@ -58,8 +61,8 @@ _OURS = frozenset(
 class ColocateGenerator:
     """The vLLM engine of one rank, or the rank's slice of one."""
 
-    def __init__(self, config: TrainerConfig, device: Device) -> None:
-        """Load the engine; collective.
+    def __init__(self, config: TrainerConfig, device: Device, episodes: Episodes | None = None) -> None:
+        """Load the engine; collective. `episodes` plays those of a job with tools or environments.
 
         Raises:
             ConfigError: `generation.engineArgs` has an argument that cannot be set, or vLLM refuses the settings.
@@ -88,14 +91,18 @@ class ColocateGenerator:
             "max_model_len": generation.max_model_len,
             "language_model_only": takes_text_alone(config.model),
         }
-        if training.max_staleness and device == Device.CPU:
+        if (training.max_staleness or episodes) and device == Device.CPU:
             # With so many requests, vLLM would prefill some prompts in parts. After a part it rewinds the request's
             # random generator, which fails on CPUs.
             arguments["enable_chunked_prefill"] = False
         self._llm = build_engine(self._field, arguments | dict(generation.engine_args))
         self._tokenizer = self._llm.get_tokenizer()
-        self._ahead: AheadSampler | None = None
-        if training.max_staleness:
+        self._ahead: AheadSampler | OwnEpisodes | None = None
+        self._episodes, self._evaluations = episodes, dict[float, OwnEpisodes]()  # by temperature
+        self._thread = None if episodes is None else LoopThread("episodes")
+        if episodes is not None:
+            self._ahead = self._play(episodes, self._sampling)
+        elif training.max_staleness:
             self._ahead = AheadSampler(self._llm, self._sampling, self._gather, self._rank % self._tensor_parallel)
 
     def generate(
@@ -113,6 +120,10 @@ class ColocateGenerator:
         """See `Generator.evaluate`. The engine has no other requests: what had begun was cut when the ranks trained."""
         self._cycle.check_generate()
         own = self._sampling | {"temperature": temperature}
+        if self._episodes is not None:
+            if temperature not in self._evaluations:
+                self._evaluations[temperature] = self._play(self._episodes, own, cache_salt=EVALUATION)
+            return self._evaluations[temperature].generate(prompts, num_generations, listener, self._version)
         return self._generate(prompts, num_generations, own, listener, cache_salt=EVALUATION)
 
     def _generate(
@@ -145,7 +156,7 @@ class ColocateGenerator:
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, listener: Listener = SILENCE) -> None:
         """See `Generator.begin`: the next `generate` samples them too, until its own prompts are complete."""
-        assert self._ahead is not None, "training.maxStaleness is 0"
+        assert self._ahead is not None, "training.maxStaleness is 0, and there are no episodes"
         self._ahead.begin(prompts, num_generations, listener)
 
     def sleep(self) -> None:
@@ -200,8 +211,15 @@ class ColocateGenerator:
 
     def close(self) -> None:
         """See `Generator.close`. The engine's shutdown destroys the default process group."""
+        if self._thread is not None:
+            self._thread.close()
         dist.barrier()
         self._llm.llm_engine.engine_core.shutdown()
+
+    def _play(self, episodes: Episodes, sampling: Mapping[str, Any], **cache: str) -> OwnEpisodes:
+        assert self._thread is not None
+        place = self._rank % self._tensor_parallel
+        return OwnEpisodes(self._thread, self._llm, sampling, self._gather, place, episodes, **cache)
 
     def _gather(self, share: list[Any]) -> list[list[Any]]:
         """Return the lists of every rank that shares this rank's copy of the model, in rank order."""

@@ -33,7 +33,7 @@ class LoopThread:
         """Run `work` in the thread, and wait for it."""
         return self.submit(work).result()
 
-    def close(self, last: Callable[[], Awaitable[object]]) -> None:
+    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
         """Cancel all work, await `last` in the thread, and end it; a second call does nothing."""
         if self.is_closed:
             return
@@ -42,9 +42,10 @@ class LoopThread:
         self._thread.join()
         self._loop.close()
 
-    async def _end(self, last: Callable[[], Awaitable[object]]) -> None:
+    async def _end(self, last: Callable[[], Awaitable[object]] | None) -> None:
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        await last()
+        if last is not None:
+            await last()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from grpo_spec.contract import Contract, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.errors import EngineError
@@ -30,7 +31,12 @@ class ServerGenerator:
     """Generates on the engines of one rank, and pushes weights to them if the rank is a sender."""
 
     def __init__(
-        self, contract: Contract, rank: int, weights: Callable[[], Weights], timing: Timing = Timing()
+        self,
+        contract: Contract,
+        rank: int,
+        weights: Callable[[], Weights],
+        timing: Timing = Timing(),
+        episodes: Episodes | None = None,
     ) -> None:
         """Wait for the engines and join the transfer groups; collective.
 
@@ -39,6 +45,7 @@ class ServerGenerator:
             rank: this rank.
             weights: returns the current weights at each call, for engines that came back; iterating them is collective.
             timing: times of the watch over the engines.
+            episodes: plays those of a job with tools or environments; None for other jobs.
 
         Raises:
             EngineError: an engine failed; every rank names it.
@@ -50,7 +57,7 @@ class ServerGenerator:
         self._link = EngineLink(
             contract.engines_of(rank), deadline=contract.timeout_seconds, restarts=self._restarts, timing=timing
         )
-        self._sampler = Sampler(self._link, contract, rank)
+        self._sampler = Sampler(self._link, contract, rank, episodes)
         self._pusher = Pusher(contract, rank, self._link, weights)
         self._pusher.begin()
 
@@ -111,10 +118,11 @@ class ServerGenerator:
 
     def sync_weights(self, weights: Weights, version: int) -> None:
         """See `Generator.sync_weights`. EngineError on every rank names the engine that failed."""
+        self._link.run_freely(self._sampler.hold())
         with self._link.watch.paused():
             self._pusher.push(weights, version)
         self._version = version
-        self._sampler.updated(version)
+        self._link.run_freely(self._sampler.updated(version))
 
     def logprobs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
         """See `Generator.logprobs`. EngineError on every rank names an engine that failed, unless lost ones return."""

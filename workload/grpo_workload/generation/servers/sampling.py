@@ -15,11 +15,14 @@ from grpo_spec.contract import Contract
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.base import Listener
+from grpo_workload.generation.episode_draft import Ask, Turn
+from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.errors import EngineError, RefusedError
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.roster import Processes
 from grpo_workload.generation.servers.routing import Router
+from grpo_workload.ranks.seeds import sample_seed
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +37,26 @@ class Sampler:
     Coroutines are for the link's thread.
     """
 
-    def __init__(self, link: EngineLink, contract: Contract, rank: int) -> None:
-        self._link = link
+    def __init__(self, link: EngineLink, contract: Contract, rank: int, episodes: Episodes | None = None) -> None:
+        self._link, self._episodes = link, episodes
         self._training = contract.config.training
         self._restarts = contract.restart_engines
         self._clients = {client.engine.name: client for client in link.clients}
         self._router = Router(first=rank, steps=self._training.max_staleness + 1)
         self._tasks: dict[Key, asyncio.Task[list[Completion]]] = {}
         self._version = 0
+        self._open = asyncio.Event()  # cleared during a push: a turn that begins then would be of both weights
+        self._open.set()
         self._failure: EngineError | None = None  # why an engine is not used
 
-    def updated(self, version: int) -> None:
+    async def hold(self) -> None:
+        """Let no turn of an episode begin until `updated`; those that have begun go on."""
+        self._open.clear()
+
+    async def updated(self, version: int) -> None:
         """Note that engines have got weights of this version, perhaps in the middle of requests."""
         self._version = version
+        self._open.set()
 
     def idle_seconds(self) -> float:
         """Return how long, since the last call, no engine had a request; from any thread."""
@@ -81,7 +91,7 @@ class Sampler:
         current = await self._up_to_date(version, processes)
         self._router.use({name: client.engine for name, client in current.items()}, processes)
         for position, prompt in fresh:
-            work = self._complete(prompt, position, num_samples, listener, temperature)
+            work = self._group(prompt, position, num_samples, listener, temperature)
             self._tasks[_key(prompt)] = asyncio.get_running_loop().create_task(work)
 
     async def wait(self, prompts: Sequence[Prompt]) -> EngineError | None:
@@ -115,8 +125,36 @@ class Sampler:
         """Return the completions of prompts that `wait` has waited for."""
         return [self._tasks.pop(_key(prompt)).result() for prompt in prompts]
 
-    async def _complete(
+    async def _group(
         self, prompt: Prompt, position: int, num_samples: int, listener: Listener, temperature: float | None
+    ) -> list[Completion]:
+        if self._episodes is None:
+            found = await self._complete(prompt, num_samples, prompt.seed, temperature)
+        else:
+
+            async def sample(ask: Ask) -> Turn:
+                return await self._turn(prompt, ask, temperature)
+
+            play = self._episodes.play_group
+            found = await play(prompt, num_samples, sample, listener.moved, lambda: self._version)
+        listener.finished(position, found)
+        return found
+
+    async def _turn(self, prompt: Prompt, ask: Ask, temperature: float | None) -> Turn:
+        """Sample a turn of an episode; one whose engine is lost is sampled again, for the same tokens."""
+        await self._open.wait()
+        seed = sample_seed(ask.seed, ask.number, ask.num_tokens)
+        whole = replace(prompt, token_ids=tuple(ask.token_ids))
+        (found,) = await self._complete(whole, 1, seed, temperature, max_tokens=ask.max_tokens)
+        return Turn(
+            token_ids=list(found.token_ids),
+            logprobs=list(found.logprobs),
+            versions=list(dict.fromkeys((found.weight_version, found.weight_version + found.weight_updates))),
+            finish_reason=found.finish_reason,
+        )
+
+    async def _complete(
+        self, prompt: Prompt, num_samples: int, seed: int, temperature: float | None, **own: object
     ) -> list[Completion]:
         while True:
             lane = await self._router.acquire(num_samples)
@@ -125,7 +163,7 @@ class Sampler:
                 prompt.token_ids,
                 model=lane.process,
                 num_samples=num_samples,
-                sampling=self._parameters(prompt, version, temperature),
+                sampling=self._parameters(seed, version, temperature) | own,
                 version=version,
                 images=prompt.images,
             )
@@ -140,14 +178,12 @@ class Sampler:
                 self._failure = error
                 self._router.close(lane)
             else:
-                found = [replace(one, weight_updates=self._version - version) for one in found]
-                listener.finished(position, found)
-                return found
+                return [replace(one, weight_updates=self._version - version) for one in found]
             finally:
                 self._router.release(lane, num_samples)
 
-    def _parameters(self, prompt: Prompt, version: int, temperature: float | None) -> dict[str, object]:
-        parameters = vllm_api.sampling_parameters(self._training) | {"seed": prompt.seed}
+    def _parameters(self, seed: int, version: int, temperature: float | None) -> dict[str, object]:
+        parameters = vllm_api.sampling_parameters(self._training) | {"seed": seed}
         if temperature is not None:
             return parameters | {"temperature": temperature, "cache_salt": f"{vllm_api.EVALUATION} {version}"}
         # Where requests outlive an update, the prefix cache does too: what old weights put there must not be found.
