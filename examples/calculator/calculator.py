@@ -35,7 +35,7 @@ def prepare(row: dict) -> dict:
 
 def right(completions: list[list[dict]], answer: list[str], **_) -> list[float]:
     """Return 1 where the last number of the last turn is the answer, and that turn calls nothing."""
-    return [float(_last_number(turns[-1]) == product) for turns, product in zip(completions, answer)]
+    return [float(_last_number(turns[-1]) == product) for turns, product in zip(completions, answer, strict=True)]
 
 
 def _last_number(turn: dict) -> str | None:

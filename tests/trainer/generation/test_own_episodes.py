@@ -6,6 +6,8 @@ Also where ranks share an engine, where pushes cut turns, and where evaluations 
 import pytest
 import torch
 
+from support.trainer.scripted_episodes import ENDS
+
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("world_size", "tensor_parallel", "staleness"), [(1, 1, 0), (2, 2, 2)])
@@ -21,9 +23,8 @@ def test_each_turn_is_what_the_engine_samples_for_its_tokens(
         assert one["again"] in (None, sampled)
         assert max(one["differences"]) < 1e-4
         assert len(one["differences"]) == completion.num_own == sum(map(len, sampled))
-        assert completion.finish_reason == (
-            "stop" if len(sampled[-1]) % 2 and completion.token_ids[-1] == 2 else "length"
-        )
+        ends = completion.token_ids[-1] in ENDS["stop_token_ids"] and len(sampled[-1]) % 2 == 1
+        assert completion.finish_reason == ("stop" if ends else "length")
         assert all(len(turn) % 2 == 0 for turn in sampled[:-1]), "a turn that calls nothing is the last"
         assert completion.episode.prompt_ids is not None
     assert max(one["completion"].episode.num_turns for one in episodes) > 2

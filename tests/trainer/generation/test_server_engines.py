@@ -27,17 +27,20 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.generation import vllm_api
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.policy.logprobs.head import LogprobHead
+from grpo_workload.ranks.seeds import sample_seed
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
 from support.trainer.corrupt import CHANGES, changing
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks
 from support.trainer.launchers import DEADLINE, eventually
 from support.trainer.listeners import Heard
+from support.trainer.scripted_episodes import ENDS, scripted_episodes, turns_of
 
 pytestmark = pytest.mark.vllm
 
@@ -115,6 +118,36 @@ def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, mo
     print(f"pushed in {seconds:.2f} s; largest difference {stale:.2e} before, {fresh:.2e} after")  # noqa: T201
     assert fresh < 1e-4
     assert stale > 100 * fresh
+
+
+def test_each_turn_of_an_episode_is_what_an_engine_samples_for_its_tokens(
+    generator: ServerGenerator, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator._sampler, "_episodes", scripted_episodes(40, 64))
+    usual = vllm_api.sampling_parameters
+    monkeypatch.setattr(vllm_api, "sampling_parameters", lambda training: usual(training) | ENDS)
+    groups = generator.generate(prompts(), 4, heard := Heard())
+    assert heard.groups == dict(enumerate(groups))
+    client = generator._link.clients[0]
+    num_turns = 0
+    for prompt, group in zip(prompts(), groups, strict=True):
+        for number, completion in enumerate(group):
+            own = own_logprobs(model, replace(prompt, token_ids=completion.prompt_ids(prompt)), completion)
+            for start, stop in turns_of(completion):
+                num_turns += 1
+                sampled = torch.tensor(completion.logprobs[start:stop])
+                assert (own[start:stop] - sampled).abs().max() < 1e-4
+                again = client.complete(
+                    [*completion.prompt_ids(prompt), *completion.token_ids[:start]],
+                    model=generator._pusher.roster.current[client.engine.name],
+                    num_samples=1,
+                    sampling=generator._sampler._parameters(sample_seed(prompt.seed, number, start), 0, None)
+                    | {"max_tokens": 40 - start},
+                    version=0,
+                )
+                (found,) = generator._link.run(again)
+                assert found.token_ids == completion.token_ids[start:stop]
+    assert num_turns > 2 * len(groups) * 4, "episodes have several turns"
 
 
 def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGenerator, tiny_tokenizer: Any) -> None:

@@ -1,13 +1,12 @@
 """Episodes on a colocated vLLM: played_episodes.py MODEL OUT TENSOR_PARALLEL STALENESS.
 
-A turn whose number of tokens is even calls a tool, which answers after a moment with three tokens. OUT gets for each
+OUT gets for each
 rank what each step's episodes are, |policy - engine| of each own token, and the turns that vLLM itself samples for the
 same tokens (None where another push has cut them).
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
-import asyncio
 import os
 import sys
 
@@ -22,70 +21,16 @@ from vllm import SamplingParams
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
-from grpo_workload.environments.base import ToolCall, ToolResult
 from grpo_workload.generation.colocate import ColocateGenerator
-from grpo_workload.generation.episodes import Episodes, Limits
 from grpo_workload.generation.own_answers import bare
 from grpo_workload.generation.vllm_api import engine_prompt
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import sample_seed
 from support.trainer.listeners import Heard
+from support.trainer.scripted_episodes import ENDS, scripted_episodes, turns_of
 
-NUM_GENERATIONS, LENGTH, TEMPERATURE, RESULT = 4, 40, 0.7, [3, 4, 5]
-
-
-class Words:
-    """See `episodes.Words`."""
-
-    def calls(self, token_ids):
-        """An even number of tokens is a call."""
-        return "", "", [ToolCall(name="tool", arguments={})] if len(token_ids) % 2 == 0 else []
-
-    def results(self, last, answers):
-        """The same tokens for each answer."""
-        return RESULT, [{"role": "tool", "content": text} for _, text in answers]
-
-    def observed(self, prompt, text):
-        """The number of the sample, in each."""
-        return (*prompt.token_ids, *text.encode())
-
-
-class Place:
-    """Sessions whose calls take as long as their episodes' seeds say: some return while the ranks train."""
-
-    def open(self, columns, seed):
-        """See `Sessions.open`."""
-        return Session(seed)
-
-
-class Session:
-    """See `environments.base.Session`."""
-
-    def __init__(self, seed):
-        self.seed = seed
-
-    async def reset(self):
-        """Text of its own for each episode."""
-        return str(self.seed % 1000)
-
-    async def call(self, calls, seconds):
-        """Answer after up to half a second."""
-        await asyncio.sleep(self.seed % 50 / 100)
-        return [ToolResult(content="answer") for _ in calls]
-
-    async def end(self):
-        """See `Session.end`."""
-        return None, None
-
-    async def close(self):
-        """See `Session.close`."""
-
-
-def turns_of(completion):
-    """Yield the first and past the last token of each turn."""
-    bounds = [0, *(place for span in completion.episode.context for place in span), len(completion.token_ids)]
-    return list(zip(bounds[::2], bounds[1::2], strict=True))
+NUM_GENERATIONS, LENGTH, TEMPERATURE = 4, 40, 0.7
 
 
 def asked_again(generator, prompt, number, completion):
@@ -129,8 +74,8 @@ def main(model, out, tensor_parallel, staleness):
         }
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=2)
-    episodes = Episodes(Limits.of(config, max_prompt_tokens=80), Place(), Words())
-    generator = ColocateGenerator(config, Device.CPU, episodes)
+    generator = ColocateGenerator(config, Device.CPU, scripted_episodes(LENGTH, 80))
+    generator._sampling |= ENDS
     generator.sync_weights(policy.weights(), 0)
     asked = [
         [
