@@ -88,7 +88,9 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()
     print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
     if given.elsewhere:
-        print(f"of podTemplate, not set here: {', '.join(given.elsewhere)}: only a cluster has their values", flush=True)
+        print(
+            f"of podTemplate, not set here: {', '.join(given.elsewhere)}: only a cluster has their values", flush=True
+        )
     shown: list[tuple[str, int]] = []
 
     def show_progress(progress: Progress) -> None:

@@ -149,7 +149,7 @@ GENERATION = rows(
     left("stop_token_ids", "training.stop takes texts; generation_config.json of the model lists tokens", "[]"),
     fields("dataset", "chat_template_kwargs"),
     left("max_tool_calling_iterations",
-        "tools are arguments in Python: name them in tools or environments; then set training.maxToolCallingIterations"),
+        "tools are arguments in Python: name them in tools or environments, and set training.maxToolCallingIterations"),
     differs("use_vllm", "generation.engine@use_vllm", "vLLM samples; Transformers is for debugging", default=False),
     differs("vllm_mode", "generation.topology@vllm_mode",
         "colocate is Colocate, server is Server (docs/topologies.md)"),

@@ -92,9 +92,10 @@ def run(
 ) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
-    `variables`: by pod, what its processes get besides the variables of this process. `show` is called every second with the progress of rank 0, once it has any. A trainer pod that fails ends the
-    others: their launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine
-    pods are ended when the trainer pods have ended.
+    `variables`: by pod, what its processes get besides the variables of this process. `show` is called
+    every second with the progress of rank 0, once it has any. A trainer pod that fails ends the others: their launchers
+    notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine pods are ended when the
+    trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
