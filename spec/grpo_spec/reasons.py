@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NOT_FINITE = "NotFinite"
     WEIGHTS_DIFFER = "WeightsDiffer"
     OUT_OF_MEMORY = "OutOfMemory"
+    ENVIRONMENT_FAILED = "EnvironmentFailed"
     ENGINE_DIED = "EngineDied"
     CONFIG_ERROR = "ConfigError"
     CONTRACT_REFUSED = "ContractRefused"
@@ -101,6 +102,7 @@ OF_FAILURES: tuple[str, ...] = (
     Reason.NOT_FINITE,
     Reason.WEIGHTS_DIFFER,
     Reason.OUT_OF_MEMORY,
+    Reason.ENVIRONMENT_FAILED,
     Reason.ENGINE_DIED,
     Reason.CONFIG_ERROR,
     Reason.CONTRACT_REFUSED,

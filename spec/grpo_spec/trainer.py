@@ -116,6 +116,12 @@ _EPISODE_RULES = (
         lambda c: not c.has_episodes or (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0),
     ),
     Rule(
+        "!has(self.tools) || self.tools.all(t, self.tools.exists_one(u, "
+        "u.__function__.endsWith(t.__function__.substring(t.__function__.indexOf(':')))))",
+        "two functions of tools have the same name, by which the model calls them: rename one of them",
+        lambda c: len({t.name for t in c.tools}) == len(c.tools),
+    ),
+    Rule(
         "!(self.rewards.exists(r, has(r.environment)) || has(self.evaluation) && has(self.evaluation.rewards) && "
         "self.evaluation.rewards.exists(r, has(r.environment))) || "
         "has(self.environments) && size(self.environments) > 0",

@@ -7,6 +7,7 @@ import pytest
 from grpo_operator.api.crd import whole_schema
 from grpo_operator.api.pod_template import MERGE_KEYS
 from support.control_plane.operators import Jobs, make_job
+from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 
 pytestmark = pytest.mark.api
 
@@ -50,7 +51,7 @@ UNREAD = [
         ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
         ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
         ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
-        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, exactMatch, "),
+        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, environment, exactMatch, "),
         (
             {"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]},
             "env needs function or factory: built-in rewards read no variables",
@@ -166,6 +167,9 @@ UNREAD = [
         ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
         ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
         *UNREAD,
+        *REFUSED,
+        ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),
+        ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "spec.environments[1]: Duplicate value: "),
     ],
 )
 def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:
@@ -173,6 +177,11 @@ def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complain
         jobs.apply(make_job("bad", **change))
     # Kubernetes 1.30 also names the type of what is invalid.
     assert complaint in str(refusal.value).replace('Invalid value: "object": ', "Invalid value: ")
+
+
+@pytest.mark.parametrize("change", ACCEPTED)
+def test_tools_and_environments_are_accepted(jobs: Jobs, change: dict) -> None:
+    jobs("create", "--dry-run=server", "-f", "-", stdin=json.dumps(make_job("good", **change)))
 
 
 def test_one_refusal_names_all_rules_that_a_section_breaks(jobs: Jobs) -> None:

@@ -74,16 +74,23 @@ def _comment(title: str, text: str) -> None:
 def run(manifest: Path, output: Path, namespace: str) -> None:
     """Run the job's pods as processes of this machine.
 
-    They have the topology and the contract that they would have in a cluster.
+    They have the topology and the contract that they would have in a cluster, and the variables of podTemplate.env
+    whose values the manifest has.
     """
     from grpo_cli.local import processes
     from grpo_cli.local.manifest import load_job
+    from grpo_cli.local.variables import variables
     from grpo_operator.layout.topology import plan_topology
 
     job = load_job(manifest, namespace)
     topology = plan_topology(job)
+    given = variables(job, topology)
     output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()
     print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
+    if given.elsewhere:
+        print(
+            f"of podTemplate, not set here: {', '.join(given.elsewhere)}: only a cluster has their values", flush=True
+        )
     shown: list[tuple[str, int]] = []
 
     def show_progress(progress: Progress) -> None:
@@ -93,7 +100,7 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
         reward = "" if progress.reward is None else f"  reward {progress.reward:.3f}"
         print(f"{progress.phase:<12} step {progress.step}/{progress.total_steps}{reward}", flush=True)
 
-    result = processes.run(job, topology, output, show_progress)
+    result = processes.run(job, topology, output, show_progress, given.by_pod)
     for pod, outcome in result.outcomes.items():
         print(f"{pod}: {outcome.reason}: {outcome.message}")
     print(f"run folder: {result.run_folder}")

@@ -8,7 +8,7 @@ from grpo_cli.convert import trl
 from grpo_cli.convert import values as v
 from grpo_cli.convert.rows import UNSET, Table, differs, fields, left, not_needed, rows, same, under
 
-_TURNS = "completions have one turn: tools and environments are not supported"
+_TURNS = "code is not translated: name functions in tools, or a class in environments"
 _REWARD = "write the reward as a function (docs/rewards.md)"
 _LENGTHS = "not cut: maxModelLen holds prompt and completion"
 _INSIDE = "internal to ms-swift"
@@ -90,7 +90,7 @@ OWN = rows(
     same("tau_neg", "training.sapoTemperatureNeg"),
     left("multi_turn_scheduler max_turns use_gym_env gym_env agent_template", _TURNS, False),
     not_needed("vllm_server_pass_dataset", "rewards get the columns; turns on the server are not taken over"),
-    not_needed("completion_length_limit_scope", _TURNS),
+    not_needed("completion_length_limit_scope", "training.maxCompletionLength counts all turns together"),
     differs("async_generate", "training.maxStaleness", "true is 1", convert=lambda value: int(v.boolean(value)),
         default=False),
     same("sleep_level", "generation.colocate.sleepLevel", default=0),

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,22 +83,32 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     )
 
 
-def run(job: Job, topology: Topology, output: Path, show: Callable[[Progress], None]) -> LocalResult:
+def run(
+    job: Job,
+    topology: Topology,
+    output: Path,
+    show: Callable[[Progress], None],
+    variables: Mapping[str, Mapping[str, str]],
+) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
-    `show` is called every second with the progress of rank 0, once it has any. A trainer pod that fails ends the
-    others: their launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine
-    pods are ended when the trainer pods have ended.
+    `variables`: by pod, what its processes get besides the variables of this process. `show` is called
+    every second with the progress of rank 0, once it has any. A trainer pod that fails ends the others: their launchers
+    notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine pods are ended when the
+    trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
     path = output / "contract.json"
     path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
     trainers = {
-        member.pod: _launch("grpo_workload.trainer_pod", member.pod, path, output) for member in contract.members
+        member.pod: _launch("grpo_workload.trainer_pod", member.pod, path, output, variables[member.pod])
+        for member in contract.members
     }
     engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
-    engines = {pod: _launch("grpo_workload.engine_pod", pod, path, output) for pod in sorted(engine_pods)}
+    engines = {
+        pod: _launch("grpo_workload.engine_pod", pod, path, output, variables[pod]) for pod in sorted(engine_pods)
+    }
     processes = trainers | engines
 
     def report() -> None:
@@ -130,10 +140,13 @@ def _state(output: Path, pod: str) -> Path:
     return output / "pods" / pod
 
 
-def _launch(module: str, pod: str, contract: Path, output: Path) -> subprocess.Popen[bytes]:
+def _launch(
+    module: str, pod: str, contract: Path, output: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     state = _state(output, pod)
     state.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {
+    environment = os.environ | variables
+    environment |= {
         c.ENV_POD_NAME: pod,
         c.ENV_POD_UID: pod,
         c.ENV_CONTRACT: str(contract),

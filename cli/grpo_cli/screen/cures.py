@@ -8,6 +8,8 @@ CURES = {
     "UnexpectedAdmissionError": "nothing, if a device plugin restarts; otherwise the kubelet's log on node NODE",
     "OutOfMemory": "nothing: the next attempt has smaller micro-batches; docs/training.md says what leaves more memory",
     "NotFinite": "read the steps in metrics.jsonl; lower learningRate, the rewards' weights or beta",
+    "EnvironmentFailed": "read the causes in the message: does what environments and tools talk to answer in time? "
+    "episodes.retries, timeoutSeconds and memoryLimit may help",
     "SamplingMismatch": "compare precision and engineArgs of engine and model; routerReplay for experts; lower "
     "maxStaleness or learningRate; importanceSamplingCorrection token_truncate if only weights are lost",
     "ConstantReward": "read completions.jsonl beside the rewards: do they find the answer?",

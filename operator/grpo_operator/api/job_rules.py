@@ -15,9 +15,22 @@ from grpo_spec.schema import in_cel
 Schema = dict[str, Any]
 Entry = dict[str, str]
 
-FROZEN = ("model", "dataset", "rewards", "training", "evaluation", "lora", "storage", "device", "rendezvous")
+FROZEN = (
+    "model",
+    "dataset",
+    "rewards",
+    "tools",
+    "environments",
+    "training",
+    "evaluation",
+    "lora",
+    "storage",
+    "device",
+    "rendezvous",
+)
 FREE_WHILE_SUSPENDED = (
     "trainer",
+    "episodes",
     "parallelism",
     "network",
     "image",

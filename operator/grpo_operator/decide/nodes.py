@@ -23,9 +23,10 @@ _MOST = 64
 
 _NOT_OF_NODES = frozenset(
     {Reason.EVICTED, Reason.PREEMPTED, Reason.STOPPED, Reason.POD_REPLACED}
-    | {Reason.WEIGHTS_DIFFER, Reason.REPEATED_FAILURE, Reason.HUNG}
+    | {Reason.WEIGHTS_DIFFER, Reason.REPEATED_FAILURE, Reason.HUNG, Reason.ENVIRONMENT_FAILED}
 )
-"""Failures that say nothing about the node, although they count. A hang is reported by rank 0, wherever it began."""
+"""Failures that say nothing about the node, although they count. A hang is reported by rank 0, wherever it began; lost
+episodes are counted over all ranks."""
 
 
 def note_failure(draft: Draft, failure: Failure, *, keeps_pods: bool = False) -> str:

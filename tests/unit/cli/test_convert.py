@@ -178,6 +178,12 @@ def test_an_option_without_a_place_is_reported_with_the_nearest_one() -> None:
     assert {"push_to_hub", "save_strategy"}.isdisjoint(left), "they ask for what a job does anyway"
 
 
+def test_a_limit_of_tool_calls_is_told_as_the_tools_are_in_no_file() -> None:
+    text = (INPUTS / "trl.yaml").read_text()
+    (told,) = (one for one in _text("trl.yaml", f"{text}\nmax_tool_calling_iterations: 4").left if "tool" in one.name)
+    assert "name them in tools or environments, and set training.maxToolCallingIterations" in told.note
+
+
 @pytest.mark.parametrize(
     ("options", "together", "complaint"),
     [

@@ -1,12 +1,16 @@
-"""`grpo run` starts all pods on one machine: no port and no device is assigned twice."""
+"""`grpo run` starts all pods on one machine: no port and no device is assigned twice, and each has its variables."""
 
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grpo_cli.local.processes import free_ports, local_contract
+from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job, plan_topology
 from support.control_plane.jobs import spec
@@ -54,3 +58,34 @@ def test_ports_are_free_and_outside_the_range_of_connections() -> None:
         for port in ports:
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         assert not set(ports) & set(free_ports(50))
+
+
+def test_processes_get_the_variables_whose_values_the_manifest_has(tmp_path: Path) -> None:
+    """As each pod's own code is found, with its PYTHONPATH: here one that notes its variables in place of training."""
+    code = tmp_path / "code"
+    code.mkdir()
+    note = f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, os.environ['POD_NAME']).write_text(os.environ['MINE'])"
+    (code / "sitecustomize.py").write_text(f"{note}\nos._exit(3)\n")
+    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
+    env = [
+        {"name": "PYTHONPATH", "value": str(code)},
+        {"name": "MINE", "value": "job"},
+        {"name": "TOKEN", "valueFrom": secret},
+    ]
+    groups = [
+        {"name": "a", "gpus": 1},
+        {"name": "b", "gpus": 1, "podTemplate": {"env": [{"name": "MINE", "value": "group"}]}},
+    ]
+    job = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "j"},
+        "spec": spec(podTemplate={"env": env}, trainer={"groups": groups}),
+    }
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "of podTemplate, not set here: TOKEN: only a cluster has their values" in ended.stdout, ended.stderr
+    assert ended.stdout.count("ended with 3 and no result") == 2
+    assert {name: (tmp_path / name).read_text() for name in ("j-a-0", "j-b-0")} == {"j-a-0": "job", "j-b-0": "group"}

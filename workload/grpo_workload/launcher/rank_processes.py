@@ -33,6 +33,7 @@ EXPLAINED: dict[int, tuple[ExitCode, Reason]] = {
     ExitCode.NOT_FINITE: (ExitCode.RANK_FAILED, Reason.NOT_FINITE),
     ExitCode.WEIGHTS_DIFFER: (ExitCode.RANK_FAILED, Reason.WEIGHTS_DIFFER),
     ExitCode.OUT_OF_MEMORY: (ExitCode.RANK_FAILED, Reason.OUT_OF_MEMORY),
+    ExitCode.ENVIRONMENT_FAILED: (ExitCode.RANK_FAILED, Reason.ENVIRONMENT_FAILED),
 }
 """Exit codes of ranks whose message says what happened and what to do: no traceback is needed. With each, the exit code
 and the reason of the pod."""

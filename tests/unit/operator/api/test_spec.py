@@ -6,6 +6,7 @@ import pytest
 
 from grpo_operator.api.spec import parse_spec
 from support.control_plane.jobs import spec
+from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,25 @@ from support.control_plane.jobs import spec
 def test_an_error_names_the_field(change: dict, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_spec(spec(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        *REFUSED,
+        ({"tools": [{"function": "a:f"}] * 2}, "tools has function 'a:f' twice"),
+        ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "environments has name 'e' twice"),
+    ],
+)
+def test_tools_and_environments_that_do_not_fit_are_refused(change: dict, fault: str) -> None:
+    """By the API server as well: tests/api/test_crd.py."""
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        parse_spec(spec(**change))
+
+
+@pytest.mark.parametrize("change", ACCEPTED)
+def test_tools_and_environments_are_accepted(change: dict) -> None:
+    assert parse_spec(spec(**change)).has_episodes
 
 
 def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:

@@ -93,6 +93,18 @@ def test_numbers_that_are_not_finite_end_the_job_unless_a_rule_restarts_it() -> 
         assert case.status.last_failure.reason == "NotFinite"
 
 
+def test_lost_environments_are_tried_again_until_restarts_are_used_up() -> None:
+    case = Case(failurePolicy={"maxRestarts": 1})
+    case.see_all_ready()
+    case.see(failed(A, reason="EnvironmentFailed"))
+    assert (is_terminal(case.status), case.status.restarts.counted) == (False, 1)
+    assert case.status.last_failure.reason == "EnvironmentFailed"
+    spent = Case(failurePolicy={"maxRestarts": 0})
+    spent.see_all_ready()
+    spent.see(failed(A, reason="EnvironmentFailed"), pod(B))
+    assert find(spent.status, Condition.FAILED).reason == "EnvironmentFailed"
+
+
 def test_weights_that_differ_are_not_pushed_again() -> None:
     case = Case()
     case.see_all_ready()

@@ -26,6 +26,7 @@ def ended(rank: int, code: int, at: float = 0.0, asked: bool = False) -> RankExi
         ([ended(0, 71), ended(1, 71)], ExitCode.RANK_FAILED, "NotFinite", 0),
         ([ended(0, 72, at=1), ended(1, -15, at=2)], ExitCode.RANK_FAILED, "WeightsDiffer", 0),
         ([ended(0, 1, at=2), ended(1, 73, at=1)], ExitCode.RANK_FAILED, "OutOfMemory", 1),
+        ([ended(0, 74), ended(1, 74)], ExitCode.RANK_FAILED, "EnvironmentFailed", 0),
         ([ended(0, -15, asked=True)], ExitCode.STOPPED, "StoppedEarly", 0),
         ([ended(0, -15)], ExitCode.RANK_FAILED, "RankFailed", 0),
         ([ended(0, -9, asked=True)], ExitCode.RANK_FAILED, "RankFailed", 0),

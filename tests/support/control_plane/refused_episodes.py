@@ -1,0 +1,37 @@
+"""Specs with tools and environments that CEL, in the API server, and pydantic refuse: each with the message."""
+
+from typing import Any
+
+_TOOLS = {"tools": [{"function": "m:f"}]}
+_ACTS = {"environments": [{"name": "wordle", "factory": "m:Wordle"}]}
+_BY_ENVIRONMENT = [{"name": "r", "environment": {}}]
+_GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(
+        (section | change, complaint)
+        for section in (_TOOLS, _ACTS)
+        for change, complaint in (
+            ({"generation": {"engine": "Transformers"}}, "tools and environments need generation.engine vLLM"),
+            ({"training": {"routerReplay": True}}, "training.routerReplay works for completions of one turn"),
+            ({"training": {"presencePenalty": 0.5}}, "presencePenalty and frequencyPenalty work for completions of"),
+            ({"training": {"frequencyPenalty": 0.5}}, "presencePenalty and frequencyPenalty work for completions of"),
+        )
+    ),
+    ({"rewards": _BY_ENVIRONMENT}, "rewards[].environment needs environments"),
+    (_TOOLS | {"rewards": _BY_ENVIRONMENT}, "rewards[].environment needs environments"),
+    ({"evaluation": _GYM | {"rewards": _BY_ENVIRONMENT}}, "rewards[].environment needs environments"),
+    ({"training": {"maxToolCallingIterations": 4}}, "maxToolCallingIterations needs tools or environments"),
+    ({"generation": {"toolCallParser": "hermes"}}, "generation.toolCallParser needs tools or environments"),
+    (
+        {"tools": [{"function": "a:search"}, {"function": "b.c:search"}, {"function": "b:research"}]},
+        "two functions of tools have the same name",
+    ),
+]
+
+ACCEPTED: list[dict[str, Any]] = [
+    _TOOLS | {"training": {"maxToolCallingIterations": 4, "repetitionPenalty": 1.1}},
+    _ACTS | {"generation": {"toolCallParser": "hermes"}, "rewards": _BY_ENVIRONMENT},
+    _ACTS | {"evaluation": _GYM | {"rewards": _BY_ENVIRONMENT}},
+    {"tools": [{"function": "a:search"}, {"function": "a:research"}, {"function": "b.search:f"}]},
+]
