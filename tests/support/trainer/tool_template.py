@@ -8,7 +8,7 @@ TOOL_TEMPLATE = (
     "{{ '<|im_start|>user\n<tool_response>\n' + message['content'] + '\n</tool_response><|im_end|>\n' }}"
     "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
     "{% for call in message['tool_calls'] %}"
-    '{{ \'\n<tool_call>\n{"name": "\' + call[\'function\'][\'name\'] + \'", "arguments": \' }}'
+    "{{ '\n<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
     "{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}"
     "{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"
     "{% endfor %}"

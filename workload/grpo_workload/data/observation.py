@@ -31,7 +31,8 @@ def render_observed(tokenizer: Any, prompt: Prompt, text: str) -> tuple[int, ...
     Raises:
         ConfigError: the chat template refuses it.
     """
-    assert prompt.rendering is not None and not isinstance(prompt.text, str)
+    assert prompt.rendering is not None
+    assert not isinstance(prompt.text, str)
     messages = with_observation(prompt.text, printable(text))
     try:
         rendered = tokenizer.apply_chat_template(messages, return_dict=True, **prompt.rendering)

@@ -91,7 +91,10 @@ def template_reader(tokenizer: Any, before: str, schemas: Sequence[dict[str, Any
     def read(text: str) -> tuple[str, list[tuple[str, str]]]:
         message = tokenizer.parse_response(text, prefix=before, tools=[*schemas] or None)
         functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        found = [(str(function["name"]), json.dumps({} if (given := function.get("arguments")) is None else given)) for function in functions]
+        found = [
+            (str(function["name"]), json.dumps({} if (given := function.get("arguments")) is None else given))
+            for function in functions
+        ]
         return str(message.get("content") or ""), found
 
     return read

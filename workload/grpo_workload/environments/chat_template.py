@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -62,18 +63,24 @@ class ChatTemplate:
 
     def without_end(self, text: str) -> str:
         """Return a turn's text without the tokens that end it."""
-        for end in self._ends():
+        for end in self._ends:
             text = text.removesuffix(end)
         return text
 
+    @cached_property
+    def special(self) -> dict[int, str]:
+        """The tokenizer's special tokens by id, also those without a role."""
+        return {index: token.content for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+    @cached_property
     def _ends(self) -> list[str]:
-        """Return the eos token, and the special token that the template puts behind a turn."""
+        """The eos token, and the special token that the template puts behind a turn."""
         eos = self.tokenizer.eos_token
         try:
             whole = self.text([USER, {"role": "assistant", "content": "dummy"}]).rstrip()
         except REFUSALS:
             return [eos] if eos else []
-        last = [token for token in self.tokenizer.all_special_tokens if whole.endswith(token)]
+        last = [token for token in self.special.values() if whole.endswith(token)]
         return [*last, *([eos] if eos and eos not in last else [])]
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None, begins: bool, *, tokenize: bool) -> Any:

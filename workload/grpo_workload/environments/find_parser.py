@@ -109,8 +109,10 @@ def _named(template: ChatTemplate, name: str, schemas: Sequence[dict[str, Any]])
     tokenizer = template.tokenizer
     if name == RESPONSE_TEMPLATE:
         if getattr(tokenizer, "response_template", None) is None:
-            raise ConfigError("generation.toolCallParser: hf reads calls by the tokenizer's response template, which "
-                              "this one does not have; name another parser, or leave it out")
+            raise ConfigError(
+                "generation.toolCallParser: hf reads calls by the tokenizer's response template, which "
+                "this one does not have; name another parser, or leave it out"
+            )
         return template_reader(tokenizer, template.text([USER], begins=True), schemas)
     if name not in vllm_names():
         raise ConfigError(f"generation.toolCallParser: vLLM has no parser {name!r}; it has {', '.join(vllm_names())}")
@@ -121,7 +123,7 @@ def _named(template: ChatTemplate, name: str, schemas: Sequence[dict[str, Any]])
 
 
 def _turns(template: ChatTemplate) -> list[str]:
-    """Return the turns with calls as the template writes them: one call, and two if it can. ConfigError if it cannot."""
+    """Return turns with one call, and two if it can, as the template writes them. ConfigError if it does not."""
     turns: list[str] = []
     for calls in _PROBES:
         try:

@@ -54,7 +54,7 @@ class TurnTemplate:
 
         A turn that a stop text has ended lacks it.
         """
-        return self._end if last not in self._tokenizer.all_special_ids else []
+        return self._end if last not in self._template.special else []
 
     @cached_property
     def _end(self) -> list[int]:

@@ -125,7 +125,8 @@ def test_lost_thoughts_are_only_said(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.skipif(PACKAGE is None, reason="the package of the model is not installed")
 def test_smollm2_needs_a_template_with_tools() -> None:
-    assert PACKAGE is not None and PACKAGE.submodule_search_locations
+    assert PACKAGE is not None
+    assert PACKAGE.submodule_search_locations
     folder = Path(PACKAGE.submodule_search_locations[0])
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
     with pytest.raises(ConfigError, match="leaves out calls"):
@@ -140,7 +141,8 @@ def test_long_results_are_cut_and_say_so() -> None:
     turns, tokenizer = TurnTemplate(make_tiny_tokenizer()), make_tiny_tokenizer()
     assert turns.cut("short", 5) == "short"
     cut = turns.cut("x" * 1000, 100)
-    assert cut.startswith("xxx") and cut.endswith("[The rest is cut: the result is too long.]")
+    assert cut.startswith("xxx")
+    assert cut.endswith("[The rest is cut: the result is too long.]")
     assert len(tokenizer(cut)["input_ids"]) == 100
     assert turns.cut("x" * 1000, 3) == "xxx"
     assert turns.cut("ä" * 10, 3) == "ä"  # two bytes each: no half of one is left
