@@ -39,6 +39,8 @@ class Prompt:
     is_overlong: bool = False  # its row was too long: it was cut, or stands in for that row
     images: PromptImages | None = None  # None for a prompt of text alone
     ending: str = ""  # its last tokens as text, which completions continue: a chat template may begin the answer
+    # What the chat template was given beside the messages, with the tools; None in jobs without tools or environments.
+    rendering: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,4 +108,5 @@ class Sample:
     def bare(self) -> Sample:
         """Copy without what only rewards and engines read: smaller to send to another rank."""
         images = self.prompt.images and replace(self.prompt.images, images=())
-        return replace(self, prompt=replace(self.prompt, text="", columns={}, images=images, ending=""), extra={})
+        prompt = replace(self.prompt, text="", columns={}, images=images, ending="", rendering=None)
+        return replace(self, prompt=prompt, extra={})

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.overlong import PromptLimit
 from grpo_workload.data.prompt_maker import Preprocess, PromptMaker, fill
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.data.tool_schemas import ToolSchemas
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 # Files that mark a folder as written by save_to_disk; any other folder is read as a folder of data files.
@@ -36,22 +37,24 @@ def load_prompts(
     seed: int,
     limit: PromptLimit | None = None,
     images: ImagePrompts | None = None,
+    tools: ToolSchemas | None = None,
 ) -> PromptSource:
     """Open the dataset, and prepare its first prompt as a check.
 
     `dataset.preprocess` changes rows first. A prompt that is a string is tokenized as it is. Messages go through the
     tokenizer's chat template with a generation prompt, and so do problems of reasoning-gym if the tokenizer has one.
-    `images` puts those of rows into their messages.
+    `images` puts those of rows into their messages, `tools` shows the model what it may call.
 
     Raises:
         ConfigError: the dataset cannot be found or read, is empty, lacks a `prompt` column, or does not fit preprocess,
             promptTemplate, systemPrompt or the tokenizer; the message names the field. Network errors are raised as
             they are: trying again may help.
     """
+    maker = PromptMaker(config, tokenizer, images=images, tools=tools)
     if config.reasoning_gym is not None:
-        source = _reasoning_gym_source(config, config.reasoning_gym, tokenizer, seed, images)
+        source = _reasoning_gym_source(config, config.reasoning_gym, replace(maker, question_filled=True), seed)
     else:
-        source = _hugging_face_source(config, PromptMaker(config, tokenizer, images=images), seed)
+        source = _hugging_face_source(config, maker, seed)
     source.has_images = source.make(source.draw(0, 0, 1)).images is not None
     source.limit = limit
     return source
@@ -178,7 +181,7 @@ def _split(dataset: Any, split: str) -> Any:
 
 
 def _reasoning_gym_source(
-    config: DatasetConfig, gym: ReasoningGymDataset, tokenizer: Any, seed: int, images: ImagePrompts | None
+    config: DatasetConfig, gym: ReasoningGymDataset, maker: PromptMaker, seed: int
 ) -> PromptSource:
     # It takes seconds, and jobs with other datasets do not need it.
     from reasoning_gym.factory import DATASETS, create_dataset
@@ -201,8 +204,8 @@ def _reasoning_gym_source(
         raise ConfigError(f"dataset.reasoningGym.params: {gym.dataset} refuses them: {error}") from error
 
     return PromptSource(
-        Questions(dataset, config, is_chat=bool(tokenizer.chat_template)),
-        PromptMaker(config, tokenizer, question_filled=True, images=images),
+        Questions(dataset, config, is_chat=bool(maker.tokenizer.chat_template)),
+        maker,
         seed=seed,
         shuffle=config.shuffle,
         preprocess=_preprocess(config),

@@ -17,6 +17,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import DatasetConfig
 from grpo_workload.algorithm.samples import Message, Prompt
 from grpo_workload.data.images import ImageError, ImagePrompts, row_images, with_placeholders
+from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.data.user_code import import_function
 
 
@@ -100,6 +101,7 @@ class PromptMaker:
     tokenizer: Any
     question_filled: bool = False  # promptTemplate is already around the text
     images: ImagePrompts | None = None  # None: no row has images
+    tools: ToolSchemas | None = None  # None: the job has neither tools nor environments
 
     def __call__(self, index: int, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of row `index`. PromptError if the row has none, or a setting does not fit it."""
@@ -112,6 +114,11 @@ class PromptMaker:
         return replace(prompt, ending=self.tokenizer.decode(prompt.token_ids[-_ENDING_TOKENS:]))
 
     def _of_text(self, index: int, prompt: str, columns: dict[str, Any]) -> Prompt:
+        if self.tools is not None:
+            raise PromptError(
+                f"dataset: `prompt` of row {index} is plain text, into which no chat template writes the tools that "
+                'the model may call; make it messages: [{"role": "user", "content": ...}]'
+            )
         if self.config.system_prompt is not None:
             raise PromptError(
                 "dataset.systemPrompt: prompts are plain text, not messages; put it into dataset.promptTemplate"
@@ -149,7 +156,7 @@ class PromptMaker:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         # As in TRL: the model goes on with an answer that the prompt begins.
         goes_on = messages[-1]["role"] == "assistant"
-        how = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+        how: dict[str, Any] = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
         variables = self._variables(index, columns)
         parts, images = with_placeholders(messages, row_images(columns))
         # Of parts, those without images and without Arrow's None: logs are JSON.
@@ -157,13 +164,18 @@ class PromptMaker:
             message if isinstance(message["content"], str) else cleaned
             for message, cleaned in zip(messages, parts, strict=True)
         ]
+        if self.tools is not None:
+            if images:
+                raise PromptError(f"dataset: row {index} has images, which jobs with tools or environments cannot have")
+            how["tools"] = self._schemas(index, columns)
         if images:
             return self._with_images(index, messages, parts, images, columns, how | variables)
         try:
             token_ids = self.tokenizer.apply_chat_template(messages, return_dict=True, **how, **variables)["input_ids"]
         except (TemplateError, ValueError) as error:
             raise PromptError(f"dataset: the chat template refuses row {index}: {error}") from error
-        return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns)
+        rendering = None if self.tools is None else how | variables
+        return Prompt(index=index, text=messages, token_ids=tuple(token_ids), columns=columns, rendering=rendering)
 
     def _with_images(
         self,
@@ -187,6 +199,13 @@ class PromptMaker:
             raise PreprocessError(f"dataset: reading an image of row {index} {what_was_raised(error)}") from error
         return Prompt(index=index, text=messages, token_ids=token_ids, columns=columns, images=shown)
 
+    def _schemas(self, index: int, columns: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        assert self.tools is not None
+        try:
+            return self.tools.of(columns) or None  # None: its environment has no tools
+        except ConfigError as error:
+            raise PromptError(f"dataset: row {index}: {error}") from error
+
     def _variables(self, index: int, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return what row and settings say to the chat template. PromptError if it would ignore a variable."""
         own = columns.get("chat_template_kwargs") or {}
@@ -198,7 +217,8 @@ class PromptMaker:
         }
         template = str(self.tokenizer.chat_template)
         for name in given:
-            if name in _SET_BY_US or not re.search(rf"\b{re.escape(name)}\b", template):
+            is_ours = name in _SET_BY_US or (name == "tools" and self.tools is not None)
+            if is_ours or not re.search(rf"\b{re.escape(name)}\b", template):
                 where = (
                     "dataset.chatTemplateKwargs"
                     if name in self.config.chat_template_kwargs

@@ -23,6 +23,7 @@ from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.origin import origin_of
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.shard import shard
+from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import step_seed
@@ -48,6 +49,7 @@ def load_evaluation(
     *,
     rank: int,
     world_size: int,
+    tools: ToolSchemas | None = None,
 ) -> Evaluation | None:
     """Prepare this rank's problems, and build the rewards; None for a job without evaluation.
 
@@ -58,6 +60,7 @@ def load_evaluation(
         past: metrics of earlier evaluations of the run, by number of steps.
         rank: this rank.
         world_size: number of ranks.
+        tools: what the model may call; None for a job without tools or environments.
 
     Raises:
         ConfigError: the dataset or a reward cannot be used.
@@ -67,7 +70,8 @@ def load_evaluation(
         return None
     try:
         limit = prompt_limit(config, section.dataset)
-        source = load_prompts(section.dataset, tokenizer, seed=SEED, limit=limit, images=ImagePrompts.of(config))
+        images = ImagePrompts.of(config)
+        source = load_prompts(section.dataset, tokenizer, seed=SEED, limit=limit, images=images, tools=tools)
         count = min(len(source), section.max_prompts or len(source))
         own = [
             _untrained(source.prepare(source.draw(0, position, count))) for position in shard(count, world_size, rank)

@@ -19,6 +19,7 @@ from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.data.scan import Longest, scan
 from grpo_workload.data.tokenizer import load_tokenizer
+from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.policy.model.vision import has_vision
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.reporting.jsonl import read_evaluations
@@ -33,8 +34,13 @@ IMAGE_WORKERS = 2
 """Default of `dataset.dataloaderNumWorkers` where prompts have images: to decode one takes tens of milliseconds."""
 
 
-def load_data(contract: Contract, resumed: Source | None) -> tuple[Any, PromptSource, list[Reward], DataOrigin]:
-    """Load the tokenizer and the dataset, and build the rewards, whose processes start here; collective."""
+def load_data(
+    contract: Contract, resumed: Source | None, tools: ToolSchemas | None = None
+) -> tuple[Any, PromptSource, list[Reward], DataOrigin]:
+    """Load the tokenizer and the dataset, and build the rewards, whose processes start here; collective.
+
+    `tools`: what the model may call; None for a job without tools or environments.
+    """
     config = contract.config
     tokenizer = load_tokenizer(config.model)
     source = load_prompts(
@@ -43,6 +49,7 @@ def load_data(contract: Contract, resumed: Source | None) -> tuple[Any, PromptSo
         seed=config.training.seed,
         limit=prompt_limit(config, config.dataset),
         images=ImagePrompts.of(config),
+        tools=tools,
     )
     data = settle_rows(DATASET, config.dataset.field, origin_of(config.dataset, source), contract, resumed)
     source.first_step = data.first_step
@@ -98,10 +105,16 @@ def start_evaluation(
     run_dir: Path,
     step: int,
     resumed: Source | None,
+    tools: ToolSchemas | None = None,
 ) -> Evaluation | None:
-    """Prepare the problems of evaluations, and read which ones an earlier attempt has made; collective."""
+    """Prepare the problems of evaluations, and read which ones an earlier attempt has made; collective.
+
+    `tools`: see `load_data`.
+    """
     past = on_main(lambda: read_evaluations(run_dir, step))
-    evaluation = load_evaluation(contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size)
+    evaluation = load_evaluation(
+        contract.config, tokenizer, rewards, past, rank=rank, world_size=contract.world_size, tools=tools
+    )
     if evaluation is not None:
         field = evaluation.config.dataset.field
         evaluation = replace(evaluation, data=settle_rows(EVALUATION, field, evaluation.data, contract, resumed))

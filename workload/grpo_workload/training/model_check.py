@@ -28,6 +28,7 @@ from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.families import ALL, TESTED
 from grpo_workload.policy.model.load import empty_model, holds_adapters, read_config, read_fields
 from grpo_workload.policy.model.router_replay import find_routers
+from grpo_workload.training.call_check import describe_calls
 from grpo_workload.weights.export import full
 
 logger = logging.getLogger(__name__)
@@ -209,6 +210,13 @@ def _split(subject: Subject) -> str | None:
     return f"generation.tensorParallel {used}{slow}; engines can split the model over {sizes} GPUs"
 
 
+def _calls(subject: Subject) -> str | None:
+    """Refuse a chat template that cannot write calls of tools and their results, or calls that no parser reads."""
+    if not subject.config.has_episodes:
+        return None
+    return describe_calls(subject.config) or Unknown("vLLM, whose parsers read calls, is not installed here")
+
+
 def memory(subject: Subject) -> str:
     """Refuse a job that cannot fit into its GPUs, in any topology; without a GPU, only say what training holds."""
     config, world_size = subject.config, subject.contract.world_size
@@ -266,6 +274,7 @@ AT_START: Aspects = {
     "lora": _lora,
     "push": _push,
     "tensor parallel": _split,
+    "calls": _calls,
     "memory": memory,
 }
 """The questions about aspects; a function returns None for one that the job does not have."""

@@ -11,10 +11,12 @@ from grpo_spec.evaluation import EvaluationConfig
 from grpo_spec.inputs import DatasetConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.dataset import load_prompts
+from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
 from grpo_workload.training.step_metrics import summarise_evaluation
 from support.trainer.tiny_model import make_tiny_tokenizer
+from support.trainer.tool_template import TOOL_TEMPLATE
 
 GYM = {"reasoningGym": {"dataset": "basic_arithmetic", "size": 50}}
 
@@ -78,6 +80,15 @@ def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
     trained = load_prompts(config.dataset, tokenizer, seed=config.training.seed)
     assert not {prompt.text for prompt in whole.prompts} & {prompt.text for prompt in trained.batch(0, 50)}
     assert whole.prompts[0].seed == load_prompts(config.dataset, tokenizer, seed=SEED).batch(0, 1)[0].seed
+
+
+def test_problems_show_the_tools() -> None:
+    tokenizer, schema = make_tiny_tokenizer(), {"type": "function", "function": {"name": "add", "parameters": {}}}
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tools = ToolSchemas(tools=[schema])
+    evaluation = load_evaluation(make_config({"maxPrompts": 1}), tokenizer, [], {}, rank=0, world_size=1, tools=tools)
+    assert evaluation is not None
+    assert '"name": "add"' in tokenizer.decode(evaluation.prompts[0].token_ids)
 
 
 def test_rewards_of_the_job_unless_it_has_its_own() -> None:

