@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     NOT_FINITE = 71  # of a rank alone: its pod ends with RANK_FAILED
     WEIGHTS_DIFFER = 72  # of a rank alone: its pod ends with RANK_FAILED
     OUT_OF_MEMORY = 73  # of a rank alone: its pod ends with RANK_FAILED
+    ENVIRONMENT_FAILED = 74  # of a rank alone: its pod ends with RANK_FAILED
     STOPPED = 75
 
 
