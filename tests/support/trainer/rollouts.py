@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_spec.environments import EpisodesConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener
@@ -77,15 +78,21 @@ def make_run(
     batch: int | None = None,
     known: Any = (),
     parts: dict[str, Any] | None = None,
+    episodes: EpisodesConfig | None = None,
     **training: Any,
 ) -> Run:
     """Return what a rollout needs of a run of 5 steps, which begins at step `first` and at `batch`.
 
-    `parts` replace parts of the run, such as `rewards`.
+    `parts` replace parts of the run, such as `rewards`; `episodes` are given for a job with tools or environments.
     """
     settings = {"max_steps": 5, "num_generations": 2, "prompts_per_step": len(SHARE)} | training
     dataset = SimpleNamespace(overlong_prompts="error")
-    config = SimpleNamespace(training=TrainingConfig(**settings), dataset=dataset)
+    config = SimpleNamespace(
+        training=TrainingConfig(**settings),
+        dataset=dataset,
+        has_episodes=episodes is not None,
+        episodes=episodes,
+    )
     report = SimpleNamespace(phase=lambda _: None)
     one = Reward(name="one", weight=1.0, scorer=Function(lambda prompts, completions: [1.0] * len(completions)))
     run: dict[str, Any] = {name: None for name in Run.__dataclass_fields__} | {"begun": {}, "share": SHARE}

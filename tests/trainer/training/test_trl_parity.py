@@ -17,14 +17,15 @@ from grpo_workload.algorithm.advantage import group_advantages, step_advantages
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-from grpo_workload.algorithm.step_plan import Fact
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
+from grpo_workload.algorithm.step_plan import EpisodeFact, Fact, plan
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
 from grpo_workload.policy.loss.entropy_cut import find_cut
 from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward, score
+from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise
 from grpo_workload.training.work import prepare
@@ -367,6 +368,163 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize(
+    ("options", "correction"),
+    [
+        ({"loss_type": "dapo", "epsilon_high": 0.28}, "token_truncate"),
+        ({"loss_type": "grpo", "beta": 0.04}, "sequence_mask"),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02}, "sequence_truncate"),
+        ({"loss_type": "dr_grpo", "entropy_coef": 0.05, "top_entropy_quantile": 0.4}, "token_mask"),
+        ({"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.04}, "none"),
+        ({"loss_type": "bnpo", "off_policy_mask_threshold": 0.02}, "sequence_mask"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one["loss_type"],
+)
+def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch, options, correction):
+    """TRL generates, with only its sampling and its calls of tools scripted, and trains on its own `tool_mask`."""
+    trainer = make_trainer(
+        **options,
+        vllm_importance_sampling_clip_max=1.2,
+        **({} if correction == "none" else {"vllm_importance_sampling_mode": correction}),
+    )
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
+    trainer.tools = [print]
+    texts = [text for text in ("ab", "abcd") for _ in range(GENERATIONS)]
+    prompts = [
+        Prompt(index=0, text=text, token_ids=tuple(trainer.processing_class(text)["input_ids"])) for text in texts
+    ]
+    generator = torch.Generator().manual_seed(11)
+    own = [
+        replace(sample, prompt=prompt, completion=conversation(sample.completion, number, generator))
+        for number, (sample, prompt) in enumerate(zip(samples, prompts, strict=True))
+    ]
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    head = LogprobHead(model, trains_entropy="entropy_coef" in options)
+    with torch.no_grad():
+        exact_BC = head.per_token(model, micro_batch(own), TEMPERATURE).logprobs_BT
+        noisy_BC = exact_BC + 0.3 * torch.randn(exact_BC.shape, generator=generator)
+    own = [
+        replace(one, completion=with_logprobs(one.completion, row))
+        for one, row in zip(own, noisy_BC.tolist(), strict=True)
+    ]
+
+    answers = [list(one.completion.token_ids) for one in own], [list(one.completion.logprobs) for one in own]
+    masks = [[int(place in one.completion.own_places) for place in range(len(one.completion.token_ids))] for one in own]
+    calls = [sum(one.completion.episode.num_calls for one in own), 2]
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: answers)
+    monkeypatch.setattr(
+        trainer, "_tool_call_loop", lambda *args: (masks, texts, *answers, *calls, [[]] * NUM_SEQUENCES)
+    )
+    # Not every conversation ends by itself.
+    inputs = trainer._generate_and_score_completions([{"prompt": text} for text in texts])
+    logged = trainer._metrics["train"]
+    logged = {name: values[-1] for name, values in logged.items()}
+
+    training = TrainingConfig(
+        **options,
+        num_generations=GENERATIONS,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        importance_sampling_correction=correction,
+        importance_sampling_clip_max=1.2,
+    )
+    own = [replace(one, advantage=advantage) for one, advantage in zip(own, inputs["advantages"].tolist(), strict=True)]
+    whole, made = micro_batch(own), plan([[fact(one) for one in own]], training)
+    assert whole.mask_BC.sum() == made.scale.num_tokens == inputs["num_items_in_batch"] < sum(map(len, answers[0]))
+    if correction != "none":
+        theirs = inputs["importance_sampling_ratio"]
+        ratios = mismatch.log_ratios(exact_BC, whole.sampling_logprobs_BC, whole.mask_BC)
+        ours = mismatch.weights(ratios, correction, None, 1.2)
+        sums, largest = mismatch.tally(ratios, ours, whole.mask_BC)
+        described = mismatch.describe(sums, largest, made.scale.num_tokens)
+        for name in (
+            "importance_sampling_ratio/min",
+            "importance_sampling_ratio/mean",
+            "importance_sampling_ratio/max",
+        ):
+            assert described[f"trained/sampling/{name}"] == pytest.approx(logged[f"sampling/{name}"], abs=1e-5), name
+        for name in ("sampling_logp_difference/mean", "sampling_logp_difference/max"):
+            assert described[f"trained/sampling/{name}"] == pytest.approx(logged[f"sampling/{name}"], abs=1e-5), name
+        assert (theirs == 1.2).any() or (theirs == 0).any()
+
+    with torch.no_grad():  # the policy has moved since
+        for mine, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
+            mine += 0.02 * torch.randn(mine.shape, generator=generator)
+            other.copy_(mine)
+    trainer._metrics["train"].clear()
+    ref_BC = exact_BC if "beta" in options else None  # TRL's reference is the model that the trainer began with
+    inputs.setdefault("old_per_token_logps", scattered(exact_BC, masks))
+    expected = trainer._compute_loss(trainer.model, inputs)
+    expected.backward()
+
+    batch, scale = replace(whole, old_logprobs_BC=exact_BC), made.scale
+    known = head.per_token(model, batch, TEMPERATURE)
+    if "top_entropy_quantile" in options:
+        scale = replace(scale, entropy_cut=find_cut(known.entropy_BT[whole.mask_BC > 0], 0.4))
+    output, _ = batch_loss(known, batch, training, scale=scale, ref_logprobs_BT=ref_BC)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    gradients = dict(trainer.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, gradients[name].grad, atol=1e-5), name
+    assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
+    means = token_means({name: value.item() for name, value in output.metrics.items()}, scale.num_tokens)
+    means["entropy"] = means.pop("trained/entropy")
+    means.pop("trained/sampling/off_policy_mask/masked_fraction", None)
+    found = {name: values[0] for name, values in trainer._metrics["train"].items()}
+    assert means == {name: pytest.approx(found[name], abs=1e-5) for name in means}
+
+    facts = [fact(one) for one in own]
+    metrics = summarise(
+        tabulate({"first": 1.0}, [[1.0] * NUM_SEQUENCES]),
+        num_generations=GENERATIONS,
+        scale_rewards="group",
+        prompt_lengths=[len(prompt.token_ids) for prompt in prompts],
+        completion_lengths=[one.tokens for one in facts],
+        truncated=[one.is_truncated for one in facts],
+        step_time=1.0,
+        episodes=[one.episode._replace(failed_calls=number < 2) for number, one in enumerate(facts)],
+    )
+    counted = {name for name in logged if name.startswith(("completions/", "tools/", "num_tokens"))}
+    assert {name: metrics[name] for name in counted} == {
+        name: pytest.approx(logged[name], abs=1e-5) for name in counted
+    }
+    assert {"tools/call_frequency", "tools/failure_frequency"} < counted
+
+
+def conversation(completion, number, generator):
+    """Put one result of a tool, or two, into a completion; some have none, and some end with one."""
+
+    def result():
+        return tuple(torch.randint(3, 259, (1 + number % 3,), generator=generator).tolist())
+
+    tokens, context = completion.token_ids, []
+    if number == 5:  # it was cut, and ends in a result: nothing more was sampled
+        ids = result()
+        tokens, context = (*tokens[:4], *ids), [(4, 4 + len(ids))]
+    elif number % 4:
+        for place in range(1, len(tokens), 3)[:2]:
+            ids, at = result(), place + sum(stop - start for start, stop in context)
+            tokens = (*tokens[:at], *ids, *tokens[at:])
+            context.append((at, at + len(ids)))
+    episode = Episode(context=tuple(context), num_turns=len(context) + 1, num_calls=len(context))
+    return replace(completion, token_ids=tokens, logprobs=(0.0,) * len(tokens), episode=episode)
+
+
+def with_logprobs(completion, row):
+    """Give a completion the log-probabilities of its own tokens, which begin a row; 0 for the others."""
+    values = dict(zip(completion.own_places, row, strict=False))
+    return replace(completion, logprobs=tuple(values.get(place, 0.0) for place in range(len(completion.token_ids))))
+
+
+def scattered(values_BC, masks):
+    """Put values of own tokens into TRL's rows, which have places for the others too; those hold what is not read."""
+    result = torch.full((len(masks), max(map(len, masks))), 7.0)
+    for row, values, mask in zip(result, values_BC, masks, strict=True):
+        places = [place for place, is_own in enumerate(mask) if is_own]
+        row[places] = values[: len(places)]
+    return result
+
+
 def padded(samples):
     """Return inputs in TRL's form: prompts padded on the left, completions on the right."""
 
@@ -389,5 +547,12 @@ def padded(samples):
 
 def fact(sample):
     """Return what all ranks know of a sample."""
-    prompt_tokens, tokens = len(sample.prompt.token_ids), len(sample.completion.token_ids)
-    return Fact(prompt_tokens, tokens, sample.completion.finish_reason == "length", sample.reward, sample.advantage)
+    completion = sample.completion
+    return Fact(
+        prompt_tokens=completion.num_read(sample.prompt) - completion.num_own,
+        tokens=completion.num_own,
+        is_truncated=completion.finish_reason == "length",
+        reward=sample.reward,
+        advantage=sample.advantage,
+        episode=completion.episode and EpisodeFact.of(completion.episode),
+    )

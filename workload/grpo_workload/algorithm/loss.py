@@ -27,7 +27,7 @@ class EntropyCut(NamedTuple):
 class LossScale:
     """Denominators of a step's loss: counts over ALL micro-batches and ranks (all-reduce them, then build this)."""
 
-    num_sequences: int  # number of completions, including those left out of the loss
+    num_sequences: int  # number of completions, including those left out of the loss, without lost episodes; at least 1
     num_tokens: int  # number of completion tokens in the loss
     # The same for a step of its generation on average, by which dapo divides, as TRL: tokens that were sampled together
     # weigh the same. None: a step has a generation of its own.

@@ -3,6 +3,9 @@
 Shapes: B sequences of a micro-batch, N tokens of all of them, K completion tokens of all of them, C tokens of the
 longest completion, L layers, X experts of a token. Values of completion tokens are right-padded to [B, C]; the model
 itself never sees padding.
+
+Completion tokens are those that the policy sampled. The model reads an episode's context, as it reads the prompt, but
+there is no place for it in [K] and [B, C]: so nothing that is computed of completions has to leave it out.
 """
 
 from __future__ import annotations
@@ -110,25 +113,39 @@ class MicroBatch:
 
 def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
     """Pack `samples` into one micro-batch."""
-    sequences = [(*sample.prompt.token_ids, *sample.completion.token_ids) for sample in samples]
-    starts = list(accumulate((len(ids) for ids in sequences), initial=0))
     completions = [sample.completion for sample in samples]
-    spans = [
-        range(end - len(completion.token_ids) - 1, end - 1)
-        for end, completion in zip(starts[1:], completions, strict=True)
+    sequences = [
+        (*one.prompt_ids(sample.prompt), *one.token_ids) for sample, one in zip(samples, completions, strict=True)
     ]
-    mask_BC = _pad([torch.ones(len(completion.token_ids)) for completion in completions])
+    starts = list(accumulate((len(ids) for ids in sequences), initial=0))
+    own = [completion.own_places for completion in completions]
+    mask_BC = _pad([torch.ones(len(places)) for places in own])
     return MicroBatch(
         input_ids_1N=torch.tensor([[token for ids in sequences for token in ids]]),
         position_ids_1N=torch.cat([torch.arange(len(ids)) for ids in sequences]).unsqueeze(0),
         cu_seq_lens=torch.tensor(starts, dtype=torch.int32),
         max_length=max(len(ids) for ids in sequences),
-        places_K=torch.tensor([place for span in spans for place in span]),
-        targets_K=torch.tensor([token for completion in completions for token in completion.token_ids]),
+        places_K=torch.tensor(
+            [
+                end - len(completion.token_ids) - 1 + place
+                for end, completion, places in zip(starts[1:], completions, own, strict=True)
+                for place in places
+            ]
+        ),
+        targets_K=torch.tensor(
+            [
+                completion.token_ids[place]
+                for completion, places in zip(completions, own, strict=True)
+                for place in places
+            ]
+        ),
         mask_BC=mask_BC,
         is_token_BC=mask_BC.bool(),
         sampling_logprobs_BC=_pad(
-            [torch.tensor(completion.logprobs, dtype=torch.float32) for completion in completions]
+            [
+                torch.tensor([completion.logprobs[place] for place in places], dtype=torch.float32)
+                for completion, places in zip(completions, own, strict=True)
+            ]
         ),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         experts_NLX=_experts(sequences, completions),
@@ -151,7 +168,7 @@ def _images(sequences: Sequence[Sequence[int]], samples: Sequence[Sample]) -> di
     shown = [sample.prompt.images for sample in samples]
     # A completion may have the same token, as text.
     is_image = [
-        images is not None and place < len(sample.prompt.token_ids) and token == images.token_id
+        images is not None and place < len(sample.completion.prompt_ids(sample.prompt)) and token == images.token_id
         for ids, sample, images in zip(sequences, samples, shown, strict=True)
         for place, token in enumerate(ids)
     ]

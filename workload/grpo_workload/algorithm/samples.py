@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -60,7 +60,8 @@ class Episode:
     retries: int = 0  # how often it began again because its environment failed
     reward: float | None = None  # what `get_reward` returned
     state: bytes | None = field(default=None, compare=False, repr=False)  # the environment: pickled, for users' rewards
-    lost: str | None = None  # why its environment failed until the last retry; such a completion counts nowhere
+    lost: str | None = None  # the cause why its environment failed until the last retry: it counts nowhere
+    failure: str = ""  # what the environment failed with then, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,14 @@ class Completion:
         return len(self.token_ids) - sum(stop - start for start, stop in context)
 
     @property
+    def own_places(self) -> Sequence[int]:
+        """Indexes of the tokens that the model sampled."""
+        context = self.episode.context if self.episode else ()
+        bounds = [0, *(bound for span in context for bound in span), len(self.token_ids)]
+        spans = [range(*span) for span in zip(bounds[::2], bounds[1::2], strict=True)]
+        return spans[0] if len(spans) == 1 else [place for span in spans for place in span]
+
+    @property
     def is_lost(self) -> bool:
         """Whether an environment failed, so that it counts nowhere."""
         return self.episode is not None and self.episode.lost is not None
@@ -93,6 +102,14 @@ class Completion:
         """Return the tokens that it continues: those of its prompt, unless an environment has put more into it."""
         own = self.episode.prompt_ids if self.episode else None
         return prompt.token_ids if own is None else own
+
+    def num_read(self, prompt: Prompt) -> int:
+        """Return the number of tokens of its whole sequence: of the prompt, its own, and an episode's context."""
+        return len(self.prompt_ids(prompt)) + len(self.token_ids)
+
+    def without_state(self) -> Completion:
+        """Copy without the state of its environment, which only rewards read."""
+        return self if self.episode is None else replace(self, episode=replace(self.episode, state=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,5 +125,10 @@ class Sample:
     def bare(self) -> Sample:
         """Copy without what only rewards and engines read: smaller to send to another rank."""
         images = self.prompt.images and replace(self.prompt.images, images=())
-        prompt = replace(self.prompt, text="", columns={}, images=images, ending="", rendering=None)
-        return replace(self, prompt=prompt, extra={})
+episode = self.completion.episode and replace(self.completion.episode, messages=(), observation="", state=None)
+        return replace(
+            self,
+            prompt=replace(self.prompt, text="", columns={}, images=images, ending="", rendering=None),
+            completion=replace(self.completion, episode=episode),
+            extra={},
+        )

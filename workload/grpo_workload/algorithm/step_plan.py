@@ -15,21 +15,53 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
 from grpo_workload.algorithm.packing import pack
+from grpo_workload.algorithm.samples import Episode
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
 
 
+class EpisodeFact(NamedTuple):
+    """Facts about an episode that metrics need."""
+
+    lost: str | None = None  # the cause, if its environment failed
+    turns: int = 1
+    calls: int = 0
+    failed_calls: int = 0
+    call_seconds: float = 0.0
+    retries: int = 0
+    context_tokens: int = 0
+
+    @staticmethod
+    def of(episode: Episode) -> EpisodeFact:
+        """Return the facts about an episode."""
+        return EpisodeFact(
+            lost=episode.lost,
+            turns=episode.num_turns,
+            calls=episode.num_calls,
+            failed_calls=episode.num_failed_calls,
+            call_seconds=episode.call_seconds,
+            retries=episode.retries,
+            context_tokens=sum(stop - start for start, stop in episode.context),
+        )
+
+
 class Fact(NamedTuple):
     """Facts about a completion of the step that every rank has."""
 
-    prompt_tokens: int
-    tokens: int  # number of completion tokens
+    prompt_tokens: int  # number of tokens that the model only reads: of the prompt, and of an episode's context
+    tokens: int  # number of completion tokens that the model sampled
     is_truncated: bool
     reward: float
     advantage: float
     has_logprobs: bool = True  # whether the generator's log-probabilities are all finite
     staleness: int = 0  # updates between the weights that sampled its first token and those that train on it
+    episode: EpisodeFact | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its environment failed, so that it counts nowhere."""
+        return self.episode is not None and self.episode.lost is not None
 
 
 class Piece(NamedTuple):
@@ -37,7 +69,7 @@ class Piece(NamedTuple):
 
     owner: int  # rank that sampled it
     place: int  # index among that rank's samples
-    tokens: int  # number of prompt and completion tokens
+    tokens: int  # number of tokens of its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +106,8 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
             for rank, own in enumerate(facts)
         ]
     )
-    scale = LossScale(num_sequences=sum(len(own) for own in facts), num_tokens=num_tokens)
+    num_sequences = sum(not fact.is_lost for own in facts for fact in own)
+    scale = LossScale(num_sequences=max(1, num_sequences), num_tokens=num_tokens)
     return Plan(scale=scale, bins=[_pack(share, training) for share in shares])
 
 
@@ -104,4 +137,4 @@ def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]
 
 def _in_loss(fact: Fact, training: TrainingConfig) -> bool:
     is_cut = fact.is_truncated and training.mask_truncated_completions
-    return fact.has_logprobs and not is_cut
+    return fact.has_logprobs and not is_cut and not fact.is_lost

@@ -119,15 +119,18 @@ class EpisodeDraft:
         )
 
 
-def lost(cause: str, version: int, retries: int) -> Completion:
-    """Return the completion of an episode whose environment has failed too often: it has no tokens."""
+def lost(cause: str, failure: str, version: int, retries: int) -> Completion:
+    """Return the completion of an episode whose environment has failed too often: it has no tokens.
+
+    `cause`: one of `environments.base.CAUSES`; `failure`: what happened the last time, for people.
+    """
     return Completion(
         token_ids=(),
         logprobs=(),
         text="",
         finish_reason="stop",
         weight_version=version,
-        episode=Episode(num_turns=0, retries=retries, lost=cause),
+        episode=Episode(num_turns=0, retries=retries, lost=cause, failure=failure),
     )
 
 

@@ -124,7 +124,9 @@ class Episodes:
         """
         retries = 0
         while True:
-            session = self._sessions.open(prompt.columns, sample_seed(prompt.seed, number, 0))
+            # As in TRL, `reset` gets the row with its prompt.
+            row = {"prompt": prompt.text} | prompt.columns
+            session = self._sessions.open(row, sample_seed(prompt.seed, number, 0))
             try:
                 return await self._once(prompt, number, sample, moved, session, retries)
             except EnvironmentLostError as error:
@@ -137,7 +139,7 @@ class Episodes:
                     error,
                 )
                 if not again:
-                    return lost(error.cause, version(), retries)
+                    return lost(error.cause, str(error), version(), retries)
                 retries += 1
             finally:
                 await session.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_spec.reports import EvaluationProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
+from grpo_workload.environments.observation import asked
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
@@ -155,8 +156,8 @@ class RunReport:
         first_by_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
         for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
             text = {
-                "prompt": sample.prompt.text,
-                "completion": sample.completion.text,
+                "prompt": asked(sample.prompt, sample.completion),
+                "completion": [*episode.messages] if (episode := sample.completion.episode) else sample.completion.text,
                 "reward": sample.reward,
                 "advantage": sample.advantage,
             }

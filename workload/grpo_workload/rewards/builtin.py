@@ -32,6 +32,8 @@ def builtin(config: RewardConfig, source: PromptSource) -> RewardFunction:
         return _soft_overlong(config.soft_overlong)
     if config.reasoning_gym is not None:
         return _reasoning_gym(config.name, source)
+    if config.environment is not None:
+        return lambda prompts, completions: [one.episode.reward if one.episode else None for one in completions]
     assert config.stopped is not None
     return lambda prompts, completions: [float(completion.finish_reason == "stop") for completion in completions]
 

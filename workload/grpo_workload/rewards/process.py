@@ -29,7 +29,7 @@ from grpo_spec.schema import in_bytes
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.sandbox import passed_environment
 from grpo_workload.rewards.scorer import RewardError
-from grpo_workload.rewards.trl_signature import JsonScalar, Logged, ReturnedError, Values
+from grpo_workload.rewards.trl_signature import ENVIRONMENTS, JsonScalar, Logged, ReturnedError, Values
 from grpo_workload.rewards.worker import LENGTH, Call, Check, Orders
 
 logger = logging.getLogger(__name__)
@@ -120,24 +120,36 @@ class RewardProcess:
                 self._name,
             )
 
-    def check(self, columns: Sequence[str]) -> None:
-        """Raise ConfigError, with the line to write, if the function cannot be called for rows with these columns."""
-        reply = self._ask(pickle.dumps(Check(columns=tuple(columns))), IMPORT_SECONDS, "while its arguments were read")
+    def check(self, columns: Sequence[str], *, has_environments: bool = False) -> bool:
+        """Return whether the function reads environments, given whether the job has any.
+
+        Raises:
+            ConfigError: the function cannot be called for rows with these columns; with the line to write.
+        """
+        check = Check(columns=tuple(columns), has_environments=has_environments)
+        reply = self._ask(pickle.dumps(check), IMPORT_SECONDS, "while its arguments were read")
         if misfit := reply.get("misfit"):
             raise ConfigError(misfit)
+        return bool(reply.get(ENVIRONMENTS))
 
-    def call(self, arguments: Mapping[str, Any], timeout_seconds: float, seed: int = 0) -> Values:
+    def call(
+        self,
+        arguments: Mapping[str, Any],
+        timeout_seconds: float,
+        seed: int = 0,
+        states: Sequence[bytes | None] | None = None,
+    ) -> Values:
         """Call the function, and return its values: floats and None.
 
         Blocks for `timeout_seconds` plus a few seconds at most. Random numbers that the function draws depend on `seed`
-        (32 bits).
+        (32 bits). `states` are those of environments, for a function that reads them.
 
         Raises:
             ReturnedError: the function returned something other than numbers and None, or too many or too few.
             RewardError: the function raised, took too long, ran out of memory, or ended its process.
         """
         count = len(arguments["completions"])
-        reply = self._ask(self._pickled(arguments, seed), timeout_seconds, f"with {count} completions")
+        reply = self._ask(self._pickled(arguments, seed, states), timeout_seconds, f"with {count} completions")
         if "returned" in reply:
             completion = reply.get("completion")
             raise ReturnedError(str(reply["returned"]), completion if completion in range(count) else None)
@@ -169,9 +181,9 @@ class RewardProcess:
         self._socket.close()
         self._stacks.close()
 
-    def _pickled(self, arguments: Mapping[str, Any], seed: int) -> bytes:
+    def _pickled(self, arguments: Mapping[str, Any], seed: int, states: Sequence[bytes | None] | None) -> bytes:
         try:
-            return pickle.dumps(Call(arguments=arguments, seed=seed))
+            return pickle.dumps(Call(arguments=arguments, seed=seed, states=states))
         except Exception as error:  # whatever the objects raise
             column = next((name for name in arguments if not _pickles(arguments[name])), "prompts")
             raise RewardError(

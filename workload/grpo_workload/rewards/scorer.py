@@ -35,6 +35,8 @@ class Scorer:
     """Whether the rank ends if Python's lock is held for longer than the reward's limit while this one scores."""
     is_reusable: ClassVar[bool] = False
     """Whether a reward with the same settings, of an evaluation, may use the same object."""
+    wants_environments: bool = False
+    """Whether it reads the states of environments; known after `check_columns`."""
 
     def score(self, prompts: list[Prompt], completions: list[Completion], circumstances: Circumstances) -> Values:
         """Return the values of completions[i], an answer to prompts[i]; called in a thread."""
@@ -43,8 +45,8 @@ class Scorer:
     def ready(self) -> None:
         """Wait until it can score. ConfigError or RewardError if it never will."""
 
-    def check_columns(self, source: PromptSource) -> None:
-        """Raise ConfigError if it cannot score the rows of `source`."""
+    def check_columns(self, source: PromptSource, *, has_environments: bool) -> None:
+        """Raise ConfigError if it cannot score the rows of `source`, in a job that has environments or not."""
 
     def check_row(self, prompt: Prompt) -> None:
         """Start to compare the references of a prompt's row with themselves."""

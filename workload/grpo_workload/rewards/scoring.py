@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import REWARD_SECONDS, RewardConfig
@@ -29,7 +30,7 @@ from grpo_workload.rewards.builtin import accuracy, builtin
 from grpo_workload.rewards.judge import Judge
 from grpo_workload.rewards.scorer import Circumstances, Function, RewardError, Scorer, about_returned, of_row
 from grpo_workload.rewards.table import RewardTable, tabulate
-from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values
+from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, Values, as_values, spread
 from grpo_workload.rewards.user_function import UserFunction
 
 STDERR = 2
@@ -49,11 +50,16 @@ class Reward:
 
 
 def build_rewards(
-    configs: Sequence[RewardConfig], source: PromptSource, *, running: Sequence[Reward] = ()
+    configs: Sequence[RewardConfig],
+    source: PromptSource,
+    *,
+    running: Sequence[Reward] = (),
+    has_environments: bool = False,
 ) -> list[Reward]:
     """Find the functions, and start the processes of users' functions.
 
     Those of `running` rewards with the same settings are used again: a judge's model may be in their memory.
+    `has_environments`: whether the job has.
 
     Raises:
         ConfigError: a module or attribute is missing, or a function does not fit the dataset, or does not take the
@@ -75,7 +81,7 @@ def build_rewards(
             if all(reward.scorer is not other.scorer for other in running):
                 reward.scorer.ready()
         for reward in rewards:
-            reward.scorer.check_columns(source)
+            reward.scorer.check_columns(source, has_environments=has_environments)
     except (ConfigError, RewardError):
         close_rewards(rewards)
         raise
@@ -86,6 +92,11 @@ def close_rewards(rewards: Sequence[Reward]) -> None:
     """End all processes and requests of rewards."""
     for reward in rewards:
         reward.scorer.close()
+
+
+def wants_environments(rewards: Sequence[Reward]) -> bool:
+    """Whether any function reads the environments of episodes, so that their states have to be kept until then."""
+    return any(reward.scorer.wants_environments for reward in rewards)
 
 
 def weights_of(rewards: Sequence[Reward]) -> dict[str, float]:
@@ -107,8 +118,9 @@ def end_check(rewards: Sequence[Reward], dataset: str) -> None:
 
 def begin_scoring(rewards: Sequence[Reward], prompt: Prompt, completions: Sequence[Completion]) -> None:
     """Start what can be scored before all completions are there; `score` gets the same completions later."""
-    for reward in rewards:
-        reward.scorer.begin(prompt, completions)
+    if kept := [completion for completion in completions if not completion.is_lost]:
+        for reward in rewards:
+            reward.scorer.begin(prompt, kept)
 
 
 def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
@@ -118,7 +130,10 @@ def take_timeouts(rewards: Sequence[Reward]) -> dict[str, int]:
 
 
 def take_logged(rewards: Sequence[Reward]) -> dict[str, Logged]:
-    """Return what users' functions and judges logged in the last call of `score`, once, by name of the reward."""
+    """Return what users' functions and judges logged in the last call of `score`, once, by name of the reward.
+
+    It is of the completions that they have seen: all but lost episodes.
+    """
     found = ((reward.name, reward.scorer.take_logged()) for reward in rewards)
     return {name: logged for name, logged in found if logged is not None}
 
@@ -135,7 +150,8 @@ async def score(
     """Score completions[i], an answer to prompts[i], with every function; the functions run concurrently.
 
     `moved` is called, in any thread, when an answer has been scored while others are still to be. Users'
-    functions get `state`, and draw random numbers that depend on `seed` and their names.
+    functions get `state`, and draw random numbers that depend on `seed` and their names. No function sees episodes
+    that were lost.
 
     Raises:
         RewardError: a function raised, took too long, or did not return one finite number or None per completion.
@@ -143,14 +159,16 @@ async def score(
     """
     assert len(prompts) == len(completions)
     weights = weights_of(rewards)
+    is_there = [not completion.is_lost for completion in completions]
+    prompts, completions = [*compress(prompts, is_there)], [*compress(completions, is_there)]
     if not completions:
-        return tabulate(weights, [[] for _ in rewards])
+        return tabulate(weights, [[None] * len(is_there) for _ in rewards])
     circumstances = Circumstances(moved=moved, state=state, seed=seed)
     calls = {reward: asyncio.ensure_future(_call(reward, prompts, completions, circumstances)) for reward in rewards}
     if watched := [reward for reward in rewards if reward.scorer.is_watched]:
         with _interpreter_watched(max(reward.timeout_seconds for reward in watched) + LOCK_GRACE):
             await asyncio.gather(*(calls[reward] for reward in watched))
-    return tabulate(weights, list(await asyncio.gather(*calls.values())))
+    return tabulate(weights, [spread(values, is_there) for values in await asyncio.gather(*calls.values())])
 
 
 async def _call(

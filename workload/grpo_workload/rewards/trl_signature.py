@@ -12,12 +12,15 @@ from numbers import Complex, Real
 from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
+from grpo_workload.environments.observation import asked
 
 JsonScalar = str | int | float | bool | None
 Values = list[float | None]
 
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Names of the arguments that are no columns of the dataset."""
+ENVIRONMENTS = "environments"
+"""Name of an argument that only functions get that name it, in jobs with environments: one object per completion."""
 RESERVED = ("mean", "std", "timeouts", "not_finite_ratio", "unscored")
 """Names that metrics of a reward have already."""
 _NAME = re.compile(r"\w[\w./ -]{0,99}", re.ASCII)
@@ -56,6 +59,11 @@ class Logged:
         """Return the columns of some completions."""
         return {column: values[part] for column, values in self.extra.items()}
 
+    def spread(self, is_there: Sequence[bool]) -> Logged:
+        """Return it for more completions, given which of them it is of; the others have None in the columns."""
+        extra = {column: spread(values, is_there) for column, values in self.extra.items()}
+        return Logged(len(is_there), self.metrics, extra)
+
     def log_metric(self, name: str, value: Any) -> None:
         """TRL's `log_metric`: values of one name are averaged over the calls of all ranks in a step."""
         if _NAME.fullmatch(name) is None or name in RESERVED:
@@ -82,11 +90,21 @@ def _scalar(value: Any) -> JsonScalar:
     return value if is_plain else str(value)[:_MAX_TEXT].encode(errors="replace").decode()
 
 
+def spread(values: Sequence[Any], is_there: Sequence[bool]) -> list[Any]:
+    """Put the values into the places that are there, and None into the others."""
+    ordered = iter(values)
+    return [next(ordered) if there else None for there in is_there]
+
+
 def trl_arguments(prompts: list[Prompt], completions: list[Completion], state: TrainerState) -> dict[str, Any]:
-    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages."""
+    """Return the arguments that TRL calls a reward function with: every column as a list, chat answers as messages.
+
+    Of episodes, `prompts` have what `reset` returned, `completions` are all turns and results, and `completion_ids`
+    have the tokens of both.
+    """
     columns = {column: [prompt.columns[column] for prompt in prompts] for column in prompts[0].columns}
     return columns | {
-        "prompts": [prompt.text for prompt in prompts],
+        "prompts": [asked(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
         "completions": [
             _trl_completion(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
         ],
@@ -96,15 +114,28 @@ def trl_arguments(prompts: list[Prompt], completions: list[Completion], state: T
 
 
 def _trl_completion(prompt: Prompt, completion: Completion) -> str | list[Message]:
+    if completion.episode is not None:
+        return [*completion.episode.messages]
     return completion.text if isinstance(prompt.text, str) else [{"role": "assistant", "content": completion.text}]
 
 
-def misfit(function: Callable[..., Any], params: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+def names_environments(function: Callable[..., Any]) -> bool:
+    """Whether the function has a parameter `environments`; `**kwargs` alone is none, as states may be large."""
+    try:
+        return ENVIRONMENTS in inspect.signature(function, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def misfit(
+    function: Callable[..., Any], params: Mapping[str, Any], columns: Sequence[str], *, has_environments: bool = False
+) -> str | None:
     """Say why the function cannot be called with TRL's arguments, `params` and the columns; None if it can.
 
-    None also for a function of C, of which Python does not know the arguments.
+    None also for a function of C, of which Python does not know the arguments. `has_environments`: whether the job has.
     """
-    if clash := [name for name in params if name in OWN_ARGUMENTS or name in columns]:
+    own = [*OWN_ARGUMENTS, *([ENVIRONMENTS] if has_environments and names_environments(function) else [])]
+    if clash := [name for name in params if name in own or name in columns]:
         kind = "a column of the dataset" if clash[0] in columns else "an argument of every call"
         return f"{clash[0]} in `params` has the name of {kind}, which is passed too"
     try:
@@ -113,10 +144,12 @@ def misfit(function: Callable[..., Any], params: Mapping[str, Any], columns: Seq
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind(**dict.fromkeys([*OWN_ARGUMENTS, *columns]), **params)
+        signature.bind(**dict.fromkeys([*own, *columns]), **params)
     except TypeError as error:
+        if f"'{ENVIRONMENTS}'" in str(error) and not has_environments:
+            return f"{ENVIRONMENTS} is passed in jobs with spec.environments alone, and this job has none"
         of_dataset = f" and the columns {', '.join(map(str, columns))}" if columns else "; the dataset has no columns"
-        return f"{error}. A call has the arguments {', '.join([*OWN_ARGUMENTS, *params])}{of_dataset}"
+        return f"{error}. A call has the arguments {', '.join([*own, *params])}{of_dataset}"
     return None
 
 

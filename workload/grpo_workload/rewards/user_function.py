@@ -25,6 +25,7 @@ class UserFunction(Scorer):
         """Start the process. ConfigError if a variable in the reward's `env` is not set."""
         self._name, self._timeout = config.name, config.timeout_seconds
         self._process = RewardProcess(config, environ)
+        self.wants_environments = False  # until `check_columns` has asked
 
     def score(self, prompts: list[Prompt], completions: list[Completion], circumstances: Circumstances) -> Values:
         """Call the function. ConfigError if it returned no numbers, or too many or few, in its first call."""
@@ -32,7 +33,8 @@ class UserFunction(Scorer):
         kind = RewardError if self._process.has_answered else ConfigError
         arguments = trl_arguments(prompts, completions, circumstances.state)
         try:
-            return self._process.call(arguments, self._timeout, reward_seed(circumstances.seed, self._name))
+            seed = reward_seed(circumstances.seed, self._name)
+            return self._process.call(arguments, self._timeout, seed, self._states(completions))
         except ReturnedError as error:
             raise kind(about_returned(self._name, error, prompts)) from error
 
@@ -40,9 +42,15 @@ class UserFunction(Scorer):
         """See `RewardProcess.ready`."""
         self._process.ready()
 
-    def check_columns(self, source: PromptSource) -> None:
+    def check_columns(self, source: PromptSource, *, has_environments: bool) -> None:
         """See `RewardProcess.check`."""
-        self._process.check([*source.batch(0, 1)[0].columns])
+        columns = [*source.batch(0, 1)[0].columns]
+        self.wants_environments = self._process.check(columns, has_environments=has_environments)
+
+    def _states(self, completions: list[Completion]) -> list[bytes | None] | None:
+        if not self.wants_environments:
+            return None
+        return [completion.episode.state if completion.episode else None for completion in completions]
 
     def take_logged(self) -> Logged:
         """See `RewardProcess.take_logged`."""

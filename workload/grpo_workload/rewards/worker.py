@@ -28,7 +28,14 @@ from typing import Any, cast
 from grpo_spec.errors import ConfigError
 from grpo_workload.data.user_code import import_function
 from grpo_workload.rewards import sandbox
-from grpo_workload.rewards.trl_signature import Logged, ReturnedError, as_values, misfit
+from grpo_workload.rewards.trl_signature import (
+    ENVIRONMENTS,
+    Logged,
+    ReturnedError,
+    as_values,
+    misfit,
+    names_environments,
+)
 
 LENGTH = struct.Struct(">Q")
 MAX_TEXT = 2000
@@ -48,9 +55,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A request to say why the function cannot be called with these columns of a dataset."""
+    """A request to say why the function cannot be called with these columns, and whether it reads environments."""
 
     columns: tuple[str, ...]
+    has_environments: bool  # whether the job has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,7 @@ class Call:
 
     arguments: Mapping[str, Any]  # see `trl_signature.trl_arguments`
     seed: int  # of Python's, numpy's and torch's random numbers, 32 bits
+    states: Sequence[bytes | None] | None = None  # of the environments, for a function that reads them
 
 
 def main(replies: int, stacks: int, parent: int | None) -> None:
@@ -115,7 +124,8 @@ def _answer(
     try:
         request = pickle.loads(message)
         if isinstance(request, Check):
-            return {"misfit": _misfit(function, params, request.columns, orders)}
+            names = request.has_environments and names_environments(function)
+            return {"misfit": _misfit(function, params, request, orders), ENVIRONMENTS: names}
         return _call(function, params, request, event_loop)
     except ReturnedError as error:
         return {"returned": str(error)[:MAX_TEXT], "completion": error.completion}
@@ -125,10 +135,8 @@ def _answer(
         return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
 
 
-def _misfit(
-    function: Callable[..., Any], params: Mapping[str, Any], columns: Sequence[str], orders: Orders
-) -> str | None:
-    why = misfit(function, params, columns)
+def _misfit(function: Callable[..., Any], params: Mapping[str, Any], request: Check, orders: Orders) -> str | None:
+    why = misfit(function, params, request.columns, has_environments=request.has_environments)
     return why and (
         f"{orders.field}: {orders.path} does not take the arguments of its calls: {why}. Write `def "
         f"{getattr(function, '__name__', 'f')}(prompts, completions, **columns)`, and name only those that are there"
@@ -140,11 +148,18 @@ def _call(
 ) -> dict[str, Any]:
     _seed(request.seed)
     logged = Logged(len(request.arguments["completions"]))
-    own = {"log_metric": logged.log_metric, "log_extra": logged.log_extra}
+    own: dict[str, Any] = {"log_metric": logged.log_metric, "log_extra": logged.log_extra}
+    if request.states is not None:
+        own[ENVIRONMENTS] = [None if state is None else _rebuild(state) for state in request.states]
     result = function(**{**params, **request.arguments, **own})
     if inspect.isawaitable(result):
         result = event_loop.run(_awaited(result))
     return {"values": as_values(result, logged.count), "metrics": logged.metrics, "extra": logged.extra}
+
+
+def _rebuild(state: bytes) -> object:
+    """Return the environment that a process of the user's own code has pickled."""
+    return pickle.loads(state)
 
 
 def _seed(seed: int) -> None:

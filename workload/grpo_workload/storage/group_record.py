@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from grpo_workload.algorithm.samples import Completion
+from grpo_workload.algorithm.samples import Completion, Episode
 
 Place = tuple[int, int]
 """A group's step and position."""
@@ -25,7 +26,7 @@ class Group:
     slot: int  # its position, or more if it was sampled in place of another group: see `algorithm/resample.py`
     num_prompts: int  # prompts in the step
     prompt_index: int  # row of the prompt in the dataset
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # of the row: an episode may have others
     completions: tuple[Completion, ...]
     rewards: Mapping[str, Sequence[float | None]]  # one value per completion, by name of the reward
     # Columns that rewards logged (TRL's `log_extra`), one value per completion, by name of the reward.
@@ -85,6 +86,7 @@ def from_line(text: bytes) -> Group:
                 finish_reason=completion["finishReason"],
                 weight_version=completion["weightVersion"],
                 weight_updates=completion.get("weightUpdates", 0),
+                episode=_episode_of(completion["episode"]) if "episode" in completion else None,
             )
             for completion in line["completions"]
         ),
@@ -100,7 +102,44 @@ def _completion(completion: Completion) -> bytes:
     }
     if completion.weight_updates:
         values["weightUpdates"] = completion.weight_updates
+    if completion.episode:
+        values["episode"] = _episode(completion.episode)
     return _json(values)[:-1] + b',"logprobs":[' + _shortest(completion.logprobs) + b"]}"
+
+
+def _episode(episode: Episode) -> dict[str, object]:
+    """Return all of an episode but the state of its environment."""
+    return {
+        "messages": episode.messages,
+        "context": episode.context,
+        "promptIds": episode.prompt_ids,
+        "observation": episode.observation,
+        "turns": episode.num_turns,
+        "calls": episode.num_calls,
+        "failedCalls": episode.num_failed_calls,
+        "callSeconds": episode.call_seconds,
+        "retries": episode.retries,
+        "reward": episode.reward,
+        "lost": episode.lost,
+        "failure": episode.failure,
+    }
+
+
+def _episode_of(values: Mapping[str, Any]) -> Episode:
+    return Episode(
+        messages=tuple(values["messages"]),
+        context=tuple((start, stop) for start, stop in values["context"]),
+        prompt_ids=None if values["promptIds"] is None else tuple(values["promptIds"]),
+        observation=values["observation"],
+        num_turns=values["turns"],
+        num_calls=values["calls"],
+        num_failed_calls=values["failedCalls"],
+        call_seconds=values["callSeconds"],
+        retries=values["retries"],
+        reward=values["reward"],
+        lost=values["lost"],
+        failure=values["failure"],
+    )
 
 
 def _json(values: Mapping[str, object]) -> bytes:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.advantage import mean
-from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt
+from grpo_workload.algorithm.step_plan import EpisodeFact
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.images import ImagePrompts
 from grpo_workload.data.origin import origin_of
@@ -30,6 +31,7 @@ from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.rewards.scoring import Reward, begin_scoring, build_rewards, score, take_logged, take_timeouts
 from grpo_workload.rewards.table import RewardTable
 from grpo_workload.rewards.trl_signature import TrainerState
+from grpo_workload.training.lost_episodes import check_lost
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.step_metrics import summarise_evaluation
@@ -76,7 +78,9 @@ def load_evaluation(
         own = [
             _untrained(source.prepare(source.draw(0, position, count))) for position in shard(count, world_size, rank)
         ]
-        scorers = build_rewards(config.evaluation_rewards, source, running=rewards)
+        scorers = build_rewards(
+            config.evaluation_rewards, source, running=rewards, has_environments=bool(config.environments)
+        )
     except ConfigError as error:
         raise ConfigError(f"evaluation: {error}") from error
     if rank == 0:
@@ -114,6 +118,7 @@ def evaluate(run: Run, step: int) -> None:
     Raises:
         RewardError: a reward function failed.
         ConfigError: there is no metric `metricForBestModel`, or the first call of a function returned no numbers.
+        EnvironmentFailedError: too many episodes were lost; every rank raises it.
     """
     evaluation, training = run.evaluation, run.config.training
     assert evaluation is not None
@@ -128,17 +133,21 @@ def evaluate(run: Run, step: int) -> None:
     seed = step_seed(SEED, step, run.rank)
     table = run.event_loop.run(score(evaluation.rewards, asked, flat, run.pulse.beat, state=state, seed=seed))
     logged = {name: one.metrics for name, one in take_logged(evaluation.rewards).items()}
-    lengths = [(len(completion.token_ids), completion.finish_reason == "length") for completion in flat]
+    lengths = [(completion.num_own, completion.finish_reason == "length") for completion in flat]
+    episodes = [EpisodeFact.of(completion.episode or Episode()) for completion in flat]
     run.pulse.meet()
-    parts = gather((table, lengths, take_timeouts(evaluation.rewards), logged))
+    if run.config.has_episodes:
+        check_lost(flat, run.config.episodes.max_failed_share)
+    parts = gather((table, lengths, episodes, take_timeouts(evaluation.rewards), logged))
     metrics = summarise_evaluation(
         RewardTable.concat([part for part, *_ in parts]),
         num_generations=section.num_generations,
         completion_lengths=[length for _, own, *_ in parts for length, _ in own],
         truncated=[is_cut for _, own, *_ in parts for _, is_cut in own],
+        episodes=[one for _, _, own, *_ in parts for one in own] if run.config.has_episodes else None,
     )
-    for name in parts[0][2]:
-        metrics[f"eval/rewards/{name}/timeouts"] = float(sum(timeouts[name] for _, _, timeouts, _ in parts))
+    for name in parts[0][3]:
+        metrics[f"eval/rewards/{name}/timeouts"] = float(sum(timeouts[name] for *_, timeouts, _ in parts))
     values: dict[str, list[float]] = {}  # that users' rewards logged
     for name, key, some in ((name, *one) for *_, own in parts for name, found in own.items() for one in found.items()):
         values.setdefault(f"eval/rewards/{name}/{key}", []).extend(some)

@@ -53,7 +53,7 @@ def load_data(
     )
     data = settle_rows(DATASET, config.dataset.field, origin_of(config.dataset, source), contract, resumed)
     source.first_step = data.first_step
-    rewards = build_rewards(config.rewards, source)
+    rewards = build_rewards(config.rewards, source, has_environments=bool(config.environments))
     check_patience(rewards, contract.timeout_seconds)
     return tokenizer, source, rewards, data
 

@@ -17,16 +17,18 @@ from grpo_workload.ranks.collectives import gather
 def divergences(
     policy: Policy, completions: Sequence[tuple[Prompt, Completion]], training: TrainingConfig
 ) -> list[float]:
-    """Return `Policy.divergence` of each of this rank's completions, in nats; NaN where it is not finite.
+    """Return `Policy.divergence` of each of this rank's completions, in nats; NaN where it is not finite, or lost.
 
     Collective: under ZeRO-3 all ranks run the models equally often, those with fewer completions on fillers.
     """
     samples = [Sample(prompt=prompt, completion=one, reward=0.0, advantage=0.0) for prompt, one in completions]
-    lengths = [len(prompt.token_ids) + len(one.token_ids) for prompt, one in completions]
-    max_sequences = training.per_device_train_batch_size or max(1, len(samples))
+    there = [place for place, (_, one) in enumerate(completions) if not one.is_lost]
+    lengths = [completions[place][1].num_read(completions[place][0]) for place in there]
+    max_sequences = training.per_device_train_batch_size or max(1, len(there))
     bins = pack(lengths, max_tokens=training.micro_batch_tokens, max_sequences=max_sequences)
     found = [math.nan] * len(samples)
-    for places in [*bins, *[[]] * (max(gather(len(bins))) - len(bins))]:
+    for own in [*bins, *[[]] * (max(gather(len(bins))) - len(bins))]:
+        places = [there[index] for index in own]
         batch = micro_batch([samples[place] for place in places]) if places else filler()
         with explained_memory(batch):
             values = policy.divergence(batch, training.temperature).tolist()

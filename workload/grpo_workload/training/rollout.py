@@ -15,8 +15,8 @@ from itertools import islice
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
-from grpo_workload.algorithm.samples import Sample
-from grpo_workload.algorithm.step_plan import Fact
+from grpo_workload.algorithm.samples import Prompt, Sample
+from grpo_workload.algorithm.step_plan import EpisodeFact, Fact
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import take_timeouts, weights_of
@@ -36,22 +36,23 @@ class Part:
     kls: list[float]  # KL divergences; empty without `klInReward`
 
     @staticmethod
-    def of(run: Run, step: int, groups: Sequence[Group], kls: Iterator[float]) -> Part:
+    def of(run: Run, step: int, groups: Sequence[tuple[Prompt, Group]], kls: Iterator[float]) -> Part:
         """Make the part of this rank from its groups; takes as many of `kls` as they have completions."""
-        flat = [(group, completion) for group in groups for completion in group.completions]
-        values = [[value for group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
+        flat = [(prompt, completion) for prompt, group in groups for completion in group.completions]
+        values = [[value for _, group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
         table = tabulate(weights_of(run.rewards), values)
         facts = [
             Fact(
-                prompt_tokens=len(group.prompt_ids),
-                tokens=len(completion.token_ids),
+                prompt_tokens=completion.num_read(prompt) - completion.num_own,
+                tokens=completion.num_own,
                 is_truncated=completion.finish_reason == "length",
                 reward=total,
                 advantage=math.nan,
                 has_logprobs=all(map(math.isfinite, completion.logprobs)),
                 staleness=step - completion.weight_version,
+                episode=EpisodeFact.of(completion.episode) if completion.episode else None,
             )
-            for (group, completion), total in zip(flat, table.totals, strict=True)
+            for (prompt, completion), total in zip(flat, table.totals, strict=True)
         ]
         return Part(table=table, facts=facts, kls=list(islice(kls, len(flat))))
 
@@ -99,6 +100,7 @@ def roll_out(run: Run, step: int, clock: Clock) -> Generation:
         PromptError: a prompt of the generation, on any rank, cannot be used; every rank raises the same error.
         PreprocessError: a prompt of this rank could not be prepared.
         RewardError: a reward function failed.
+        EnvironmentFailedError: too many episodes were lost; every rank raises it.
     """
     training = run.config.training
     steps = steps_of(step, training)
@@ -139,7 +141,7 @@ def _gather(run: Run, sampled: Sampled, kls: Iterator[float]) -> list[Rollout]:
     `kls` are the KL divergences of this rank's completions, or empty.
     """
     training = run.config.training
-    own = [Part.of(run, batch.step, [group for _, group in batch.groups], kls) for batch in sampled.batches]
+    own = [Part.of(run, batch.step, batch.groups, kls) for batch in sampled.batches]
     by_batch: list[list[Part]] = [list(ranks) for ranks in zip(*gather(own), strict=True)]
     # Of all batches together, as TRL: `scaleRewards: batch` divides by the deviation of what is sampled at once.
     parts = [part for ranks in by_batch for part in ranks]

@@ -24,6 +24,7 @@ from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, wei
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.rewards.trl_signature import TrainerState
 from grpo_workload.storage.group_record import Group
+from grpo_workload.training.lost_episodes import check_lost
 from grpo_workload.training.run import BegunBatch, Run
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
         PreprocessError: a further prompt of this rank could not be prepared.
         RewardError: a reward function failed.
         ConfigError: the first call of a user's function returned no numbers.
+        EnvironmentFailedError: too many episodes were lost; every rank raises it.
     """
     limit = run.config.training.max_resample_times
     pools = [_Pool(one, {s: (one.prompts[s], g) for s, g in one.known.items()}, one.num_overlong, {}) for one in begun]
@@ -117,6 +119,12 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
         rounds += 1
         asked = _further(run, needed, rounds, clock)
     run.generator.sleep()
+    if run.config.has_episodes:
+        run.pulse.meet()
+        # Before the groups are in the journal: the next attempt would find them there, and fail as well.
+        found = [completion for pool in pools for _, group in pool.found.values() for completion in group.completions]
+        check_lost(found, run.config.episodes.max_failed_share)
+        clock.lap("gather")
     return Sampled(batches=[_chosen(run, pool, rounds) for pool in pools], generated_tokens=tokens, logged=logged)
 
 
@@ -193,7 +201,8 @@ def _fill(
     state = TrainerState(global_step=now, max_steps=training.max_steps)
     seed = step_seed(training.seed, now, run.rank) + rounds
     table = run.event_loop.run(score(run.rewards, each, flat, run.pulse.beat, state=state, seed=seed))
-    reported = take_logged(run.rewards)
+    is_there = [not completion.is_lost for completion in flat]
+    reported = {name: one.spread(is_there) for name, one in take_logged(run.rewards).items()}
     for name, one in reported.items():
         for key, values in one.metrics.items():
             logged.setdefault(f"rewards/{name}/{key}", []).extend(values)
@@ -208,13 +217,13 @@ def _fill(
                 num_prompts=training.prompts_per_step,
                 prompt_index=prompt.index,
                 prompt_ids=prompt.token_ids,
-                completions=tuple(group),
+                completions=tuple(completion.without_state() for completion in group),
                 rewards={name: values[own] for name, values in zip(table.names, table.values, strict=True)},
                 extra={name: one.extra_of(own) for name, one in reported.items() if one.extra},
             ),
         )
     clock.lap("reward")
-    return sum(len(completion.token_ids) for completion in flat)
+    return sum(completion.num_own for completion in flat)
 
 
 def _needed(run: Run, pools: Sequence[_Pool], clock: Clock) -> dict[int, tuple[_Pool, int]]:

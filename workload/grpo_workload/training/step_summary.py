@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grpo_workload.algorithm.step_plan import EpisodeFact
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.reporting.rank_metrics import RankStep
 from grpo_workload.training.rollout import Generation, Rollout
@@ -12,23 +13,27 @@ from grpo_workload.training.work import Work
 
 def summarise_step(run: Run, step: int, rollout: Rollout, num_tokens: int, clock: Clock) -> dict[str, float]:
     """Return the step's metrics under TRL's names, with the seconds that each phase took on this rank."""
-    facts = [fact for own in rollout.facts for fact in own]
+    every = [fact for own in rollout.facts for fact in own]
+    episodes = [fact.episode or EpisodeFact() for fact in every] if run.config.has_episodes else None
     metrics = summarise(
         rollout.table,
         num_generations=run.config.training.num_generations,
         scale_rewards=run.config.training.scale_rewards,
-        prompt_lengths=[fact.prompt_tokens for fact in facts],
-        completion_lengths=[fact.tokens for fact in facts],
-        truncated=[fact.is_truncated for fact in facts],
+        prompt_lengths=[fact.prompt_tokens - (fact.episode.context_tokens if fact.episode else 0) for fact in every],
+        completion_lengths=[fact.tokens for fact in every],
+        truncated=[fact.is_truncated for fact in every],
         step_time=clock.seconds,
         num_tokens_before=num_tokens,
+        episodes=episodes,
     )
+    facts = [fact for fact in every if not fact.is_lost]
+    count = max(1, len(facts))
     if step != rollout.step:  # its tokens were counted before
         metrics["num_tokens"] = num_tokens
-    metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / len(facts)
+    metrics["completions/not_finite_ratio"] = sum(not fact.has_logprobs for fact in facts) / count
     if run.config.training.max_staleness:
-        metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / len(facts)
-        metrics["staleness/max"] = max(fact.staleness for fact in facts)
+        metrics["staleness/mean"] = sum(fact.staleness for fact in facts) / count
+        metrics["staleness/max"] = max((fact.staleness for fact in facts), default=0)
     metrics["max_tokens_per_micro_batch"] = run.config.training.micro_batch_tokens
     return metrics | rollout.metrics | {f"time/{name}": seconds for name, seconds in clock.laps.items()}
 
@@ -37,7 +42,7 @@ def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock
     """Describe what this rank did in the step that has just ended."""
     is_first = step == generation.steps.start
     samples = work.rollout.samples if step == work.rollout.step else []
-    tokens = [len(sample.prompt.token_ids) + len(sample.completion.token_ids) for sample in samples]
+    tokens = [one.completion.num_read(one.prompt) for one in samples if not one.completion.is_lost]
     return RankStep(
         rank=run.rank,
         seconds=dict(clock.laps),

@@ -39,6 +39,7 @@ from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
 from grpo_workload.training.evaluation import evaluate, is_due, is_due_at_start
 from grpo_workload.training.health import Health, left_out_warnings
+from grpo_workload.training.lost_episodes import EnvironmentFailedError
 from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.saving import Saving
@@ -58,6 +59,7 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
 
     Raises:
         NotFiniteError: too many steps in a row were skipped, or the weights to save are not finite.
+        EnvironmentFailedError: too many episodes of a step or an evaluation were lost.
     """
     training = run.config.training
     num_tokens, stopping = run.start.num_tokens, False
@@ -196,6 +198,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 return refuse(error, errors)
             except NotFiniteError as error:
                 return refuse(error, errors, ExitCode.NOT_FINITE)
+            except EnvironmentFailedError as error:
+                return refuse(error, errors, ExitCode.ENVIRONMENT_FAILED)
             except WeightsDifferError as error:
                 return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
             except MicroBatchMemoryError as error:

@@ -59,12 +59,16 @@ function answer(row) {
       score("reward", number(row.reward), ""),
       score("advantage", row.advantage > 0 ? `+${number(row.advantage)}` : number(row.advantage), sign),
     ),
-    h("div", { class: "talk" }, messages.map((message) => said(message.role, content(message.content))), said("completion", row.completion ?? "")),
+    h("div", { class: "talk" }, messages.map((message) => said(message.role, content(message.content))), turns(row.completion ?? "")),
   );
 }
 
 const score = (name, value, sign) => h("div", { class: `score ${sign}` }, h("span", { class: "quiet" }, name), h("b", {}, value));
 const said = (role, text) => h("div", { class: `said ${role === "completion" ? "own" : ""}` }, h("span", { class: "quiet" }, role), h("pre", {}, text));
+// Of an episode, each turn with its calls, and each result.
+const turns = (completion) => (typeof completion === "string" ? said("completion", completion) : completion.map(turn));
+const turn = (message) =>
+  said(message.role === "assistant" ? "completion" : message.role, [message.content, message.tool_calls].filter(Boolean).map(content).join("\n"));
 const content = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 export function showRanks(host, ranks, job) {
