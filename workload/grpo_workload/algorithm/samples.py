@@ -125,7 +125,7 @@ class Sample:
     def bare(self) -> Sample:
         """Copy without what only rewards and engines read: smaller to send to another rank."""
         images = self.prompt.images and replace(self.prompt.images, images=())
-episode = self.completion.episode and replace(self.completion.episode, messages=(), observation="", state=None)
+        episode = self.completion.episode and replace(self.completion.episode, messages=(), observation="", state=None)
         return replace(
             self,
             prompt=replace(self.prompt, text="", columns={}, images=images, ending="", rendering=None),
