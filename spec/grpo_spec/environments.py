@@ -44,7 +44,7 @@ class EnvironmentConfig(Section):
     name: Name = Field(description="Its name; the dataset's column `environment` chooses one where there are several.")
     factory: FunctionPath = Field(
         description="module:Class or module:function that returns an object, as TRL's environment_factory: its public "
-        "methods are tools, reset(**row) begins an episode and may return text that is put behind the last user "
+        "methods are tools, reset(**row) begins an episode and may return text that is put behind the last "
         "message, get_reward() may score it."
     )
     params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(

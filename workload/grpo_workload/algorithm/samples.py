@@ -52,7 +52,7 @@ class Episode:
     ] = ()  # the turns as chat messages: assistant (with `tool_calls`), tool, assistant, ...
     context: tuple[tuple[int, int], ...] = ()  # parts of the completion, first and past the last, that were not sampled
     prompt_ids: tuple[int, ...] | None = None  # tokens of the prompt with what `reset` returned; None: the prompt's own
-    observation: str = ""  # what `reset` returned, put behind the prompt's last user message
+    observation: str = ""  # what `reset` returned, put behind the prompt's last message
     num_turns: int = 1  # requests that the model answered
     num_calls: int = 0
     num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised

@@ -1,4 +1,4 @@
-"""What an environment's `reset` returns, in the prompt: behind the last user message, as in TRL."""
+"""What an environment's `reset` returns, in the prompt: behind its last message, as in TRL."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from typing import Any
 from jinja2 import TemplateError
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.algorithm.samples import Message, Prompt
+from grpo_workload.algorithm.samples import Completion, Message, Prompt, Text
 
 
 def with_observation(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return the messages with `text` directly behind the last one of the user, or behind the last if there is none."""
-    roles = [message["role"] for message in messages]
-    at = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else len(roles) - 1
-    content = messages[at]["content"]
+    """Return chat messages with `text` behind the content of the last one; the given ones stay."""
+    *before, last = messages
+    content = last["content"]
     more = text if isinstance(content, str) else [{"type": "text", "text": text}]
-    return [*messages[:at], {**messages[at], "content": content + more}, *messages[at + 1 :]]
+    return [*before, {**last, "content": content + more}]
+
+
+def asked(prompt: Prompt, completion: Completion) -> Text:
+    """Return what a completion answers: its prompt, with what its environment has put into it."""
+    seen = completion.episode.observation if completion.episode else ""
+    if not seen:
+        return prompt.text
+    return prompt.text + seen if isinstance(prompt.text, str) else with_observation(prompt.text, seen)
 
 
 def render_observed(tokenizer: Any, prompt: Prompt, text: str) -> tuple[int, ...]:
-    """Return the token ids of a prompt with `text` behind its last user message, rendered as the prompt was.
+    """Return the token ids of a prompt with `text` behind its last message, rendered as the prompt was.
 
     Args:
         tokenizer: one that no other thread uses meanwhile: a copy.

@@ -41,7 +41,7 @@ class Session(Protocol):
     """What one episode acts on. Its coroutines run in one event loop, one at a time."""
 
     async def reset(self) -> str:
-        """Begin the episode; returns text for the end of the last user message, empty where there is none.
+        """Begin the episode; returns text for the end of the last message, empty where there is none.
 
         Raises:
             EnvironmentLostError: see `call`.

@@ -46,5 +46,5 @@ class ModelWords:
         return [*self._turns.ending(last), *self._turns.suffix(cut)], [result(name, text) for name, text in cut]
 
     def observed(self, prompt: Prompt, text: str) -> tuple[int, ...]:
-        """Return the prompt's tokens with `text` behind its last user message."""
+        """Return the prompt's tokens with `text` behind its last message."""
         return render_observed(self._tokenizer, prompt, text)

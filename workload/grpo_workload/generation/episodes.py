@@ -54,7 +54,7 @@ class Words(Protocol):
         ...
 
     def observed(self, prompt: Prompt, text: str) -> tuple[int, ...]:
-        """Return the prompt's tokens with `text` behind its last user message."""
+        """Return the prompt's tokens with `text` behind its last message."""
         ...
 
 

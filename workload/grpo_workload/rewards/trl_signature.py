@@ -12,7 +12,7 @@ from numbers import Complex, Real
 from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
-from grpo_workload.environments.observation import asked
+from grpo_workload.data.observation import asked
 
 JsonScalar = str | int | float | bool | None
 Values = list[float | None]
