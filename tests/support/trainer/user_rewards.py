@@ -217,3 +217,15 @@ def moves(prompts, folder, **kwargs):
     open(folder[0] + "/a/file", "w").close()
     os.rename(folder[0] + "/a/file", folder[0] + "/b/file")
     return [float(os.path.exists(folder[0] + "/b/file"))] * len(prompts)
+
+
+class Game:
+    """An environment: what it is asked to add up."""
+
+    def __init__(self, total):
+        self.total = total
+
+
+def reads_games(completions, environments, log_extra, **kwargs):
+    log_extra("seen", [turns[-1]["content"] for turns in completions])
+    return [None if game is None else game.total for game in environments]

@@ -26,7 +26,9 @@ def steps(number: int) -> Progress:
     return Progress(step=number, total_steps=1000)
 
 
-def fail(case: Case, at: int, step: int, message: str = "said RankFailed", node: str = "node") -> float:
+def fail(
+    case: Case, at: int, step: int, message: str = "said RankFailed", node: str = "node", reason: str = "RankFailed"
+) -> float:
     """Let an attempt begin, reach a step and fail on a node. Return the seconds of the wait; -1 if the job ends."""
     if case.status.phase == "Restarting":
         case.see(at=at)
@@ -35,7 +37,7 @@ def fail(case: Case, at: int, step: int, message: str = "said RankFailed", node:
     first = replace(pods[0], node=node)
     case.see(first, pods[1], at=at)
     case.see(first, pods[1], at=at + 20, progress=steps(step))
-    ends = ended(70, "RankFailed", after(NOW, at + 40)).model_copy(update={"message": message})
+    ends = ended(70, reason, after(NOW, at + 40)).model_copy(update={"message": message})
     case.see(replace(first, ready=False, endings=(Ending(ends, attempt),)), pods[1], at=at + 40)
     due = case.status.next_restart_time
     return seconds_between(after(NOW, at + 40), due) if due is not None else -1.0
@@ -227,3 +229,10 @@ def test_progress_clears_a_node() -> None:
     fail(case, WEEK, 50, node="n")
     assert [(one.name, one.failures) for one in case.status.failed_nodes] == [("n", 1)]
     assert case.status.avoid_nodes == ()
+
+
+def test_lost_episodes_say_nothing_about_the_node_of_the_rank_that_reports_them() -> None:
+    case = Case(failurePolicy={"maxRestarts": 9})
+    for number in range(3):
+        fail(case, WEEK * number, 5, node="n", reason="EnvironmentFailed")
+    assert (case.status.failed_nodes, case.status.avoid_nodes) == ((), ())

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, PromptImages, Sample
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt, PromptImages, Sample
 
 
 def make_sample(prompt=(1, 2), completion=(3, 4), *, advantage=0.5):
@@ -29,6 +29,25 @@ def test_layout_of_a_micro_batch():
     assert batch.sampling_logprobs_BC.tolist() == [[-1.25, -1.5, -1.75], [-1.0, 0.0, 0.0]]
     assert batch.advantages_B.tolist() == [2.0, -1.0]
     assert batch.rows(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def in_episode(sample, *context, **values):
+    completion = replace(sample.completion, episode=Episode(context=context, **values))
+    return replace(sample, completion=completion)
+
+
+def test_the_model_reads_the_context_of_an_episode_and_nothing_else_has_a_place_for_it():
+    twice = in_episode(make_sample((1,), (5, 90, 91, 6, 7, 92, 8)), (1, 3), (5, 6))
+    ends_in_context = in_episode(make_sample((1, 2), (5, 93), advantage=-1.0), (1, 2), prompt_ids=(1, 2, 3))
+    batch = micro_batch([twice, ends_in_context])
+    assert batch.input_ids_1N.tolist() == [[1, 5, 90, 91, 6, 7, 92, 8, 1, 2, 3, 5, 93]]
+    assert batch.cu_seq_lens.tolist() == [0, 8, 13]
+    assert batch.places_K.tolist() == [0, 3, 4, 6, 10], "each is before its token"
+    assert batch.targets_K.tolist() == [5, 6, 7, 8, 5]
+    assert batch.mask_BC.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
+    assert batch.sampling_logprobs_BC.tolist() == [[-1.25, -1.5, -1.75, -2.0], [-1.25, 0, 0, 0]]
+    last = batch.halves()[1]
+    assert (last.places_K.tolist(), last.targets_K.tolist()) == ([2], [5])
 
 
 def routed(sample, experts):
@@ -77,6 +96,11 @@ def test_what_goes_to_another_rank_has_all_that_the_loss_needs_and_nothing_else(
     bare = replace(sample, prompt=prompt, extra={"r": {"note": "x"}}).bare()
     assert bare == replace(sample, prompt=replace(sample.prompt, images=replace(images, images=())))
     assert sample.bare() == sample
+    episode = Episode(
+        messages=({"role": "assistant"},), context=((1, 2),), prompt_ids=(1,), observation="o", state=b"s"
+    )
+    acted = replace(sample, completion=replace(sample.completion, episode=episode))
+    assert acted.bare().completion.episode == Episode(context=((1, 2),), prompt_ids=(1,))
 
 
 def test_halves_hold_the_rows_and_tokens_of_the_whole():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.algorithm.step_plan import TOLERANCE, Fact, Piece, plan, spread
+from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Piece, plan, spread
 
 
 def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):
@@ -46,6 +46,15 @@ def test_samples_without_a_gradient_are_left_out(left_out, options, num_tokens):
     work = plan([[fact(), left_out]], TrainingConfig(**options))
     assert work.bins == [[[Piece(0, 0, 6)]]]
     assert work.scale == LossScale(num_sequences=2, num_tokens=num_tokens)
+
+
+def test_lost_episodes_are_in_no_denominator():
+    lost = fact(tokens=0)._replace(episode=EpisodeFact(lost="process"))
+    there = fact()._replace(episode=EpisodeFact(turns=3))
+    work = plan([[there, lost, fact(advantage=0.0)]], TrainingConfig(beta=0.1))
+    assert work.bins == [[[Piece(0, 0, 6), Piece(0, 2, 6)]]]
+    assert work.scale == LossScale(num_sequences=2, num_tokens=8)
+    assert plan([[lost], [lost]], TrainingConfig()).scale == LossScale(num_sequences=1, num_tokens=0)
 
 
 def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():

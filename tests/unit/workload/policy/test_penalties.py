@@ -3,6 +3,8 @@ one, by vLLM's formula (`apply_penalties` in vllm/model_executor/layers/utils.py
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.logprobs.logprobs import logprobs_and_entropies
@@ -39,7 +41,7 @@ def penalised(logits_KV, samples, penalties):
     """The logits of all completion tokens under penalties."""
     rows = []
     for sample in samples:
-        for place in range(len(sample.completion.token_ids)):
+        for place in sample.completion.own_places:
             logits_V, own = logits_KV[len(rows)], list(sample.completion.token_ids[:place])
             factors, less = torch.ones(VOCABULARY), torch.zeros(VOCABULARY)
             for word in {*sample.prompt.token_ids, *own}:
@@ -91,6 +93,22 @@ def test_values_and_gradients_equal_those_from_whole_logits(seed, penalties, tru
     torch.testing.assert_close(values.T, wanted, atol=1e-4, rtol=1e-5)
     for one, other in zip(torch.autograd.grad((values.T * pulls).sum(), [hidden, weight]), gradients, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+
+
+def test_words_of_an_episodes_context_have_come_before():
+    """The engine reads them as a part of the prompt of the next turn. With episodes the other penalties are refused."""
+    random, penalties = torch.Generator().manual_seed(3), Penalties(1.3, 0.0, 0.0)
+    samples = [
+        replace(one, completion=replace(one.completion, episode=Episode(context=context)))
+        for one, context in zip(
+            make_samples(random, torch.arange(20)), [((2, 4), (6, 9)), (), ((1, 5),), ((3, 4),)], strict=True
+        )
+    ]
+    batch = micro_batch(samples)
+    hidden, weight = (torch.randn(*shape, generator=random) for shape in ((len(batch.targets_K), 16), (257, 16)))
+    values = logprobs_and_entropies(hidden, weight, None, batch.targets_K, 1.0, penalised=penalties.on(batch))
+    wanted = penalised(hidden @ weight.T, samples, penalties).log_softmax(dim=1)
+    torch.testing.assert_close(values[:, 0], wanted.gather(1, batch.targets_K.unsqueeze(1))[:, 0], atol=1e-4, rtol=1e-5)
 
 
 def test_half_precision_logits_are_penalised_in_float32():

@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo_spec.reports import EvaluationProgress
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
@@ -34,6 +35,22 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     assert [line["advantage"] for line in kept] == [0.25, 0.25]
     assert [line.get("extra") for line in kept] == [{"judge": {"why": "answer 7.0"}}, None]
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
+
+
+def test_an_episode_is_kept_as_its_messages_after_what_its_environment_showed(tmp_path: Path) -> None:
+    turns = ({"role": "assistant", "content": "look"}, {"role": "tool", "content": "42"})
+    sample = _sample(1, "last turn")
+    sample = replace(
+        sample,
+        prompt=replace(sample.prompt, text=[{"role": "user", "content": "Play."}]),
+        completion=replace(sample.completion, episode=Episode(messages=turns, observation=" A wall.")),
+    )
+    report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [sample], [])
+    report.close()
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    assert line["prompt"] == [{"role": "user", "content": "Play. A wall."}]
+    assert line["completion"] == list(turns)
 
 
 def test_an_evaluation_has_a_line_of_its_own_and_is_in_that_of_its_step(tmp_path: Path) -> None:

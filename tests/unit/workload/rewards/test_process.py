@@ -3,20 +3,24 @@
 import ctypes
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo_devcluster.progress import wait_until
 from grpo_spec.errors import ConfigError
+from grpo_workload.algorithm.samples import Episode
 from grpo_workload.rewards.scorer import RewardError
-from grpo_workload.rewards.scoring import build_rewards, close_rewards, score, take_logged
+from grpo_workload.rewards.scoring import build_rewards, close_rewards, score, take_logged, wants_environments
 from grpo_workload.rewards.trl_signature import Logged, TrainerState
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
+from support.trainer.user_rewards import Game
 
 USER = "support.trainer.user_rewards"
 
@@ -220,6 +224,36 @@ async def test_what_is_no_number_ends_the_job_at_the_first_call_alone(function, 
 async def test_a_function_that_cannot_take_its_arguments_is_refused_before_anything_is_sampled(settings, message):
     with pytest.raises(ConfigError, match=message):
         build_rewards([make_config(**settings)], make_source({"answer": 4, "level": "easy"}))
+
+
+async def test_a_function_that_names_environments_gets_them_as_they_were_at_the_end_and_sees_no_lost_one():
+    def acted(total, lost=None):
+        state = None if total is None else pickle.dumps(Game(total))
+        episode = Episode(messages=({"role": "assistant", "content": str(total)},), state=state, lost=lost)
+        return replace(make_completion(), episode=episode)
+
+    completions = [acted(3), acted(9, "process"), acted(None), acted(5)]
+    configs = [
+        make_config(function=f"{USER}:reads_games"),
+        make_config("other", function=f"{USER}:bounded", params={"limit": 5}),
+    ]
+    rewards = build_rewards(configs, make_source({}), has_environments=True)
+    try:
+        assert wants_environments(rewards)
+        assert not wants_environments(rewards[1:])
+        table = await score(rewards, [make_prompt()] * 4, completions)
+        logged = take_logged(rewards)["mine"]
+    finally:
+        close_rewards(rewards)
+    assert table.values[0] == [3, None, None, 5]
+    assert table.values[1][1] is None
+    assert logged.extra == {"seen": ["3", "None", "5"]}
+    assert logged.spread([True, False, True, True]).extra == {"seen": ["3", None, "None", "5"]}
+
+
+def test_a_function_that_names_environments_is_refused_in_a_job_without():
+    with pytest.raises(ConfigError, match=r"reads_games does not take .*environments is passed in jobs with spec.env"):
+        build_rewards([make_config(function=f"{USER}:reads_games")], make_source({}))
 
 
 async def test_a_function_that_runs_is_checked_with_the_columns_of_an_evaluation_too():

@@ -11,6 +11,7 @@ import pytest
 from trl.rewards import get_soft_overlong_punishment
 
 from grpo_spec.errors import ConfigError
+from grpo_workload.algorithm.samples import Episode
 from grpo_workload.launcher.rank_processes import describe_error
 from grpo_workload.rewards import scoring
 from grpo_workload.rewards.math_answers import Accuracy
@@ -50,6 +51,23 @@ def broken_modules(tmp_path, monkeypatch):
     (tmp_path / "large_rewards.py").write_text("held = bytearray(400 << 20)\n\ndef f(prompts, **kwargs): ...\n")
     (tmp_path / "gone_rewards.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+async def test_the_reward_environment_is_what_get_reward_returned():
+    (reward,) = build_rewards([make_config(environment={})], make_source())
+    answers = [dataclasses.replace(make_completion(), episode=episode) for episode in (Episode(reward=0.5), Episode())]
+    table = await score([reward], [make_prompt()] * 3, [*answers, make_completion()])
+    assert table.values == [[0.5, None, None]]
+
+
+async def test_no_reward_sees_lost_episodes():
+    seen = []
+    reward = Reward(name="a", weight=1.0, scorer=Function(lambda prompts, completions: [seen.append(1) or 1.0]))
+    lost = dataclasses.replace(make_completion(), episode=Episode(lost="process"))
+    table = await score([reward], [make_prompt()] * 2, [lost, make_completion()])
+    assert (table.values, len(seen)) == ([[None, 1.0]], 1)
+    assert (await score([reward], [make_prompt()], [lost])).values == [[None]]
+    assert len(seen) == 1
 
 
 async def test_the_weighted_sum_skips_none_and_is_nan_if_all_are_none():

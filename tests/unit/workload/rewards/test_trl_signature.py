@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter, deque
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -10,7 +11,9 @@ import pandas
 import pytest
 import torch
 
-from grpo_workload.rewards.trl_signature import Logged, ReturnedError, as_values, misfit
+from grpo_workload.algorithm.samples import Episode
+from grpo_workload.rewards.trl_signature import Logged, ReturnedError, TrainerState, as_values, misfit, trl_arguments
+from support.trainer.reward_inputs import make_completion, make_prompt
 
 INFINITE = float("inf")
 
@@ -113,3 +116,39 @@ def test_what_is_logged_can_be_written_as_json():
     logged = Logged(4)
     logged.log_extra("note", [1, 2**70, float("nan"), "cut \ud83d"])
     assert logged.extra == {"note": [1, str(2**70), "nan", "cut ?"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ([{"role": "user", "content": "Play."}], [{"role": "user", "content": "Play. A wall."}]),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " A wall."}]}],
+        ),
+    ],
+)
+def test_of_an_episode_functions_get_all_turns_all_tokens_and_what_the_environment_showed(text, shown):
+    """TRL puts what `reset` returned behind the last message."""
+    turns = [{"role": "assistant", "tool_calls": [{}]}, {"role": "tool", "name": "go", "content": "x"}]
+    episode = Episode(messages=tuple(turns), context=((1, 2),), observation=" A wall.")
+    given = trl_arguments([make_prompt(text)], [replace(make_completion("no"), episode=episode)], TrainerState())
+    assert (given["prompts"], given["completions"], given["completion_ids"]) == ([shown], [turns], [[7, 8]])
+    assert "environments" not in given
+
+
+def needs(completions, environments, **others): ...
+
+
+def may_have(completions, environments=None, **others): ...
+
+
+def takes_others(completions, **others): ...
+
+
+def test_environments_are_an_argument_in_jobs_that_have_them_alone():
+    assert misfit(needs, {}, [], has_environments=True) is None
+    assert "this job has none" in misfit(needs, {}, [])
+    assert misfit(may_have, {}, []) is None
+    assert "`params` has the name of an argument" in misfit(may_have, {"environments": 1}, [], has_environments=True)
+    assert misfit(takes_others, {"environments": 1}, [], has_environments=True) is None

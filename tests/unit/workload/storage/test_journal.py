@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_workload.algorithm.samples import Completion
+from grpo_workload.algorithm.samples import Completion, Episode
 from grpo_workload.storage.group_record import Group, from_line, to_line
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 
@@ -241,3 +241,34 @@ def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
     journal._file = Path("/dev/full").open("wb")  # noqa: SIM115  # closed with the journal
     with pytest.raises(OSError, match="cannot write the journal of the run: No space left on device: '/dev/full'"):
         attempt.write()
+
+
+COUNTS = st.integers(0, 1000)
+EPISODES = st.builds(
+    Episode,
+    messages=st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["assistant", "tool"]), "content": st.text()}), max_size=3
+    ).map(tuple),
+    context=st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple),
+    prompt_ids=st.none() | st.lists(COUNTS, max_size=3).map(tuple),
+    observation=st.text(),
+    num_turns=COUNTS,
+    num_calls=COUNTS,
+    num_failed_calls=COUNTS,
+    call_seconds=st.floats(0, 1e6),
+    retries=COUNTS,
+    reward=st.none() | st.floats(allow_nan=False),
+    lost=st.none() | st.text(),
+    failure=st.text(),
+)
+
+
+@given(EPISODES)
+def test_a_group_keeps_its_episodes_but_for_their_states(episode: Episode) -> None:
+    group = make_group(0, 0)
+    acted = replace(group.completions[0], episode=replace(episode, state=b"not JSON"))
+    lost = replace(acted, token_ids=(), logprobs=(), text="", episode=replace(episode, lost="process"))
+    found = from_line(to_line(replace(group, completions=(acted, lost, group.completions[0]))))
+    assert found.completions == (acted, lost, group.completions[0])
+    assert found.completions[0].episode is not None
+    assert found.completions[0].episode.state is None

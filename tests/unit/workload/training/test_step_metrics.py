@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from grpo_workload.rewards.table import RewardTable
-from grpo_workload.training.step_metrics import summarise
+from grpo_workload.algorithm.step_plan import EpisodeFact
+from grpo_workload.rewards.table import RewardTable, tabulate
+from grpo_workload.training.step_metrics import summarise, summarise_evaluation
 
 
 def test_each_metric_of_a_small_step():
@@ -46,3 +47,59 @@ def test_each_metric_of_a_small_step():
         "step_time": 2.0,
         "tokens_per_second": 12.0,
     }
+
+
+LOST = EpisodeFact(lost="timeout", retries=2)
+EPISODES = [
+    EpisodeFact(turns=3, calls=2, failed_calls=1, call_seconds=1.5, context_tokens=7),
+    EpisodeFact(turns=2, calls=1, retries=1, call_seconds=0.5),
+    LOST,
+    EpisodeFact(),
+]
+METRICS = {
+    "tools/call_frequency": 1.0,  # TRL's: calls of an episode
+    "tools/failure_frequency": pytest.approx(1 / 3),
+    "episodes/turns/mean": 2.0,
+    "episodes/call_seconds/mean": pytest.approx(2 / 3),
+    "episodes/retries": 3,
+    "episodes/lost": 1,
+    "episodes/lost/timeout": 1,
+}
+
+
+def test_lost_episodes_are_counted_by_cause_and_are_in_no_other_metric():
+    table = tabulate({"a": 1.0}, [[1.0, 0.0, None, None]])
+    counts = {"completion_lengths": [5, 9, 0, 4], "truncated": [False, True, False, False]}
+    metrics = summarise(
+        table,
+        num_generations=2,
+        scale_rewards="group",
+        prompt_lengths=[3, 3, 4, 4],
+        step_time=2.0,
+        episodes=EPISODES,
+        **counts,
+    )
+    assert metrics.items() >= METRICS.items()
+    assert metrics["completions/mean_length"] == 6.0
+    assert metrics["completions/min_length"] == 4
+    assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+    assert metrics["rewards/a/unscored"] == pytest.approx(1 / 3)
+    assert metrics["num_tokens"] == 18 + 10
+    found = summarise_evaluation(table, num_generations=2, episodes=EPISODES, **counts)
+    assert found.items() >= {f"eval/{name}": value for name, value in METRICS.items()}.items()
+    assert found["eval/completions/mean_length"] == 6.0
+
+
+def test_a_step_whose_episodes_are_all_lost_has_metrics():
+    metrics = summarise(
+        tabulate({"a": 1.0}, [[None, None]]),
+        num_generations=2,
+        scale_rewards="group",
+        prompt_lengths=[3, 3],
+        completion_lengths=[0, 0],
+        truncated=[False, False],
+        step_time=2.0,
+        episodes=[LOST, LOST],
+    )
+    assert math.isnan(metrics["reward"])
+    assert (metrics["episodes/lost"], metrics["completions/mean_length"], metrics["rewards/a/unscored"]) == (2, 0, 0)

@@ -1,0 +1,156 @@
+"""What a rollout does with episodes: own tokens, lost ones, and how many of them are too many."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from grpo_spec.environments import EpisodesConfig
+from grpo_workload.algorithm.samples import Completion, Episode, Prompt
+from grpo_workload.algorithm.step_plan import EpisodeFact, plan
+from grpo_workload.ranks.clock import Clock
+from grpo_workload.rewards.scorer import Function
+from grpo_workload.rewards.scoring import Reward
+from grpo_workload.storage.journal import begin_branch
+from grpo_workload.training.lost_episodes import EnvironmentFailedError, Losses, too_many
+from grpo_workload.training.rollout import Generation, roll_out
+from support.trainer.rollouts import Sampled, make_run
+
+PROMPT = (1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Acting(Sampled):
+    """A generator whose completions are episodes: of a prompt, by the number of the completion."""
+
+    def __init__(self, episodes: Callable[[Prompt, int], Completion]) -> None:
+        super().__init__()
+        self._episodes = episodes
+        self.asked: list[int] = []
+
+    def generate(self, prompts: Sequence[Prompt], num_generations: int, *_: Any) -> list[list[Completion]]:
+        self.asked += [prompt.index for prompt in prompts]
+        return [[self._episodes(prompt, number) for number in range(num_generations)] for prompt in prompts]
+
+
+def acted() -> Completion:
+    """Return an episode of two turns: three own tokens, and two of a result."""
+    return Completion(
+        token_ids=(5, 90, 91, 6, 7),
+        logprobs=(-1.0, 0.0, 0.0, -1.0, -1.0),
+        text="last",
+        finish_reason="stop",
+        weight_version=0,
+        episode=Episode(context=((1, 3),), prompt_ids=PROMPT, num_turns=2, num_calls=1, state=b"state"),
+    )
+
+
+def lost() -> Completion:
+    episode = Episode(lost="process", failure="it ended with exit code 3", retries=2)
+    return replace(acted(), token_ids=(), logprobs=(), text="", episode=episode)
+
+
+def first_lost(prompt: Prompt, number: int) -> Completion:
+    return lost() if prompt.index == 0 and number == 0 else acted()
+
+
+def rolled(folder: Path, generator: Acting, share: float = 1.0, known: Any = (), **settings: Any) -> Generation:
+    def scores(prompts: list[Prompt], completions: list[Completion]) -> list[float | None]:
+        assert all(one.token_ids for one in completions), "none of them is lost"
+        return [float(number) for number in range(len(completions))]
+
+    parts = {"rewards": [Reward(name="one", weight=1.0, scorer=Function(scores))]}
+    run = make_run(
+        folder, generator, parts=parts, known=known, episodes=EpisodesConfig(max_failed_share=share), **settings
+    )
+    try:
+        return roll_out(run, 0, Clock())
+    finally:
+        run.journal.close()
+
+
+def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path: Path) -> None:
+    generation = rolled(tmp_path, Acting(first_lost), num_generations=3)
+    (rollout,) = generation.rollouts.values()
+    (facts,) = rollout.facts
+    assert generation.generated_tokens == 5 * 3
+    assert facts[0].is_lost
+    assert math.isnan(facts[0].reward)
+    assert [fact.advantage == 0 for fact in facts] == [True, False, False, False, True, False], "the middle one is 0"
+    assert (facts[1].tokens, facts[1].prompt_tokens) == (3, len(PROMPT) + 2)
+    assert facts[1].episode == EpisodeFact(turns=2, calls=1, context_tokens=2)
+    made = plan(rollout.facts, make_run(tmp_path / "other", Sampled()).config.training)
+    assert (made.scale.num_sequences, made.scale.num_tokens) == (5, 15)
+    assert sorted(piece.place for pieces in made.bins[0] for piece in pieces) == [1, 2, 3, 5]
+    assert all(sample.completion.episode.state is None for sample in rollout.samples if sample.completion.episode)
+
+
+def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tmp_path: Path) -> None:
+    (first,) = rolled(tmp_path, Acting(first_lost)).rollouts.values()
+    _, known = begin_branch(tmp_path, attempt=1, step=0)
+    (again,) = rolled(tmp_path, generator := Acting(first_lost), known=known).rollouts.values()
+    assert generator.asked == []
+    assert again.samples[1:] == first.samples[1:]
+    assert again.samples[0].completion == first.samples[0].completion
+    assert again.facts[0][1:] == first.facts[0][1:]
+
+
+def test_too_many_lost_episodes_end_the_attempt_and_are_not_journalled(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailedError, match=r"1 of 4 episodes.*\(1 process\).*0\.2; .*exit code 3\. Look"):
+        rolled(tmp_path, Acting(first_lost), share=0.2)
+    assert begin_branch(tmp_path, attempt=1, step=0)[1] == []
+    rolled(tmp_path / "other", Acting(first_lost), share=0.25)
+
+
+def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_path: Path) -> None:
+    class Further:
+        def take(self, step: int) -> list[Prompt]:
+            return [Prompt(index=place, text="", token_ids=(place,)) for place in range(2)]
+
+        def further(self, batch: int, slots: list[int]) -> list[Prompt]:
+            return [Prompt(index=slot, text="", token_ids=(slot,)) for slot in slots]
+
+    def whole(prompt: Prompt, number: int) -> Completion:
+        return lost() if prompt.index == 0 else acted()
+
+    def by_number(prompts: list[Prompt], completions: list[Completion]) -> list[float | None]:
+        return [float(number % 2) for number in range(len(completions))]
+
+    reward = Reward(name="one", weight=1.0, scorer=Function(by_number))
+    run = make_run(
+        tmp_path,
+        generator := Acting(whole),
+        parts={"rewards": [reward], "prompts": Further()},
+        episodes=EpisodesConfig(max_failed_share=1.0),
+        max_resample_times=1,
+    )
+    (rollout,) = roll_out(run, 0, Clock()).rollouts.values()
+    run.journal.close()
+    assert generator.asked[:3] == [0, 1, 2]
+    assert 0 not in {sample.prompt.index for sample in rollout.samples}
+
+
+def test_all_ranks_together_have_a_share() -> None:
+    ranks = [Losses(count=8, causes=Counter(timeout=1)), Losses(count=2, causes=Counter(process=2), last="gone")]
+    assert too_many(ranks, 0.3) is None
+    complaint = too_many(ranks, 0.29)
+    assert complaint is not None
+    assert "3 of 10 episodes" in complaint
+    assert "(2 process, 1 timeout)" in complaint
+    assert "gone" in complaint
+    assert too_many([Losses(count=4, causes=Counter())], 0.0) is None
+    assert too_many([Losses(count=0, causes=Counter())], 0.0) is None
