@@ -1,0 +1,256 @@
+"""Tools and environments of a user, as `module:function` names them: good ones, and each way in which one can fail."""
+
+import asyncio
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import numpy as np
+
+
+class OurServiceError(Exception):
+    """An error of a user's that says what it is."""
+
+    is_infrastructure = True
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    print("a line that the tool prints")  # noqa: T201
+    return a * b
+
+
+async def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    await asyncio.sleep(0)
+    return a + b
+
+
+def draw() -> str:
+    """Draw random numbers."""
+    return f"{random.random()} {np.random.random()}"  # noqa: S311
+
+
+def hang() -> None:
+    """Hang."""
+    time.sleep(600)
+
+
+def fail(how: str) -> object:  # noqa: C901, PLR0911, PLR0912
+    """Fail.
+
+    Args:
+        how: In which way.
+    """
+    if how == "raises":
+        raise KeyError("colour")
+    if how == "connection":
+        raise ConnectionResetError("the database is away")
+    if how == "timeout":
+        raise TimeoutError("the database is slow")
+    if how == "named":
+        raise type("APIConnectionError", (Exception,), {})("the service is away")
+    if how == "marked":
+        raise OurServiceError("the service is down")
+    if how == "exits":
+        sys.exit("bye")
+    if how == "leaves":
+        os._exit(3)
+    if how == "crashes":
+        ctypes.string_at(0)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "memory":
+        return str(bytearray(1 << 30))
+    if how == "nonsense":
+        for descriptor in range(3, 64):
+            with suppress(OSError):
+                os.write(descriptor, b"nonsense\n")
+    if how == "forged":
+        for descriptor in range(3, 64):
+            with suppress(OSError):
+                os.write(descriptor, b'{"number": 99, "text": "forged"}\n')
+    if how == "image":
+        from PIL import Image
+
+        return Image.new("RGB", (1, 1))
+    return how
+
+
+async def fail_later() -> None:
+    """Raise, as a coroutine."""
+    await asyncio.sleep(0)
+    raise ValueError("not today")
+
+
+def give(kind: str) -> object:
+    """Return something.
+
+    Args:
+        kind: What.
+    """
+    return {
+        "none": None,
+        "dict": {"a": 1},
+        "list": [1, "two"],
+        "blocks": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}],
+        "surrogate": "cut \ud83d",
+        "big": "x" * ((1 << 20) + 5),
+    }[kind]
+
+
+def variables() -> list[str]:
+    """Return the names of its variables."""
+    return sorted(os.environ)
+
+
+def meet(folder: str, name: str, other: str) -> str:
+    """Wait until another call runs.
+
+    Args:
+        folder: Where both write.
+        name: Of this call.
+        other: Of the other call.
+    """
+    open(f"{folder}/{name}", "w").close()
+    while not os.path.exists(f"{folder}/{other}"):
+        time.sleep(0.01)
+    return "met"
+
+
+def process(folder: str) -> int:
+    """Return the number of its process, after it has started another.
+
+    Args:
+        folder: Where the other's number is written.
+    """
+    other = subprocess.Popen(["sleep", "600"])
+    with open(f"{folder}/{other.pid}", "w"):
+        return os.getpid()
+
+
+def bare(a, b):
+    return a + b
+
+
+def without_docstring(a: int) -> int:
+    return a
+
+
+class Counter:
+    """A state that is kept over calls."""
+
+    made = 0
+
+    def __init__(self, start: int = 0) -> None:
+        Counter.made += 1
+        self.start, self.lock = start, open(os.devnull)
+        self.numbers: list[int] = []
+        self.row: dict[str, object] = {}
+
+    @property
+    def evaluated(self) -> int:
+        raise AssertionError("nobody reads it")
+
+    def reset(self, **row: object) -> str | None:
+        self.row, self.numbers = row, [self.start]
+        if row.get("how") == "raises":
+            raise ValueError("no such level")
+        if row.get("how") == "away":
+            raise ConnectionError("the game's server is away")
+        if row.get("how") == "number":
+            return 3
+        return None if row.get("how") == "silent" else f"Count on from {self.start}, {random.randrange(10**9)}."  # noqa: S311
+
+    def append(self, number: int) -> str:
+        """Append a number.
+
+        Args:
+            number: The next number.
+        """
+        self.numbers.append(number)
+        return f"{self.numbers}"
+
+    async def total(self) -> int:
+        """Return the sum."""
+        await asyncio.sleep(0)
+        return sum(self.numbers)
+
+    def pid(self) -> int:
+        """Return the number of its process."""
+        return os.getpid()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+
+    def roll(self) -> int:
+        """Roll a die with many faces."""
+        return random.randrange(10**9)  # noqa: S311
+
+    def _hidden(self) -> None:
+        pass
+
+    def get_reward(self) -> float:
+        if self.row.get("how") == "bad":
+            return "good"
+        if self.row.get("how") == "unfair":
+            raise ZeroDivisionError("no numbers")
+        return float(sum(self.numbers))
+
+
+class AsyncCounter:
+    """All of it async."""
+
+    async def reset(self, **row: object) -> str:
+        self.loop = asyncio.get_running_loop()
+        return "begin"
+
+    async def same_loop(self) -> bool:
+        """Whether the event loop is that of reset."""
+        return self.loop is asyncio.get_running_loop()
+
+    async def get_reward(self) -> float:
+        return 0.5
+
+
+class Silent:
+    """Has no reward."""
+
+    def reset(self, **row: object) -> None:
+        pass
+
+    def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+
+class Endless:
+    """Lacks reset."""
+
+    def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+
+def refuses(start: int) -> None:
+    raise ValueError(f"cannot begin at {start}")
