@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -38,20 +39,12 @@ async def add(a: int, b: int) -> int:
         b: The second.
     """
     await asyncio.sleep(0)
+    if a < 0:
+        raise ValueError("a must not be negative")
     return a + b
 
 
-def draw() -> str:
-    """Draw random numbers."""
-    return f"{random.random()} {np.random.random()}"  # noqa: S311
-
-
-def hang() -> None:
-    """Hang."""
-    time.sleep(600)
-
-
-def fail(how: str) -> object:  # noqa: C901, PLR0911, PLR0912
+def fail(how: str) -> object:
     """Fail.
 
     Args:
@@ -59,6 +52,9 @@ def fail(how: str) -> object:  # noqa: C901, PLR0911, PLR0912
     """
     if how == "raises":
         raise KeyError("colour")
+    if how == "hangs":
+        while True:
+            time.sleep(600)
     if how == "connection":
         raise ConnectionResetError("the database is away")
     if how == "timeout":
@@ -92,12 +88,6 @@ def fail(how: str) -> object:  # noqa: C901, PLR0911, PLR0912
     return how
 
 
-async def fail_later() -> None:
-    """Raise, as a coroutine."""
-    await asyncio.sleep(0)
-    raise ValueError("not today")
-
-
 def give(kind: str) -> object:
     """Return something.
 
@@ -111,12 +101,9 @@ def give(kind: str) -> object:
         "blocks": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}],
         "surrogate": "cut \ud83d",
         "big": "x" * ((1 << 20) + 5),
+        "numbers": f"{random.random()} {np.random.random()}",
+        "variables": sorted(os.environ),
     }[kind]
-
-
-def variables() -> list[str]:
-    """Return the names of its variables."""
-    return sorted(os.environ)
 
 
 def meet(folder: str, name: str, other: str) -> str:
@@ -133,17 +120,6 @@ def meet(folder: str, name: str, other: str) -> str:
     return "met"
 
 
-def process(folder: str) -> int:
-    """Return the number of its process, after it has started another.
-
-    Args:
-        folder: Where the other's number is written.
-    """
-    other = subprocess.Popen(["sleep", "600"])
-    with open(f"{folder}/{other.pid}", "w"):
-        return os.getpid()
-
-
 def bare(a, b):
     return a + b
 
@@ -155,11 +131,8 @@ def without_docstring(a: int) -> int:
 class Counter:
     """A state that is kept over calls."""
 
-    made = 0
-
     def __init__(self, start: int = 0) -> None:
-        Counter.made += 1
-        self.start, self.lock = start, open(os.devnull)
+        self.start, self.lock = start, threading.Lock()
         self.numbers: list[int] = []
         self.row: dict[str, object] = {}
 
@@ -175,7 +148,7 @@ class Counter:
             raise ConnectionError("the game's server is away")
         if row.get("how") == "number":
             return 3
-        return None if row.get("how") == "silent" else f"Count on from {self.start}, {random.randrange(10**9)}."  # noqa: S311
+        return None if row.get("how") == "silent" else f"Count on from {self.start}, {random.randrange(10**9)}."
 
     def append(self, number: int) -> str:
         """Append a number.
@@ -195,17 +168,21 @@ class Counter:
         """Return the number of its process."""
         return os.getpid()
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep.
+    def hang(self, folder: str) -> None:
+        """Start another process, and hang.
 
         Args:
-            seconds: How long.
+            folder: Where the numbers of both processes are written.
         """
-        time.sleep(seconds)
+        other = subprocess.Popen(["sleep", "600"])
+        with open(f"{folder}/new", "w") as file:
+            file.write(f"{os.getpid()} {other.pid}")
+        os.rename(f"{folder}/new", f"{folder}/pids")
+        time.sleep(600)
 
     def roll(self) -> int:
         """Roll a die with many faces."""
-        return random.randrange(10**9)  # noqa: S311
+        return random.randrange(10**9)
 
     def _hidden(self) -> None:
         pass

@@ -103,13 +103,7 @@ class Channel:
 
     def is_quiet(self) -> bool:
         """Whether the process is there, and has sent nothing that nobody asked for."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return not self._buffer
-        except OSError:
-            return False
-        return False
+        return not self._buffer and is_quiet(self._socket)
 
     def close(self) -> None:
         """Close the socket; a child that waits for a request ends."""
@@ -126,6 +120,17 @@ class Channel:
         if not (part := await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK)):
             raise EOFError
         self._buffer += part
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """Whether the other end of a socket that does not block is open, and has sent nothing that was not read."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def send(control: socket.socket, request: Fork | Kill, theirs: socket.socket | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import CAUSES, EnvironmentLostError
-from grpo_workload.environments.channel import Channel, InvalidReplyError, Reply, pickled, send
+from grpo_workload.environments.channel import Channel, InvalidReplyError, Reply, is_quiet, pickled, send
 from grpo_workload.environments.endings import DYING_SECONDS
 from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orders, Reset
 from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
@@ -51,10 +51,11 @@ class ChildHandle:
             raise await self._late(IMPORT_SECONDS, doing) from error
         except InvalidReplyError as error:
             self.drop()
-            path = self._zygote.orders.path
-            raise ConfigError(f"{self._zygote.orders.field}: {path} {_NO_FOREIGN_FILES}, and wrote to one") from error
+            raise self._wrote() from error
         except (EOFError, OSError) as error:
             raise await self._gone(doing) from error
+        if not is_quiet(self._zygote.process.socket):  # zygotes send nothing
+            raise self._wrote()
         self._check(reply, doing)
         self._zygote.has_served = self.is_idle = True
         return reply
@@ -108,6 +109,10 @@ class ChildHandle:
         if reply.error is not None:
             cause = reply.cause if reply.cause in CAUSES else "process"
             raise EnvironmentLostError(cause, f"{self._zygote.orders.field}: {reply.error}")
+
+    def _wrote(self) -> ConfigError:
+        orders = self._zygote.orders
+        return ConfigError(f"{orders.field}: {orders.path} {_NO_FOREIGN_FILES}, and wrote to one")
 
     async def _late(self, seconds: float, doing: str, advice: str = "") -> EnvironmentLostError:
         report = await self._end(with_stack=True)

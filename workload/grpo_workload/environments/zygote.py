@@ -97,7 +97,7 @@ class _Zygote:
             if self._control.fileno() in ready:
                 try:
                     message, connection = _receive(self._control)
-                except EOFError:
+                except (EOFError, ConnectionError):
                     break
                 self._obey(pickle.loads(message), connection)
             self._bury()
