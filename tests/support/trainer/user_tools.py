@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -103,6 +104,7 @@ def give(kind: str) -> object:
         "big": "x" * ((1 << 20) + 5),
         "numbers": f"{random.random()} {np.random.random()}",
         "variables": sorted(os.environ),
+        "pid": os.getpid(),
     }[kind]
 
 
@@ -118,6 +120,16 @@ def meet(folder: str, name: str, other: str) -> str:
     while not os.path.exists(f"{folder}/{other}"):
         time.sleep(0.01)
     return "met"
+
+
+def renamed(function: Callable[..., str]) -> Callable[..., str]:
+    """Return a function with a name and a docstring of its own, as decorators do."""
+
+    def look_around(self) -> str:
+        """Look around."""
+        return function(self)
+
+    return look_around
 
 
 def bare(a, b):
@@ -216,6 +228,7 @@ class Silent:
     def reset(self, **row: object) -> None:
         pass
 
+    @renamed
     def look(self) -> str:
         """Look."""
         return "nothing"

@@ -8,7 +8,7 @@ import pickle
 import socket
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_workload.environments.base import CAUSES
 from grpo_workload.environments.requests import MAX_STATE, Finish, Fork, Invoke, Kill, Reset
@@ -29,7 +29,7 @@ class Reply(BaseModel):
     number: int  # of the request; 0: the first line and the last
     text: str = ""  # result of a call; what reset returned
     is_failed: bool = False  # the call is the policy's own failure
-    reward: float | None = None
+    reward: FiniteFloat | None = None
     state_bytes: int = Field(0, ge=0, le=MAX_STATE + (1 << 20))
     left_out: dict[str, str] = {}  # attributes that are not in the state, and why
     schemas: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -83,11 +83,11 @@ class _Tools:
     def __init__(self, function: Callable[..., Any], orders: Orders, loop: asyncio.Runner, number: int) -> None:
         self._orders, self._loop, self._instance = orders, loop, None
         if not orders.is_environment:
-            self._tools = {getattr(function, "__name__", orders.path): function}
+            self._tools = _by_own_name([function])
             return
         seed_all(number)  # numpy's would be the same in all children
         self._instance = self._run(function, dict(orders.params))
-        self._tools = methods_of(self._instance)
+        self._tools = _by_own_name(methods_of(self._instance))
         if not has_method(self._instance, "reset"):
             raise ConfigError(
                 f"{orders.field}: {orders.path} makes a {type(self._instance).__name__}, which has no method reset; "
@@ -96,7 +96,7 @@ class _Tools:
 
     def describe(self) -> dict[str, Any]:
         has_reward = self._instance is not None and has_method(self._instance, "get_reward")
-        return {"schemas": schemas_of(self._orders.field, self._tools), "has_reward": has_reward}
+        return {"schemas": schemas_of(self._orders.field, self._tools.values()), "has_reward": has_reward}
 
     def answer(self, message: bytes) -> tuple[dict[str, Any], bytes]:
         """Return a reply, and the bytes behind it."""
@@ -151,3 +151,8 @@ class _Tools:
     def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         result = function(**arguments)
         return self._loop.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+def _by_own_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return tools by the names in their schemas, which a decorator may have changed."""
+    return {getattr(tool, "__name__", "operation"): tool for tool in tools}

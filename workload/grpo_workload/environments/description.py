@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from grpo_spec.errors import ConfigError
@@ -16,11 +16,11 @@ _ADVICE = (
 )
 
 
-def methods_of(instance: object) -> dict[str, Callable[..., Any]]:
-    """Return the public methods of an environment by name, but those that only the trainer calls."""
+def methods_of(instance: object) -> list[Callable[..., Any]]:
+    """Return the public methods of an environment, but those that only the trainer calls."""
     # Of the class: on the instance this would evaluate properties.
     names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
-    return {name: getattr(instance, name) for name in names if name not in _OF_THE_TRAINER and not name.startswith("_")}
+    return [getattr(instance, name) for name in names if name not in _OF_THE_TRAINER and not name.startswith("_")]
 
 
 def has_method(instance: object, name: str) -> bool:
@@ -28,7 +28,7 @@ def has_method(instance: object, name: str) -> bool:
     return inspect.isfunction(inspect.getattr_static(type(instance), name, None))
 
 
-def schemas_of(field: str, tools: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+def schemas_of(field: str, tools: Iterable[Callable[..., Any]]) -> list[dict[str, Any]]:
     """Return the JSON schemas of tools. ConfigError, naming `field`, if one has no hints or no docstring."""
     from transformers.utils import chat_template_utils  # takes a second
 
@@ -36,7 +36,7 @@ def schemas_of(field: str, tools: Mapping[str, Callable[..., Any]]) -> list[dict
     has_torch = "torch" in sys.modules
     chat_template_utils.is_torch_available = lambda: has_torch
     found = []
-    for tool in tools.values():
+    for tool in tools:
         try:
             found.append(chat_template_utils.get_json_schema(tool))
         except Exception as error:  # typing and json raise their own

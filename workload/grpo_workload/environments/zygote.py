@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,7 +130,10 @@ class _Zygote:
             return
         if pid == 0:
             try:
-                self._be_a_child(request, connection, stacks, zygote)
+                with suppress(ConnectionError):  # the rank does not wait for it any more
+                    self._be_a_child(request, connection, stacks, zygote)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         with suppress(OSError):  # it has done so itself, or has ended

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,29 +13,26 @@ from transformers.utils import get_json_schema
 
 from grpo_devcluster.progress import wait_until
 from grpo_spec.errors import ConfigError
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.base import EnvironmentLostError, EpisodeTimeoutError, ToolCall
-from grpo_workload.environments.sessions import ProcessSessions
 from grpo_workload.environments.state import rebuild
 from support.trainer import user_tools
+from support.trainer.agents import COUNTER, USER, start
 
-USER = "support.trainer.user_tools"
-COUNTER = {"name": "counter", "factory": f"{USER}:Counter", "params": {"start": 3}}
+RANK = """
+import asyncio, os, sys
+from grpo_workload.environments.base import ToolCall
+from support.trainer.agents import COUNTER, start
 
+sessions = start(environments=[COUNTER])
+sessions.ready()
 
-def start(*tools, environments=(), wants_reward=False, wants_state=False, environ=None):
-    config = {
-        "model": {"name": "unused"},
-        "dataset": {"name": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"maxSteps": 1},
-        "generation": {"engine": "vLLM"},
-        "tools": [{"function": f"{USER}:{tool}"} if isinstance(tool, str) else tool for tool in tools],
-        "environments": list(environments),
-    }
-    return ProcessSessions(
-        TrainerConfig.model_validate(config), environ or os.environ, wants_reward=wants_reward, wants_state=wants_state
-    )
+async def hang():
+    session = sessions.open({}, 1)
+    await session.reset()
+    await session.call([ToolCall(name="hang", arguments={"folder": sys.argv[1]})], 600)
+
+asyncio.run(hang())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +332,27 @@ async def test_processes_that_were_killed_are_replaced_and_none_is_left(own):
     assert zygote not in children_of(os.getpid())
 
 
+async def test_calls_of_a_tool_wait_when_too_many_run(own, monkeypatch):
+    monkeypatch.setattr("grpo_workload.environments.pool.MAX_TOOL_CHILDREN", 1)
+    results = await act(own("give"), *[("give", {"kind": "pid"})] * 3)
+    assert len({result.content for result in results}) == 1
+
+
+def test_processes_end_with_their_rank(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    rank = subprocess.Popen(
+        [sys.executable, tmp_path / "rank.py", tmp_path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    pids = tmp_path / "pids"
+    wait_until(pids.exists, "the call hangs", 60)
+    child = int(pids.read_text().split()[0])
+    zygote = parent_of(child)
+    rank.kill()
+    rank.wait()
+    wait_until(lambda: not is_alive(child) and not is_alive(zygote), "its processes have ended", 10)
+
+
 async def test_several_environments_of_which_a_row_chooses_one(own):
     known = [{"name": "async", "factory": f"{USER}:AsyncCounter"}, {"name": "silent", "factory": f"{USER}:Silent"}]
     sessions = own(environments=known, wants_reward=True)
@@ -341,8 +360,8 @@ async def test_several_environments_of_which_a_row_chooses_one(own):
         [schema["function"]["name"] for schema in sessions.schemas({"environment": name})]
         for name in ("async", "silent")
     ]
-    assert names == [["same_loop"], ["look"]]
-    for name, tool, seen, reward in [("async", "same_loop", "True", 0.5), ("silent", "look", "nothing", None)]:
+    assert names == [["same_loop"], ["look_around"]]
+    for name, tool, seen, reward in [("async", "same_loop", "True", 0.5), ("silent", "look_around", "nothing", None)]:
         session = sessions.open({"environment": name}, 1)
         await session.reset()
         assert await ask(session, tool) == seen
