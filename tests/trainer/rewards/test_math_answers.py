@@ -39,7 +39,7 @@ def verifier():
 
 
 def process_of(verifier):
-    return verifier._process._process
+    return verifier._process._process.process
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from grpo_operator.layout.fabric import fabric_environment
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
 from grpo_spec.reasons import OF_FAILURES, Reason
+from grpo_workload.environments import sandbox
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.run_report import RunReport
-from grpo_workload.rewards import sandbox
 from support.documents import PAGES, blocks
 from support.paths import ROOT
 from support.trainer.places import place, rank_step

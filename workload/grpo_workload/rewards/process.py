@@ -1,24 +1,15 @@
 """A reward function in its own process, with limits on time and memory: the rank's side. `worker` is the other side.
 
-Users' code does not run in the rank, where it would have the rank's credentials, memory and time. A process is not
-restarted: if a user's function fails, the rank fails, and `failurePolicy` decides what happens.
+A process is not restarted: if a user's function fails, the rank fails, and `failurePolicy` decides what happens.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import pickle
-import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,24 +17,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import in_bytes
+from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
+from grpo_workload.environments.user_worker import LENGTH
 from grpo_workload.rewards import worker
-from grpo_workload.rewards.sandbox import passed_environment
 from grpo_workload.rewards.scorer import RewardError
 from grpo_workload.rewards.trl_signature import ENVIRONMENTS, JsonScalar, Logged, ReturnedError, Values
-from grpo_workload.rewards.worker import LENGTH, Call, Check, Orders
+from grpo_workload.rewards.worker import Call, Check, Orders
 
 logger = logging.getLogger(__name__)
 
-IMPORT_SECONDS = 300.0
-_DYING_SECONDS = 2.0
-_STACK_LINES = 8
 _MAX_REPLY = 1 << 28  # bytes: about three million completions
-_PROGRAM = """
-import sys
-sys.path[:] = {path!r}
-from grpo_workload.rewards.worker import main
-main({replies}, {stacks}, {parent})
-"""
 
 
 class _Reply(BaseModel):
@@ -73,31 +56,21 @@ class RewardProcess:
         assert config.code is not None
         self._name, self._memory_limit, self._function = config.name, config.memory_limit, config.code
         self._logged = Logged()
-        if missing := [name for name in config.env if name not in environ]:
-            raise ConfigError(
-                f"rewards[{config.name}].env: {missing[0]} is not set in the trainer's pods; set it in "
-                "podTemplate.env, or envFrom"
-            )
-        passed = passed_environment(environ, config.env)
-        self._socket, theirs = socket.socketpair()
-        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        parent = os.getpid() if ends_with_thread else None
-        program = _PROGRAM.format(path=sys.path, replies=theirs.fileno(), stacks=self._stacks.fileno(), parent=parent)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                env=passed,
-                pass_fds=(theirs.fileno(), self._stacks.fileno()),
-                process_group=0,
-            )
+        self._process = UserProcess(
+            worker,
+            environ,
+            config.env,
+            field=f"rewards[{config.name}]",
+            memory_limit=config.memory_limit,
+            ends_with_thread=ends_with_thread,
+        )
         orders = Orders(
             field=f"rewards[{config.name}].{'factory' if config.factory else 'function'}",
             path=config.code,
             params=config.params,
             is_factory=config.factory is not None,
             memory_bytes=in_bytes(config.memory_limit),
-            withheld=tuple(sorted(environ.keys() - passed.keys())),
+            withheld=self._process.withheld,
         )
         self._orders = pickle.dumps(orders)
         self.has_answered = False  # whether a call has returned values
@@ -173,13 +146,7 @@ class RewardProcess:
 
     def close(self) -> None:
         """Kill the process and all processes that it started."""
-        if self._stacks.closed:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._socket.close()
-        self._stacks.close()
+        self._process.close()
 
     def _pickled(self, arguments: Mapping[str, Any], seed: int, states: Sequence[bytes | None] | None) -> bytes:
         try:
@@ -195,12 +162,12 @@ class RewardProcess:
         """Send a message and return the reply; empty if it is invalid. `doing` completes the error message."""
         deadline = time.monotonic() + timeout_seconds
         try:
-            self._socket.settimeout(timeout_seconds)
-            self._socket.sendall(LENGTH.pack(len(message)) + message)
+            self._process.socket.settimeout(timeout_seconds)
+            self._process.socket.sendall(LENGTH.pack(len(message)) + message)
             line = bytearray()
             while not line.endswith(b"\n"):
-                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                if not (chunk := self._socket.recv(1 << 20)):
+                self._process.socket.settimeout(max(0.001, deadline - time.monotonic()))
+                if not (chunk := self._process.socket.recv(1 << 20)):
                     raise EOFError
                 line += chunk
                 if len(line) > _MAX_REPLY:
@@ -209,11 +176,11 @@ class RewardProcess:
         except TimeoutError as error:
             raise RewardError(
                 f"rewards[{self._name}] was not done {doing} within {timeout_seconds:g} s: does it wait for something "
-                f"that never comes? If it needs longer, raise its timeoutSeconds{self._last_stack()}"
+                f"that never comes? If it needs longer, raise its timeoutSeconds{self._process.last_stack()}"
             ) from error
         except (EOFError, ConnectionError) as error:
             raise RewardError(
-                f"rewards[{self._name}]: its process {self._end()} {doing}{self._last_stack()}"
+                f"rewards[{self._name}]: its process {self._process.end()} {doing}{self._process.last_stack()}"
             ) from error
         except ValueError:
             return {}
@@ -223,32 +190,6 @@ class RewardProcess:
         if not reply.get("memory"):
             return ""
         return f"; its memoryLimit is {self._memory_limit}: raise it, or use less memory at a time"
-
-    def _end(self) -> str:
-        """Say how the process ended, after it has closed its socket."""
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_DYING_SECONDS)
-            if code == -signal.SIGKILL:
-                hint = "probably the pod ran out of memory: raise podTemplate.resources.limits.memory"
-                return f"was killed by SIGKILL ({hint})"
-            if code < 0:
-                hint = f"a library that cannot get memory also ends this way: memoryLimit is {self._memory_limit}"
-                return f"was killed by {signal.Signals(-code).name} ({hint})"
-            return f"ended with exit code {code}"
-        return "closed its connection"
-
-    def _last_stack(self) -> str:
-        """End the process, and return the stack of its main thread, to append to a message; empty if there is none."""
-        # On SIGABRT faulthandler writes the stack, even if the function holds Python's global lock (GIL).
-        self._process.send_signal(signal.SIGABRT)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DYING_SECONDS)
-        self._stacks.seek(0)
-        dump = self._stacks.read(1 << 16).decode(errors="replace")
-        self.close()
-        own = re.search(r"^Current thread .*\n((?:  File .*\n?)+)", dump, re.MULTILINE)
-        frames = [line for line in own[1].splitlines() if str(worker.__file__) not in line] if own else []
-        return "\n".join(["; it was at", *frames[:_STACK_LINES]]) if frames else ""
 
 
 def _pickles(value: Any) -> bool:

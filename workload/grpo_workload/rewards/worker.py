@@ -1,33 +1,33 @@
 """The process in which a reward function runs, started by `process`. Its imports are few: they count as its memory.
 
-Requests from the rank are 8 bytes of length and a pickle. Replies are lines of JSON and never pickles, since a pickle
-from here could run any code in the rank.
+`environments.user_worker` says what it shares with the processes of tools and environments.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import faulthandler
 import inspect
-import json
-import os
 import pickle
-import random
-import re
-import socket
-import struct
-import sys
-import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedRWPair
 from typing import Any, cast
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.data.user_code import import_function
-from grpo_workload.rewards import sandbox
+from grpo_workload.environments import sandbox
+from grpo_workload.environments.state import rebuild
+from grpo_workload.environments.user_worker import (
+    MAX_TEXT,
+    awaited,
+    enter,
+    is_memory,
+    message_of,
+    place_of,
+    receive,
+    reply,
+    seed_all,
+)
 from grpo_workload.rewards.trl_signature import (
     ENVIRONMENTS,
     Logged,
@@ -36,9 +36,6 @@ from grpo_workload.rewards.trl_signature import (
     misfit,
     names_environments,
 )
-
-LENGTH = struct.Struct(">Q")
-MAX_TEXT = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,35 +68,23 @@ class Call:
 
 
 def main(replies: int, stacks: int, parent: int | None) -> None:
-    """Answer requests until the rank closes the socket.
-
-    Args:
-        replies: the socket's descriptor.
-        stacks: descriptor of a file that gets this process's stack if a signal ends it.
-        parent: process id of the rank, if this process must end with the thread that started it.
-    """
-    if parent is not None:
-        sandbox.end_with_parent(parent)
-    faulthandler.enable(file=stacks)
-    for descriptor in (replies, stacks):
-        os.set_inheritable(descriptor, False)  # processes that the function starts must not keep the socket open
-    os.dup2(2, 1)
-    stream = socket.socket(fileno=replies).makefile("rwb")
-    orders = pickle.loads(_receive(stream))
+    """Answer requests until the rank closes the socket; the arguments are those of `user_worker.enter`."""
+    stream = enter(replies, stacks, parent).makefile("rwb")
+    orders = pickle.loads(receive(stream))
     assert isinstance(orders, Orders)
     isolated = sandbox.isolate()
     sandbox.limit_memory(orders.memory_bytes)
     try:
         function = _find(orders)
     except ValueError as error:
-        _reply(stream, {"error": _message(error, orders), "memory": isinstance(error.__cause__, MemoryError)})
+        reply(stream, {"error": _message(error, orders), "memory": isinstance(error.__cause__, MemoryError)})
         return
-    _reply(stream, {"isolated": isolated})
+    reply(stream, {"isolated": isolated})
     params = {} if orders.is_factory else orders.params
     # One event loop for all steps, so that async functions can keep connections open.
     with asyncio.Runner() as event_loop, suppress(EOFError):
         while True:
-            _reply(stream, _answer(function, params, orders, event_loop, _receive(stream)))
+            reply(stream, _answer(function, params, orders, event_loop, receive(stream)))
 
 
 def _find(orders: Orders) -> Callable[..., Any]:
@@ -112,7 +97,7 @@ def _find(orders: Orders) -> Callable[..., Any]:
         made = function(**orders.params)
     except Exception as error:
         names = ", ".join(orders.params) or "no params"
-        raise ConfigError(f"{where} with {names} raised {type(error).__name__}: {error}{_place(error)}") from error
+        raise ConfigError(f"{where} with {names} raised {type(error).__name__}: {error}{place_of(error)}") from error
     if not callable(made):
         raise ConfigError(f"{where} returned a {type(made).__name__}, not a function; a reward itself is a `function`")
     return cast(Callable[..., Any], made)
@@ -130,9 +115,9 @@ def _answer(
     except ReturnedError as error:
         return {"returned": str(error)[:MAX_TEXT], "completion": error.completion}
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if _is_memory(error):
-            return {"error": f"ran out of memory{_place(error)}", "memory": True}
-        return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{_place(error)}"}
+        if is_memory(error):
+            return {"error": f"ran out of memory{place_of(error)}", "memory": True}
+        return {"error": f"raised {type(error).__name__}: {_message(error, orders)}{place_of(error)}"}
 
 
 def _misfit(function: Callable[..., Any], params: Mapping[str, Any], request: Check, orders: Orders) -> str | None:
@@ -146,65 +131,16 @@ def _misfit(function: Callable[..., Any], params: Mapping[str, Any], request: Ch
 def _call(
     function: Callable[..., Any], params: Mapping[str, Any], request: Call, event_loop: asyncio.Runner
 ) -> dict[str, Any]:
-    _seed(request.seed)
+    seed_all(request.seed)
     logged = Logged(len(request.arguments["completions"]))
     own: dict[str, Any] = {"log_metric": logged.log_metric, "log_extra": logged.log_extra}
     if request.states is not None:
-        own[ENVIRONMENTS] = [None if state is None else _rebuild(state) for state in request.states]
+        own[ENVIRONMENTS] = [None if state is None else rebuild(state) for state in request.states]
     result = function(**{**params, **request.arguments, **own})
     if inspect.isawaitable(result):
-        result = event_loop.run(_awaited(result))
+        result = event_loop.run(awaited(result))
     return {"values": as_values(result, logged.count), "metrics": logged.metrics, "extra": logged.extra}
 
 
-def _rebuild(state: bytes) -> object:
-    """Return the environment that a process of the user's own code has pickled."""
-    return pickle.loads(state)
-
-
-def _seed(seed: int) -> None:
-    """Seed the random numbers of what the function has imported."""
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    is_torch_error = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or is_torch_error
-
-
 def _message(error: BaseException, orders: Orders) -> str:
-    """Return the error's text, with advice if it names a variable that only the rank has."""
-    text = str(error)[:MAX_TEXT]
-    missing = next((name for name in orders.withheld if re.search(rf"\b{re.escape(name)}\b", text)), None)
-    return (
-        text if missing is None else f"{text}; {missing} is set in the pod; add it to the reward's `env` to pass it on"
-    )
-
-
-def _place(error: BaseException) -> str:
-    """Return where in the function's code the error was raised, to append to a message."""
-    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-
-
-def _receive(stream: BufferedRWPair) -> bytes:
-    header = stream.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        raise EOFError
-    return stream.read(LENGTH.unpack(header)[0])
-
-
-def _reply(stream: BufferedRWPair, reply: dict[str, Any]) -> None:
-    stream.write(json.dumps(reply).encode() + b"\n")
-    stream.flush()
+    return message_of(error, orders.withheld, "the reward's")

@@ -1,0 +1,34 @@
+"""What is said of a process with users' code that ended: how, and where its code was."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection
+
+DYING_SECONDS = 2.0
+"""How long a process may take to end after it has closed its socket, or got a signal."""
+_STACK_LINES = 8
+
+
+def how_it_ended(code: int, memory_limit: str) -> str:
+    """Describe the exit code of a process, negative for a signal; completes "its process"."""
+    if code == -signal.SIGKILL:
+        hint = "probably the pod ran out of memory: raise podTemplate.resources.limits.memory"
+        return f"was killed by SIGKILL ({hint})"
+    if code < 0:
+        hint = f"a library that cannot get memory also ends this way: memoryLimit is {memory_limit}"
+        return f"was killed by {signal.Signals(-code).name} ({hint})"
+    return f"ended with exit code {code}"
+
+
+def last_stack(dump: bytes, own_files: Collection[str]) -> str:
+    """Return the main thread's stack in what faulthandler wrote, to append to a message; empty if there is none.
+
+    Args:
+        dump: what it wrote.
+        own_files: files of ours, whose frames say nothing to users.
+    """
+    own = re.search(r"^Current thread .*\n((?:  File .*\n?)+)", dump.decode(errors="replace"), re.MULTILINE)
+    frames = [line for line in own[1].splitlines() if not any(file in line for file in own_files)] if own else []
+    return "\n".join(["; it was at", *frames[:_STACK_LINES]]) if frames else ""
