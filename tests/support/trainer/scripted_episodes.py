@@ -49,10 +49,6 @@ class Words:
 class Place:
     """See `base.Sessions`."""
 
-    def schemas(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """None: nothing is rendered."""
-        return []
-
     def open(self, columns: Mapping[str, Any], seed: int) -> ScriptedSession:
         """A session whose calls take as long as its seed says: some return while ranks train."""
         return ScriptedSession(seed)

@@ -92,13 +92,6 @@ class Sessions(Protocol):
         """
         ...
 
-    def schemas(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the tools of a row as JSON schemas, as chat templates take them.
-
-        ConfigError if the row chooses no environment of the job.
-        """
-        ...
-
     def open(self, columns: Mapping[str, Any], seed: int) -> Session:
         """Return a new session for an episode of a row.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
+from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.environments.pool import Pool
 from grpo_workload.environments.session import EpisodeSession
 from grpo_workload.environments.zygote import allow_open_files
@@ -19,9 +20,7 @@ COLUMN = "environment"
 class ProcessSessions:
     """The processes of this rank. Sessions that are open use one event loop."""
 
-    def __init__(
-        self, config: TrainerConfig, environ: Mapping[str, str], *, wants_reward: bool, wants_state: bool
-    ) -> None:
+    def __init__(self, config: TrainerConfig, environ: Mapping[str, str], *, wants_reward: bool) -> None:
         """Start the processes, which import users' modules; `ready` waits for that.
 
         They end with the calling thread.
@@ -30,12 +29,13 @@ class ProcessSessions:
             config: the job, with tools or environments.
             environ: the rank's variables.
             wants_reward: whether a reward is `environment`: sessions end with `get_reward`.
-            wants_state: whether users' rewards read `environments`: sessions end with the pickled state.
 
         Raises:
             ConfigError: a variable in an entry's `env` is not set.
         """
-        self._wants_reward, self._wants_state = wants_reward, wants_state
+        self._wants_reward = wants_reward
+        self.wants_state = False
+        """Whether sessions end with the pickled state. Set it where users' rewards read `environments`."""
         self._tools: list[Pool] = []
         self._environments: dict[str, Pool] = {}
         allow_open_files()
@@ -66,13 +66,15 @@ class ProcessSessions:
             self.close()
             raise
         finally:
-            thread.close(_nothing)
+            thread.close()
 
-    def schemas(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the tools of a row as JSON schemas. ConfigError if the row chooses no environment of the job."""
-        environment = self._of(columns)
-        pools = [*self._tools, *([environment] if environment else [])]
-        return [schema for pool in pools for schema in pool.schemas]
+    @property
+    def schemas(self) -> ToolSchemas:
+        """The tools of all rows as JSON schemas, once all are ready."""
+        return ToolSchemas(
+            tools=[schema for pool in self._tools for schema in pool.schemas],
+            environments={name: list(pool.schemas) for name, pool in self._environments.items()},
+        )
 
     def open(self, columns: Mapping[str, Any], seed: int) -> EpisodeSession:
         """Return a new session for an episode of a row.
@@ -93,7 +95,7 @@ class ProcessSessions:
             {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)},
             seed,
             wants_reward=self._wants_reward,
-            wants_state=self._wants_state,
+            wants_state=self.wants_state,
         )
 
     def close(self) -> None:
@@ -132,7 +134,3 @@ class ProcessSessions:
         if self._wants_reward and not any(scored):
             fields = ", ".join(pool.field for pool in self._environments.values())
             raise ConfigError(f"{fields}: a reward is `environment`, and no environment has a method get_reward")
-
-
-async def _nothing() -> None:
-    """Nothing is left to be done in the thread."""

@@ -17,6 +17,7 @@ from grpo_workload.algorithm.reuse import batches_of, steps_of
 from grpo_workload.data.shard import shard
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.build import build_generator
+from grpo_workload.generation.episodes import Episodes
 from grpo_workload.policy.model.dtype_support import check_precision, own_support
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
@@ -38,6 +39,7 @@ from grpo_workload.training.model_check import Subject, memory, refuse_unfit
 from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
+from grpo_workload.training.start_episodes import make_episodes, start_sessions
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
@@ -65,14 +67,17 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
     check_model(contract, rank)
-    tokenizer, source, rewards, data = load_data(contract, resumed)
+    sessions = start_sessions(config)
+    tools = sessions.schemas if sessions else None
+    tokenizer, source, rewards, data = load_data(contract, resumed, tools)
     trackers = start_trackers(contract, data_dir, start.step)
-    evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step, resumed)
+    evaluation = start_evaluation(contract, rank, tokenizer, rewards, run_dir, start.step, resumed, tools)
     start = replace(start, data={DATASET: data} | ({EVALUATION: evaluation.data} if evaluation else {}))
     prompts, longest = start_prompts(contract, source, rewards, share, start.step, state_dir)
+    episodes = make_episodes(config, tokenizer, sessions, [*rewards, *(evaluation.rewards if evaluation else ())])
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
     weight_check = WeightCheck(config, tokenizer)
-    generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check)
+    generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check, episodes)
     contract = settle_micro_batches(
         contract,
         policy,
@@ -109,6 +114,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         monitor=open_monitor(policy.device),
         pulse=start_pulse(contract, rank, state_dir),
         event_loop=event_loop,
+        sessions=sessions,
     )
 
 
@@ -180,7 +186,13 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
 
 
 def start_generator(
-    contract: Contract, rank: int, policy: Policy, tokenizer: Any, weight_version: int, weight_check: WeightCheck
+    contract: Contract,
+    rank: int,
+    policy: Policy,
+    tokenizer: Any,
+    weight_version: int,
+    weight_check: WeightCheck,
+    episodes: Episodes | None = None,
 ) -> Generator:
     """Build the generator and push the policy's weights; collective.
 
@@ -190,7 +202,7 @@ def start_generator(
     Raises:
         WeightsDifferError: after the push an engine holds other weights than the policy.
     """
-    generator = build_generator(contract, rank, policy, tokenizer)
+    generator = build_generator(contract, rank, policy, tokenizer, episodes)
     generator.sync_weights(policy.weights(), weight_version)
     weight_check.run(policy, generator, weight_version)
     return generator

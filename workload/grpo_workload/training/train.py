@@ -214,6 +214,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             run.journal.close()
             run.monitor.close()
             run.generator.close()
+            if run.sessions is not None:
+                run.sessions.close()
             leave()
             if exit_code == ExitCode.DONE and run.exports and run.exports.is_uploading:
                 run.report.phase("Uploading")

@@ -1,0 +1,44 @@
+"""Starts what a job with tools or environments has besides others: their processes, and what plays episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.data.overlong import prompt_limit
+from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.words import ModelWords
+from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.rewards.scoring import Reward, wants_environments
+
+
+def start_sessions(config: TrainerConfig) -> ProcessSessions | None:
+    """Start the processes of tools and environments, and wait until they are ready; None for a job without any.
+
+    Raises:
+        ConfigError: see `ProcessSessions.ready`.
+        EnvironmentLostError: a process ended, or did not import its module in time.
+    """
+    if not config.has_episodes:
+        return None
+    rewards = (*config.rewards, *config.evaluation_rewards)
+    sessions = ProcessSessions(config, os.environ, wants_reward=any(one.environment is not None for one in rewards))
+    sessions.ready()
+    return sessions
+
+
+def make_episodes(
+    config: TrainerConfig, tokenizer: Any, sessions: ProcessSessions | None, rewards: Sequence[Reward]
+) -> Episodes | None:
+    """Return what plays episodes; None for a job without any. ConfigError if the model's chat template cannot be used.
+
+    `rewards`: all of the job, also those of evaluations.
+    """
+    if sessions is None:
+        return None
+    sessions.wants_state = wants_environments(rewards)
+    limit = prompt_limit(config, config.dataset)
+    limits = Limits.of(config, limit.max_tokens if limit else None)
+    return Episodes(limits, sessions, ModelWords(config, tokenizer, sessions.schemas.all()))
