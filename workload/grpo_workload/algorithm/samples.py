@@ -56,7 +56,7 @@ class Episode:
     num_turns: int = 1  # requests that the model answered
     num_calls: int = 0
     num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised
-    call_seconds: float = 0.0  # spent in calls, all together
+    call_seconds: float = field(default=0.0, compare=False)  # spent in calls, all together
     retries: int = 0  # how often it began again because its environment failed
     reward: float | None = None  # what `get_reward` returned
     state: bytes | None = field(default=None, compare=False, repr=False)  # the environment: pickled, for users' rewards
