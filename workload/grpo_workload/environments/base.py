@@ -62,7 +62,9 @@ class Session(Protocol):
         ...
 
     async def end(self) -> tuple[float | None, bytes | None]:
-        """Return what `get_reward` returned and the pickled state, each None where nobody asked for it.
+        """Return what `get_reward` returned and the pickled state (see `state`), each None where nobody asked for it.
+
+        Both are None, too, if the environment was killed, as it was in a call when the episode's seconds were over.
 
         Raises:
             EnvironmentLostError: see `call`.
@@ -81,6 +83,15 @@ class EpisodeTimeoutError(Exception):
 class Sessions(Protocol):
     """All tools and environments of a rank."""
 
+    def ready(self) -> None:
+        """Wait until sessions can be opened.
+
+        Raises:
+            ConfigError: a tool or an environment cannot be used; names its field.
+            EnvironmentLostError: its process ended, took too long, or lost a connection.
+        """
+        ...
+
     def schemas(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the tools of a row as JSON schemas, as chat templates take them.
 
@@ -89,7 +100,15 @@ class Sessions(Protocol):
         ...
 
     def open(self, columns: Mapping[str, Any], seed: int) -> Session:
-        """Return a new session for an episode of a row; `seed` (62 bits) seeds the random numbers of its processes."""
+        """Return a new session for an episode of a row.
+
+        Args:
+            columns: the row, which `reset` gets; with `prompt`, as in TRL.
+            seed: 62 bits, of the random numbers of its processes.
+
+        Raises:
+            ConfigError: the row chooses no environment of the job.
+        """
         ...
 
     def close(self) -> None:

@@ -93,6 +93,8 @@ class UserProcess:
 
     def last_stack(self) -> str:
         """End the process, and return the stack of its main thread, to append to a message; empty if there is none."""
+        if self._stacks.closed:
+            return ""
         # On SIGABRT faulthandler writes the stack, even if the function holds Python's global lock (GIL).
         self.process.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
@@ -101,6 +103,15 @@ class UserProcess:
         dump = self._stacks.read(1 << 16)
         self.close()
         return last_stack(dump, (str(self._module.__file__), str(user_worker.__file__)))
+
+    def stop(self, seconds: float) -> None:
+        """Close the socket, and give the process some seconds to end what it started; then `close`."""
+        if self._stacks.closed:
+            return
+        self.socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.close()
 
     def close(self) -> None:
         """Kill the process and all processes that it started."""

@@ -1,0 +1,158 @@
+"""A child of a zygote: calls a user's tool, or holds one environment, until the rank closes its socket.
+
+Each reply repeats the number of its request: a line that users' code wrote to the socket does not pass for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from grpo_spec.errors import ConfigError
+from grpo_workload.environments.description import has_method, methods_of, schemas_of
+from grpo_workload.environments.requests import Finish, Fork, Invoke, Orders, Reset
+from grpo_workload.environments.results import (
+    ImageResultError,
+    ResultError,
+    as_error,
+    as_reward,
+    as_text,
+    is_connection,
+)
+from grpo_workload.environments.state import snapshot
+from grpo_workload.environments.user_worker import (
+    awaited,
+    is_memory,
+    message_of,
+    place_of,
+    receive,
+    reply,
+    seed_all,
+)
+
+_RAISED = (Exception, SystemExit, asyncio.CancelledError)
+"""What users' code raises. KeyboardInterrupt is a signal's, and ends the process."""
+
+
+def serve(
+    connection: socket.socket, function: Callable[..., Any], orders: Orders, request: Fork, isolated: bool
+) -> None:
+    """Answer requests until the rank closes the socket."""
+    stream = connection.makefile("rwb")
+    # One event loop for all episodes, so that async functions can keep connections open.
+    with asyncio.Runner() as loop, suppress(EOFError):
+        try:
+            tools = _Tools(function, orders, loop, request.number)
+            hello = {**tools.describe(), "isolated": isolated} if request.describes else {}
+        except ConfigError as error:
+            reply(stream, {"number": 0, "refused": str(error)})
+            return
+        except _RAISED as error:
+            named = ", ".join(orders.params) or "no params"
+            what = f"{orders.path} with {named} {tools_error(error, orders)}"
+            reply(stream, {"number": 0, "error": what, "cause": "connection" if is_connection(error) else "reset"})
+            return
+        reply(stream, {"number": 0, **hello})
+        number = 0
+        while True:
+            message = receive(stream)
+            number += 1
+            content, state = tools.answer(message)
+            reply(stream, {"number": number, **content})
+            stream.write(state)
+            stream.flush()
+
+
+def tools_error(error: BaseException, orders: Orders) -> str:
+    """Say for people what users' code raised, and where."""
+    if is_memory(error):
+        text = f"ran out of memory{place_of(error)}; its memoryLimit is {orders.memory_limit}"
+        return f"{text}: raise it, or use less memory at a time"
+    whose = "the environment's" if orders.is_environment else "the tool's"
+    return f"raised {type(error).__name__}: {message_of(error, orders.withheld, whose)}{place_of(error)}"
+
+
+class _Tools:
+    """A function, or an environment with its methods."""
+
+    def __init__(self, function: Callable[..., Any], orders: Orders, loop: asyncio.Runner, number: int) -> None:
+        self._orders, self._loop, self._instance = orders, loop, None
+        if not orders.is_environment:
+            self._tools = _by_own_name([function])
+            return
+        seed_all(number)  # numpy's would be the same in all children
+        self._instance = self._run(function, dict(orders.params))
+        self._tools = _by_own_name(methods_of(self._instance))
+        if not has_method(self._instance, "reset"):
+            raise ConfigError(
+                f"{orders.field}: {orders.path} makes a {type(self._instance).__name__}, which has no method reset; "
+                "write `def reset(self, **row)`, which begins an episode and returns text for the model, or None"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        has_reward = self._instance is not None and has_method(self._instance, "get_reward")
+        return {"schemas": schemas_of(self._orders.field, self._tools.values()), "has_reward": has_reward}
+
+    def answer(self, message: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return a reply, and the bytes behind it."""
+        where = "its request"  # which loads classes of users that the columns of a row may have
+        try:
+            request = pickle.loads(message)
+            if isinstance(request, Invoke):
+                where = request.name
+                return self._invoke(request), b""
+            if isinstance(request, Reset):
+                where = "reset"
+                seed_all(request.seed)
+                return {"text": self._observation(request)}, b""
+            assert isinstance(request, Finish)
+            where = "get_reward"
+            return self._finish(request)
+        except ImageResultError:
+            return {"refused": f"{self._orders.field}: {where} returned an image; only text can be read yet"}, b""
+        except _RAISED as error:
+            cause = "connection" if is_connection(error) else ("get_reward" if where == "get_reward" else "reset")
+            what = str(error) if isinstance(error, ResultError) else tools_error(error, self._orders)
+            return {"error": f"{where} {what}", "cause": cause}, b""
+
+    def _invoke(self, request: Invoke) -> dict[str, Any]:
+        if request.seed is not None:
+            seed_all(request.seed)
+        try:
+            return {"text": as_text(self._run(self._tools[request.name], dict(request.arguments)))}
+        except ImageResultError:
+            raise
+        except _RAISED as error:
+            if is_connection(error):
+                raise
+            return {"text": as_error(str(error) or type(error).__name__), "is_failed": True}
+
+    def _observation(self, request: Reset) -> str:
+        result = self._run(self._method("reset"), dict(request.row))
+        if not (result is None or isinstance(result, str | list)):
+            as_text(result)  # an image has a message of its own
+            raise ResultError(f"returned a {type(result).__name__}; return text, or None")
+        return "" if result is None else as_text(result)
+
+    def _finish(self, request: Finish) -> tuple[dict[str, Any], bytes]:
+        reward = as_reward(self._run(self._method("get_reward"), {})) if request.wants_reward else None
+        state, left_out = snapshot(self._instance) if request.wants_state else (b"", {})
+        return {"reward": reward, "state_bytes": len(state), "left_out": left_out}, state
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self._instance, name)
+        return method
+
+    def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        result = function(**arguments)
+        return self._loop.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+def _by_own_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return tools by the names in their schemas, which a decorator may have changed."""
+    return {getattr(tool, "__name__", "operation"): tool for tool in tools}
