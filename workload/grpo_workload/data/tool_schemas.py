@@ -26,7 +26,7 @@ class ToolSchemas:
             (own,) = self.environments.values()
             return [*self.tools, *own]
         name = columns.get("environment")
-        if name not in self.environments:
+        if not isinstance(name, str) or name not in self.environments:
             says = "does not say which environment it is for" if name is None else f"names {name!r}"
             raise ConfigError(f"its column `environment` {says}; there are {', '.join(self.environments)}")
         return [*self.tools, *self.environments[name]]

@@ -62,7 +62,7 @@ def test_prompts_show_the_tools() -> None:
 
 def test_what_cannot_show_tools_is_refused() -> None:
     maker = make_maker(ToolSchemas(tools=[ADD]))
-    with pytest.raises(PromptError, match="dataset: `prompt` of row 2 is plain text.*make it messages"):
+    with pytest.raises(PromptError, match=r"dataset: `prompt` of row 2 is plain text.*make it messages"):
         maker(2, {"prompt": "Six and seven?"})
     with pytest.raises(PromptError, match="dataset: row 2 has images, which jobs with tools"):
         maker(2, {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "images": [b""]})
