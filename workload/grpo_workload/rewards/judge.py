@@ -19,8 +19,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import JudgeConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.data.observation import asked
 from grpo_workload.data.prompt_source import PromptSource
-from grpo_workload.environments.observation import asked
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
 from grpo_workload.rewards.scorer import Circumstances, RewardError, Scorer
