@@ -1,5 +1,6 @@
 """Manifests of examples/ render and place ranks and engines where their first lines say. The quickstarts bring their
-claims and train one task, and README shows one of them. The functions of custom-reward and of the calculator do what their pages say.
+claims and train one task, and README shows one of them. The functions of custom-reward and of the calculator do what
+their pages say.
 """
 
 import os
