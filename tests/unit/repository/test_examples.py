@@ -1,5 +1,6 @@
 """Manifests of examples/ render and place ranks and engines where their first lines say. The quickstarts bring their
-claims and train one task, and README shows one of them. The functions of custom-reward do what their page says.
+claims and train one task, and README shows one of them. The functions of custom-reward and of the calculator do what
+their pages say.
 """
 
 import os
@@ -38,6 +39,7 @@ EXPECTED = {
     "colocate-vision.yaml": (8, [8], [], []),
     "colocate-72b-zero3-offload.yaml": (32, [8] * 4, [], []),
     "custom-reward/job.yaml": (8, [8], [], []),
+    "calculator/job.yaml": (1, [1], [], []),
 }
 
 
@@ -111,6 +113,26 @@ def test_the_custom_functions_do_what_their_page_says(monkeypatch: pytest.Monkey
     answers = ["24 pins.\n72 in all.\n#### 72", "Short.\n#### 72", "#### 72 it is, I think", "72"]
     completions = [[{"role": "assistant", "content": answer}] for answer in answers]
     assert process.call({"completions": completions, "num_steps": [2] * 4, "prompts": []}, 60) == [1.0, 0.5, 0.0, 0.0]
+    process.close()
+
+
+def test_the_calculator_brings_its_code_and_scores_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = EXAMPLES / "calculator"
+    (brought,) = [one for one in yaml.safe_load_all((folder / "job.yaml").read_text()) if one["kind"] == "ConfigMap"]
+    assert brought["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
+    monkeypatch.syspath_prepend(folder)
+    spec = load_job(folder / "job.yaml", "default").spec
+    assert spec.dataset.preprocess is not None
+    prepared = Preprocess(spec.dataset.preprocess)(0, {"question": "Calculate 12 * 13.", "answer": "156"}, seed=1)
+    assert prepared["answer"] == "156"
+    assert prepared["prompt"][-1] == {"role": "user", "content": "What is 12 * 13?"}
+
+    (config,) = spec.rewards
+    process = RewardProcess(config, os.environ)
+    process.ready()
+    *calling, says = prepared["prompt"][2:5]
+    completions = [[*calling, {**says, "content": "12 * 13 = 156"}], [*calling, says], calling[:1]]
+    assert process.call({"completions": completions, "answer": ["156"] * 3, "prompts": []}, 60) == [1.0, 0.0, 0.0]
     process.close()
 
 
