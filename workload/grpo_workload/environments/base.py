@@ -56,15 +56,13 @@ class Session(Protocol):
             seconds: how long the episode may still spend in calls.
 
         Raises:
-            EpisodeTimeoutError: these seconds are over.
+            EpisodeTimeoutError: these seconds are over before a call begins.
             EnvironmentLostError: a call took longer than its own limit, or its process or connection was lost.
         """
         ...
 
     async def end(self) -> tuple[float | None, bytes | None]:
         """Return what `get_reward` returned and the pickled state (see `state`), each None where nobody asked for it.
-
-        Both are None, too, if the environment was killed, as it was in a call when the episode's seconds were over.
 
         Raises:
             EnvironmentLostError: see `call`.

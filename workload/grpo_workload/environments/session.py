@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_workload.environments.base import EnvironmentLostError, EpisodeTimeoutError, ToolCall, ToolResult
+from grpo_workload.environments.base import EpisodeTimeoutError, ToolCall, ToolResult
 from grpo_workload.environments.channel import Reply
 from grpo_workload.environments.child_handle import ChildHandle
 from grpo_workload.environments.pool import Pool
@@ -55,7 +55,7 @@ class EpisodeSession:
     async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
         """Make the calls of one turn, those of the environment in order, all others side by side: see `base.Session`.
 
-        An environment that is in a call when `seconds` are over is killed, and has no reward and no state then.
+        A call that has begun may take its own time, also when `seconds` are over: the episode can be scored then.
         """
         deadline = time.monotonic() + seconds
         of_environment: list[tuple[int, ToolCall, int]] = []
@@ -85,8 +85,8 @@ class EpisodeSession:
         return [result for result in results if result is not None]
 
     async def end(self) -> tuple[float | None, bytes | None]:
-        """Return reward and state: see `base.Session.end`; both None if the episode's last call was killed."""
-        if self._environment is None or self._child is None or not self._child.is_idle:
+        """Return reward and state: see `base.Session.end`."""
+        if self._environment is None:
             return None, None
         wants_reward = self._wants_reward and self._environment.has_reward
         if not (wants_reward or self._wants_state):
@@ -120,18 +120,11 @@ class EpisodeSession:
         return ToolResult(content=reply.text, is_failed=reply.is_failed)
 
     async def _ask(self, pool: Pool, child: ChildHandle, call: ToolCall, seed: int | None, deadline: float) -> Reply:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if deadline <= time.monotonic():
             raise EpisodeTimeoutError
         assert call.arguments is not None
         request = Invoke(name=call.name, arguments=call.arguments, seed=seed)
-        limit = pool.timeout_seconds
-        try:
-            return (await child.ask(request, min(limit, left), f"in {call.name}"))[0]
-        except EnvironmentLostError as error:
-            if error.cause == "timeout" and left < limit:
-                raise EpisodeTimeoutError from error
-            raise
+        return (await child.ask(request, pool.timeout_seconds, f"in {call.name}"))[0]
 
     async def _ask_environment(self, request: Reset | Finish, doing: str) -> tuple[Reply, bytes]:
         assert self._environment is not None
