@@ -45,7 +45,7 @@ WITH_VLLM = (
 )
 OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "POD_UID", "RESULTS"}
 OF_A_RANK |= {"GRPO_STATE_DIR", "GRPO_CONTRACT", "GRPO_DATA_DIR", "TORCHELASTIC_ERROR_FILE", "PYTEST_CURRENT_TEST"}
-OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG"}  # of engine pods
+OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG", "ORDER"}  # of pods, and of a test's reward function
 """Variables that no library reads while it is imported."""
 PYTHONPATH = os.pathsep.join([str(PROGRAMS), *sys.path])
 """Of all that is forked: with another one, a server begins again."""
