@@ -21,6 +21,8 @@ if not Path("/dev/nvidiactl").exists():
     # Before torch is imported, also for the processes that tests start. The models are tiny: a second thread makes
     # nothing faster, and waits actively for the first, which takes ten times the CPU where all cores are busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # vLLM compiles a function of its sampler, and DeepSpeed three of an optimizer: seconds of CPU in each process.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("same"), derandomize=False, max_examples=2000)

@@ -19,6 +19,8 @@ import pytest
 
 from grpo_cli.local.processes import free_ports
 from grpo_spec.reports import Outcome
+from support.paths import PROGRAMS
+from support.trainer.rank_server import SERVERS, TRAINING, Rank
 
 T = TypeVar("T")
 QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2}
@@ -70,7 +72,7 @@ class Pod:
         self.state.mkdir()
         self.termination_log = world.folder / f"{name}.termination-log"
         self.log = world.folder / f"{name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Rank | None = None
 
     def start(self, uid: str = "", **environ: str) -> Pod:
         """Start the container, or start it again, with an empty termination log."""
@@ -83,11 +85,15 @@ class Pod:
             "POD_UID": uid or f"uid-of-{self.name}",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-c", START, str(self.world.script), json.dumps(self.world.timing)]
+        arguments = [str(self.world.script), json.dumps(self.world.timing)]
+        variables = {**os.environ, **ours, **environ}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, **ours, **environ}, stdout=log, stderr=subprocess.STDOUT
-            )
+            if self.world.forks:
+                program = [str(PROGRAMS / "forking_launcher.py"), *arguments]
+                self.process = SERVERS.start(TRAINING, program, variables, log.fileno())
+            else:
+                command = [sys.executable, "-c", START, *arguments]
+                self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
         return self
 
     def signal(self, number: int) -> None:
@@ -120,6 +126,9 @@ class Pod:
 
     def rank_pids(self) -> list[int]:
         """Return the process ids of the pod's living ranks, even if their launcher is dead."""
+        if self.world.forks:  # they have the launcher's command line
+            threads = [] if self.process is None else Path(f"/proc/{self.process.pid}/task").glob("*/children")
+            return [int(pid) for thread in threads for pid in thread.read_text().split()]
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -147,12 +156,22 @@ class Pod:
 
 
 class World:
-    """Pods pod-0, pod-1, ... with `gpus` ranks each. Every rank runs `body`, the indented body of a function."""
+    """Pods pod-0, pod-1, ... with `gpus` ranks each. Every rank runs `body`, the indented body of a function.
+
+    `forks`: launchers and ranks are forked from a process that has loaded what ranks load.
+    """
 
     def __init__(
-        self, folder: Path, gpus: list[int], body: str, *, timeout: int = 30, hosts: dict[str, str] | None = None
+        self,
+        folder: Path,
+        gpus: list[int],
+        body: str,
+        *,
+        timeout: int = 30,
+        hosts: dict[str, str] | None = None,
+        forks: bool = False,
     ) -> None:
-        self.folder = folder
+        self.folder, self.forks = folder, forks
         self.timing: dict[str, float] = dict(QUICK)
         self.script = folder / "rank.py"
         self.script.write_text(f"{RANK_PRELUDE}{body}\nmain()\n")

@@ -28,8 +28,7 @@ from support.paths import PROGRAMS
 TRAINING = (
     "grpo_workload.training.train",
     "transformers.models.llama.modeling_llama",
-    # Every rank loads these late, in 1.5 s of CPU: DeepSpeed with an optimizer, which loads all of torch.compile, and
-    # data sets.
+    # Every rank loads these late, in 1 s of CPU: DeepSpeed where it has an optimizer, and data sets.
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "reasoning_gym",
     "pandas",
@@ -40,12 +39,13 @@ WITH_VLLM = (
     "vllm.entrypoints.llm",
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.llama",
+    "vllm.model_executor.layers.quantization.online.base",
     "grpo_workload.pod.engine_main",
     "vllm.entrypoints.openai.api_server",
 )
 OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "POD_UID", "RESULTS"}
 OF_A_RANK |= {"GRPO_STATE_DIR", "GRPO_CONTRACT", "GRPO_DATA_DIR", "TORCHELASTIC_ERROR_FILE", "PYTEST_CURRENT_TEST"}
-OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG"}  # of engine pods
+OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG", "ORDER"}  # of pods, and of a test's reward function
 """Variables that no library reads while it is imported."""
 PYTHONPATH = os.pathsep.join([str(PROGRAMS), *sys.path])
 """Of all that is forked: with another one, a server begins again."""
@@ -172,6 +172,7 @@ def _run(command: list[str], environ: dict[str, str], folder: str) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
+    gc.unfreeze = lambda: None  # vLLM calls it at its end, and collects then: all that the server has loaded, too
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # Python's own generator sees the fork, and torch's begins with a constant
     if command[0] == "-m":

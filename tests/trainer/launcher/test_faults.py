@@ -1,17 +1,15 @@
 """Asserts that faults end an attempt with a message that names the cause, and that the next one continues the run."""
 
 import json
-import os
 import signal
-import sys
 
 import pytest
 
 from grpo_spec.reports import ExitCode
 from grpo_workload.storage.journal import read_lineage
-from support.paths import PROGRAMS
 from support.trainer.launchers import World, eventually
 from support.trainer.program_errors import assert_error
+from support.trainer.rank_server import PYTHONPATH
 
 TRAIN = """
     from grpo_workload.rank import main as train
@@ -66,7 +64,7 @@ class Attempts:
     """Successive attempts of one run, on pods with one rank each."""
 
     def __init__(self, folder, model):
-        self.world = World(folder, [1, 1], TRAIN, timeout=300)
+        self.world = World(folder, [1, 1], TRAIN, timeout=300, forks=True)
         self.world.timing |= {"lost": 60, "rank_grace": 5, "linger": 2}
         self.run_dir = folder / "data" / "ns" / "job" / "u"
         self.order = folder / "order"
@@ -98,7 +96,7 @@ class Attempts:
         }
         self.world.contract.write_text(json.dumps(self.world.values | changes))
         environ = {"GRPO_DATA_DIR": str(self.run_dir.parents[2]), "ORDER": str(self.order)}
-        environ["PYTHONPATH"] = os.pathsep.join([str(PROGRAMS), *sys.path])
+        environ["PYTHONPATH"] = PYTHONPATH
         return [pod.start(f"{pod.name}-{self.attempt}", **environ) for pod in self.world.pods[:pods]]
 
     def steps(self):

@@ -8,16 +8,13 @@ tests/e2e starts pods and servers as the product does.
 """
 
 import asyncio
-import atexit
-import logging
 import os
 import runpy
-import signal
 import sys
-import threading
-import traceback
 from collections.abc import Mapping
 from typing import Any
+
+from forks import fork
 
 from grpo_workload.pod import engine_main, vllm_command
 
@@ -52,43 +49,13 @@ async def fork_server(*command: str, env: Mapping[str, str], stdout: int, **_: A
     """Start a server in a session of its own, as the pod's call of asyncio.create_subprocess_exec would."""
     *program, module = command[: len(vllm_command.SERVER)]
     assert (*program, module) == vllm_command.SERVER
-    sys.stdout.flush()
-    if pid := os.fork():
-        return ForkedServer(pid)
-    code = 1
-    try:  # nothing of the pod's, whose loop is below on the stack, may run here
-        _forget_the_pod(stdout)
-        os.environ.clear()
-        os.environ.update(env)
+
+    def run() -> None:
         sys.argv = [module, *command[len(vllm_command.SERVER) :]]
         _fork_workers()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
-
-def _forget_the_pod(output: int) -> None:
-    os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio._set_running_loop(None)
-    asyncio.set_event_loop(None)
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
+    return ForkedServer(fork(run, env, stdout=stdout, stderr=stdout))
 
 
 def _fork_workers() -> None:
