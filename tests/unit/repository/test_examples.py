@@ -2,6 +2,7 @@
 claims and train one task, and README shows one of them. The functions of custom-reward do what their page says.
 """
 
+import importlib
 import os
 from functools import reduce
 
@@ -38,6 +39,7 @@ EXPECTED = {
     "colocate-vision.yaml": (8, [8], [], []),
     "colocate-72b-zero3-offload.yaml": (32, [8] * 4, [], []),
     "custom-reward/job.yaml": (8, [8], [], []),
+    "calculator/job.yaml": (1, [1], [], []),
 }
 
 
@@ -119,6 +121,37 @@ def test_the_custom_image_holds_the_module_that_its_job_names() -> None:
     assert "COPY gsm8k.py /opt/mine/" in dockerfile
     assert "ENV PYTHONPATH=/opt/mine" in dockerfile
     assert (EXAMPLES / "custom-reward/gsm8k.py").exists()
+
+
+def test_the_calculator_comes_with_its_code() -> None:
+    """A ConfigMap has it where the environment variable says."""
+    folder = EXAMPLES / "calculator"
+    code, claim, job = yaml.safe_load_all((folder / "job.yaml").read_text())
+    assert code["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
+    spec, pods = parse_spec(job["spec"]), job["spec"]["podTemplate"]
+    assert spec.storage.claim_name == claim["metadata"]["name"]
+    assert pods["volumes"] == [{"name": "code", "configMap": code["metadata"]}]
+    (mount,) = pods["volumeMounts"]
+    assert pods["env"] == [{"name": "PYTHONPATH", "value": mount["mountPath"]}]
+    assert mount["name"] == "code"
+
+
+def test_the_calculator_asks_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "calculator")
+    calculator = importlib.import_module("calculator")
+    row = calculator.prepare({"question": "What is 61 * 69?"})
+    assert (row["prompt"][-1]["content"], row["answer"]) == ("What is 61 * 69?", str(calculator.multiply(61, 69)))
+    calls = [message["tool_calls"] for message in row["prompt"] if message.get("tool_calls")]
+    results = [message["content"] for message in row["prompt"] if message["role"] == "tool"]
+    shown = [calculator.multiply(**call["function"]["arguments"]) for (call,) in calls]
+    assert results == [str(product) for product in shown]
+    last = [
+        {"role": "assistant", "content": "61 * 69 = 4209."},
+        {"role": "assistant", "content": "61 * 69 = 4200"},
+        {"role": "assistant", "content": "4209", "tool_calls": calls[0]},
+        {"role": "assistant", "content": "I do not know"},
+    ]
+    assert calculator.right([[*row["prompt"], turn] for turn in last], [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_readme_shows_a_job_of_examples_and_what_kubectl_prints_for_it() -> None:
