@@ -5,6 +5,7 @@ Each run tries the same examples, without a deadline, as machines may be busy.
 `pytest tests/unit --hypothesis-profile=explore` tries other examples each time, and many more.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from grpo_devcluster import binaries
+
+if not Path("/dev/nvidiactl").exists():
+    # Before torch is imported, also for the processes that tests start. The models are tiny: a second thread makes
+    # nothing faster, and waits actively for the first, which takes ten times the CPU where all cores are busy.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("same"), derandomize=False, max_examples=2000)

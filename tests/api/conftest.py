@@ -9,8 +9,9 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from grpo_devcluster import binaries, kube, packages
+from grpo_devcluster import binaries, packages
 from grpo_devcluster.controlplane import ControlPlane
+from support.cluster import reads
 from support.control_plane import audit, kueue
 from support.control_plane.operators import Jobs, Operator, Release, install_chart
 from support.trainer.launchers import free_ports
@@ -43,12 +44,7 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def kubectl(kubeconfig: Path) -> Kubectl:
-    """`kubectl("get", "pods", stdin=...)` returns its output, or raises RuntimeError with its error."""
-
-    def run(*args: str, stdin: str | None = None) -> str:
-        return kube.kubectl(kubeconfig, *args, stdin=stdin)
-
-    return run
+    return reads.Kubectl(kubeconfig)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 from grpo_demo.cluster import install_operator
 from grpo_demo.kubectl import Kubectl as DemoKubectl
-from grpo_devcluster import images, kube, storage
+from grpo_devcluster import images, storage
 from grpo_devcluster.cluster import Cluster
+from support.cluster import reads
 from support.cluster.jobs_on_cluster import JobOnCluster
 
 Kubectl = Callable[..., str]
@@ -55,12 +56,7 @@ def cluster(devcluster: Cluster) -> Path:
 
 @pytest.fixture(scope="session")
 def kubectl(cluster: Path) -> Kubectl:
-    """`kubectl("get", "pods", stdin=...)` returns its output, or raises a RuntimeError with its message."""
-
-    def run(*args: str, stdin: str | None = None) -> str:
-        return kube.kubectl(cluster, *args, stdin=stdin)
-
-    return run
+    return reads.Kubectl(cluster)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +17,7 @@ from grpo_cli.local.processes import free_ports
 from grpo_demo.pretrained import MODELS, install
 from support.paths import PROGRAMS
 from support.trainer.object_storage import ObjectStorage
-from support.trainer.rank_server import TRAINING, WITH_VLLM, Rank, RankServers
+from support.trainer.rank_server import PYTHONPATH, SERVERS, TRAINING, WITH_VLLM, Rank
 from support.trainer.tiny_model import make_tiny_model
 
 DEADLINE = 400.0  # seconds that ranks may take to load torch, DeepSpeed and vLLM on a busy machine
@@ -77,7 +76,7 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *sys.path]),
+                "PYTHONPATH": PYTHONPATH,
                 "TORCHELASTIC_ERROR_FILE": str(state_dir / "error.json"),
                 "GRPO_STATE_DIR": str(state_dir),
                 "POD_UID": "uid-of-job-0",
@@ -106,15 +105,8 @@ class Ranks:
 StartRanks = Callable[..., Ranks]
 
 
-@pytest.fixture(scope="session")
-def rank_servers() -> Iterator[RankServers]:
-    servers = RankServers()
-    yield servers
-    servers.close()
-
-
 @pytest.fixture
-def start_ranks(tmp_path: Path, request: pytest.FixtureRequest, rank_servers: RankServers) -> Iterator[StartRanks]:
+def start_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartRanks]:
     """Function start_ranks(command, world_size, name, **env); its ranks are killed when the test ends.
 
     They are forked from a process that has loaded what ranks load; vLLM for tests that are marked with it.
@@ -123,7 +115,7 @@ def start_ranks(tmp_path: Path, request: pytest.FixtureRequest, rank_servers: Ra
     modules = WITH_VLLM if request.node.get_closest_marker("vllm") else TRAINING
 
     def start(command: list[str], world_size: int, name: str = "ranks", **env: str) -> Ranks:
-        ranks = Ranks(partial(rank_servers.start, modules), command, world_size, tmp_path / name, env)
+        ranks = Ranks(partial(SERVERS.start, modules), command, world_size, tmp_path / name, env)
         started.append(ranks)
         return ranks
 

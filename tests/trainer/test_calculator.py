@@ -67,6 +67,7 @@ def test_a_model_calls_tools_and_trains_on_its_own_tokens_alone(start_training, 
 
 def check_group(group: dict, tokenizer) -> None:
     """The tokens of a journalled group are turns and results, and its rewards are those of the user's functions."""
+    assert len({tuple(completion["episode"]["promptIds"]) for completion in group["completions"]}) == 1, "the same state"
     question = tokenizer.decode(group["prompt"]["tokenIds"]).removesuffix("<|im_end|>\n<|im_start|>assistant\n")
     first, second = map(int, re.search(r"What is (\d+) \* (\d+)\?$", question).groups())
     assert len(group["completions"]) == GENERATIONS
@@ -93,8 +94,8 @@ def check_group(group: dict, tokenizer) -> None:
         turn = episode["messages"][-1]
         found = re.findall(r"\d+", turn["content"])
         is_right = bool(found) and found[-1] == str(first * second) and "tool_calls" not in turn
-        expected = [float(is_right), marks / 10, 10 * lines + marks]
-        assert [group["rewards"][name][number] for name in REWARDS] == expected
+        expected = [float(is_right), marks / 10, 10 * lines + marks - len(tokens) / 1000]
+        assert [group["rewards"][name][number] for name in REWARDS] == pytest.approx(expected)
 
 
 def check_calls(messages: list[dict]) -> None:
@@ -146,7 +147,7 @@ def check_metrics(run_dir: Path, groups: list[dict]) -> None:
     (evaluated,) = lines_of(run_dir / "evaluations.jsonl")
     assert (evaluated["step"], evaluated["eval/num_prompts"]) == (1, PROBLEMS)
     assert evaluated["eval/tools/call_frequency"] > 0 == evaluated["eval/episodes/lost"]
-    assert 1 <= evaluated["eval/rewards/seen/mean"] == pytest.approx(10 * evaluated["eval/rewards/paper/mean"])
+    assert 0.1 <= evaluated["eval/rewards/paper/mean"] < evaluated["eval/rewards/seen/mean"]
 
 
 def check_shown(shown: list[dict], groups: list[dict]) -> None:

@@ -1,8 +1,10 @@
 """Sessions of tools and environments on real processes."""
 
 import os
+from pathlib import Path
 
 from grpo_spec.trainer import TrainerConfig
+from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.sessions import ProcessSessions
 
 USER = "support.trainer.user_tools"
@@ -20,6 +22,39 @@ def start(*tools, environments=(), wants_reward=False, wants_state=False, enviro
         "tools": [{"function": f"{USER}:{tool}"} if isinstance(tool, str) else tool for tool in tools],
         "environments": list(environments),
     }
-    return ProcessSessions(
-        TrainerConfig.model_validate(config), environ or os.environ, wants_reward=wants_reward, wants_state=wants_state
-    )
+    sessions = ProcessSessions(TrainerConfig.model_validate(config), environ or os.environ, wants_reward=wants_reward)
+    sessions.wants_state = wants_state
+    return sessions
+
+
+async def act(sessions, *calls, seconds=60.0, seed=1, **row):
+    """Return the results of one turn of a new episode."""
+    session = sessions.open(row, seed)
+    try:
+        await session.reset()
+        return await session.call([ToolCall(name=name, arguments=arguments) for name, arguments in calls], seconds)
+    finally:
+        await session.close()
+
+
+async def ask(session, name, **arguments):
+    """Make one call, and return its result's text."""
+    return (await session.call([ToolCall(name=name, arguments=arguments)], 60))[0].content
+
+
+def is_alive(pid):
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def parent_of(pid):
+    """Return the process that started it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def children_of(pid):
+    """Return the processes that it started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -23,7 +23,9 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.launchers import eventually, free_ports
+from support.trainer.rank_server import PYTHONPATH, SERVERS, WITH_VLLM, Rank
 
+Launcher = subprocess.Popen[bytes] | Rank
 POLL = 0.2  # seconds between two checks that the launchers run
 PROMPTS = ([5, 17, 80, 33], [100, 42, 7, 9, 250, 61], [12, 13])
 
@@ -120,11 +122,21 @@ def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
 class Engines:
     """The engine pods of a contract, each a launcher that starts vLLM."""
 
-    def __init__(self, folder: Path, contract: Contract, *, each_a_host: bool = False) -> None:
-        """`each_a_host`: pods call themselves hosts of their own, so that NCCL lets them share a GPU."""
+    def __init__(
+        self, folder: Path, contract: Contract, *, each_a_host: bool = False, forks: bool | None = None
+    ) -> None:
+        """Write the contract.
+
+        Args:
+            folder: where pods leave their states and logs.
+            contract: the job's contract.
+            each_a_host: pods call themselves hosts of their own, so that NCCL lets them share a GPU.
+            forks: pods are forked from a process that has loaded vLLM, and fork their servers (None: on CPUs).
+        """
         self.folder, self.contract, self._each_a_host = folder, contract, each_a_host
-        self.launchers: dict[str, subprocess.Popen[bytes]] = {}  # by engine
-        self._may_end: set[subprocess.Popen[bytes]] = set()  # launchers whose end is no failure
+        self._forks = contract.device == Device.CPU if forks is None else forks
+        self.launchers: dict[str, Launcher] = {}  # by engine
+        self._may_end: set[Launcher] = set()  # launchers whose end is no failure
         (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
 
     @contextmanager
@@ -167,7 +179,7 @@ class Engines:
             signal.signal(signal.SIGUSR1, previous)
             self.close()
 
-    def start(self, engine: Engine) -> subprocess.Popen[bytes]:
+    def start(self, engine: Engine) -> Launcher:
         """Start the container of an engine's pod, for the first time or again."""
         state = self.folder / engine.pod
         state.mkdir(exist_ok=True)
@@ -181,15 +193,18 @@ class Engines:
         }
         if self._each_a_host:
             environ["NCCL_HOSTID"] = engine.pod
+        environ = {**os.environ, "PYTHONPATH": PYTHONPATH, **environ}
+        process: Launcher
         with self.log(engine).open("ab") as log:
-            forks = self.contract.device == Device.CPU
-            program = [str(PROGRAMS / "forking_engine_pod.py")] if forks else ["-m", "grpo_workload.engine_pod"]
-            command = [sys.executable, *program]
-            process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT)
+            if self._forks:
+                process = SERVERS.start(WITH_VLLM, [str(PROGRAMS / "forking_engine_pod.py")], environ, log.fileno())
+            else:
+                command = [sys.executable, "-m", "grpo_workload.engine_pod"]
+                process = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
         self.launchers[engine.name] = process
         return process
 
-    def expect_end(self, engine: Engine) -> subprocess.Popen[bytes]:
+    def expect_end(self, engine: Engine) -> Launcher:
         """Note that the test ends this engine; return its launcher."""
         launcher = self.launchers[engine.name]
         self._may_end.add(launcher)
@@ -203,7 +218,7 @@ class Engines:
         launcher.kill()
         launcher.wait()
 
-    def replace(self, engine: Engine) -> subprocess.Popen[bytes]:
+    def replace(self, engine: Engine) -> Launcher:
         """Start a new pod for an engine, with an empty disk."""
         shutil.rmtree(self.folder / engine.pod)
         return self.start(engine)

@@ -23,17 +23,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TRAINING = ("grpo_workload.training.train", "transformers.models.llama.modeling_llama")
+from support.paths import PROGRAMS
+
+TRAINING = (
+    "grpo_workload.training.train",
+    "transformers.models.llama.modeling_llama",
+    # Every rank loads these late, in 1.5 s of CPU: DeepSpeed with an optimizer, which loads all of torch.compile, and
+    # data sets.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "reasoning_gym",
+    "pandas",
+)
 WITH_VLLM = (
     *TRAINING,
     "grpo_workload.generation.colocate",
     "vllm.entrypoints.llm",
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.llama",
+    "grpo_workload.pod.engine_main",
+    "vllm.entrypoints.openai.api_server",
 )
 OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "POD_UID", "RESULTS"}
 OF_A_RANK |= {"GRPO_STATE_DIR", "GRPO_CONTRACT", "GRPO_DATA_DIR", "TORCHELASTIC_ERROR_FILE", "PYTEST_CURRENT_TEST"}
+OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG"}  # of engine pods
 """Variables that no library reads while it is imported."""
+PYTHONPATH = os.pathsep.join([str(PROGRAMS), *sys.path])
+"""Of all that is forked: with another one, a server begins again."""
 HARMLESS = {"jemalloc_bg_thd"}  # pyarrow's allocator starts it again in a forked process
 
 
@@ -114,6 +129,10 @@ class RankServers:
     def close(self) -> None:
         for server in self._servers.values():
             server.close()
+
+
+SERVERS = RankServers()
+"""Those of this process: ranks, and pods of engines (`support.trainer.engines`). They end with it."""
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:

@@ -50,8 +50,8 @@ class Place:
     """See `base.Sessions`."""
 
     def open(self, columns: Mapping[str, Any], seed: int) -> ScriptedSession:
-        """A session whose calls take as long as its seed says: some return while ranks train."""
-        return ScriptedSession(seed)
+        """A session; the column `seconds` says how long its calls take: some return while ranks train."""
+        return ScriptedSession(seed, columns.get("seconds", 0.0))
 
     def close(self) -> None:
         """Nothing runs."""
@@ -60,16 +60,16 @@ class Place:
 class ScriptedSession:
     """See `base.Session`."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, seconds: float) -> None:
+        self.seed, self.seconds = seed, seconds
 
     async def reset(self) -> str:
         """Text of its own for each episode."""
         return str(self.seed % 1000)
 
     async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
-        """Answer after up to half a second."""
-        await asyncio.sleep(self.seed % 50 / 100)
+        """Answer after a while."""
+        await asyncio.sleep(self.seconds)
         return [ToolResult(content="answer") for _ in calls]
 
     async def end(self) -> tuple[float | None, bytes | None]:

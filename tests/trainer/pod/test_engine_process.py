@@ -16,7 +16,7 @@ from support.trainer.launchers import DEADLINE, eventually
 
 
 def test_a_restarted_pod_reports_its_outcome_again_and_holds(tmp_path: Path) -> None:
-    pods = Engines(tmp_path, make_contract(Path("/nowhere"), [(1, 1)], engineArgs={"port": 1}))
+    pods = Engines(tmp_path, make_contract(Path("/nowhere"), [(1, 1)], engineArgs={"port": 1}), forks=False)
     (engine,) = pods.contract.engines
     log = pods.termination_log(engine)
 

@@ -32,9 +32,11 @@ class Paper:
         return self.marks / 10
 
 
-def seen(environments: list[object], answer: list[str], **_: object) -> list[float]:
-    """Return what is left of each environment: 10 x lines + marks, or -1 if it is that of another row."""
+def seen(
+    environments: list[object], completion_ids: list[list[int]], answer: list[str], **_: object
+) -> list[float]:
+    """Return 10 x lines + marks of what is left of each environment, or -1 if it is of another row; less its tokens."""
     return [
-        10 * len(one.lines) + one.marks if one.product == product else -1
-        for one, product in zip(environments, answer, strict=True)
+        (10 * len(one.lines) + one.marks if one.product == product else -1) - len(tokens) / 1000
+        for one, product, tokens in zip(environments, answer, completion_ids, strict=True)
     ]

@@ -1,21 +1,97 @@
-"""An engine pod on CPUs whose vLLM forks its workers: forking_engine_pod.py, without arguments.
+"""An engine pod on CPUs that forks vLLM servers, which fork their workers: forking_engine_pod.py, without arguments.
 
-Fresh workers would each load vLLM again, in 16 s of CPU. vLLM forks by default, but not on CPUs, where a variable makes
-fresh processes load the OpenMP library that binds threads to cores. Tests bind none.
+It is itself forked from a process that has loaded vLLM (`support.trainer.rank_server`), so no server loads it again, in
+10 s of CPU. vLLM forks its workers by default, but not on CPUs, where a variable makes fresh processes load the OpenMP
+library that binds threads to cores. Tests bind none.
 
-The pod and vLLM's server are processes as the product starts them; with arguments, this is the server.
+tests/e2e starts pods and servers as the product does.
 """
 
+import asyncio
+import atexit
+import logging
 import os
 import runpy
+import signal
 import sys
+import threading
+import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_workload.pod import engine_main, vllm_command
 
 
-def serve() -> None:
-    """Run vLLM's server, with its arguments from the command line."""
+class ForkedServer:
+    """A forked vLLM server, with the methods of asyncio.subprocess.Process that the pod calls."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = asyncio.create_task(self._wait())
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    async def _wait(self) -> int:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        process = os.pidfd_open(self.pid)
+        loop.add_reader(process, ended.set)
+        await ended.wait()
+        loop.remove_reader(process)
+        os.close(process)
+        _, status = os.waitpid(self.pid, 0)  # noqa: ASYNC222  # it has ended
+        self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+async def fork_server(*command: str, env: Mapping[str, str], stdout: int, **_: Any) -> ForkedServer:
+    """Start a server in a session of its own, as the pod's call of asyncio.create_subprocess_exec would."""
+    *program, module = command[: len(vllm_command.SERVER)]
+    assert (*program, module) == vllm_command.SERVER
+    sys.stdout.flush()
+    if pid := os.fork():
+        return ForkedServer(pid)
+    code = 1
+    try:  # nothing of the pod's, whose loop is below on the stack, may run here
+        _forget_the_pod(stdout)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [module, *command[len(vllm_command.SERVER) :]]
+        _fork_workers()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _forget_the_pod(output: int) -> None:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio._set_running_loop(None)
+    asyncio.set_event_loop(None)
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+
+
+def _fork_workers() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config
@@ -26,12 +102,8 @@ def serve() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(check_and_fork)
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        serve()
-    else:
-        vllm_command.SERVER = (sys.executable, __file__)  # type: ignore[assignment]
-        sys.exit(engine_main.main())
+    asyncio.create_subprocess_exec = fork_server  # type: ignore[assignment]
+    sys.exit(engine_main.main())

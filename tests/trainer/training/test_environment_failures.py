@@ -16,6 +16,7 @@ def fickle_config(model, factory, **episodes):
     config["model"]["chatTemplate"] = TOOL_TEMPLATE
     config["environments"] = [{"name": "game", "factory": f"fickle:{factory}", "memoryLimit": "2Gi"}]
     config["generation"]["maxModelLen"] = 384
+    config["training"] |= {"promptsPerStep": 6, "numGenerations": 2}
     return config | {"episodes": episodes}
 
 

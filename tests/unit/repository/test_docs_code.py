@@ -3,6 +3,7 @@
 Commands of the pages run in tests/api/test_docs_commands.py.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -22,9 +23,13 @@ from transformers import AutoModelForCausalLM
 
 from grpo_spec.lora import LoraConfig as AdapterConfig
 from grpo_spec.rewards import RewardConfig
+from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
+from grpo_workload.environments.base import ToolCall
+from grpo_workload.environments.results import is_connection
+from grpo_workload.environments.sessions import ProcessSessions
 from grpo_workload.policy.adapters.four_bit import quantize
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.loss.own_loss import OwnLoss
@@ -194,7 +199,47 @@ def _adapters_in_4_bits(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert not torch.allclose(trained(ids).logits, unrounded, atol=1e-4)
 
 
+def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tool and environment answer calls as the page's YAML names them, and the exception is no fault of the policy."""
+    if "is_infrastructure" in code:
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert is_connection(names["SearchIsDown"]())
+        return
+    name = code.partition(".py\n")[0].removeprefix("# ")
+    _import(code, name, folder, monkeypatch)
+    spec = next(
+        yaml.safe_load(block.text)["spec"]
+        for block in blocks(ROOT / "docs/agents.md")
+        if block.language == "yaml" and f"{name}:" in block.text
+    )
+    minimal = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+    config = TrainerConfig.model_validate(minimal | spec)
+    calls = {
+        "calculator": [("multiply", {"a": 6, "b": 7}, "42")],
+        "guess": [("guess", {"number": 50}, "larger"), ("guess", {"number": 70}, "right")],
+    }[name]
+
+    async def play() -> float | None:
+        session = sessions.open({"number": 70, "prompt": []}, 1)
+        assert ("100" in await session.reset()) == bool(config.environments)
+        for function, arguments, answer in calls:
+            (result,) = await session.call([ToolCall(name=function, arguments=arguments)], 60)
+            assert result.content == answer
+        reward, _ = await session.end()
+        await session.close()
+        return reward
+
+    sessions = ProcessSessions(config, os.environ, wants_reward=bool(config.environments))
+    try:
+        sessions.ready()
+        assert asyncio.run(play()) == (1.0 if config.environments else None)
+    finally:
+        sessions.close()
+
+
 CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
+    "agents.md": _agents,
     "journal.md": _journal,
     "datasets.md": _rows,
     "rewards.md": _rewards,

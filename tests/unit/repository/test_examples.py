@@ -1,8 +1,8 @@
 """Manifests of examples/ render and place ranks and engines where their first lines say. The quickstarts bring their
-claims and train one task, and README shows one of them. The functions of custom-reward do what their page says.
+claims and train one task, and README shows one of them. The functions of custom-reward and of the calculator do what
+their pages say.
 """
 
-import importlib
 import os
 from functools import reduce
 
@@ -116,42 +116,31 @@ def test_the_custom_functions_do_what_their_page_says(monkeypatch: pytest.Monkey
     process.close()
 
 
+def test_the_calculator_brings_its_code_and_scores_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = EXAMPLES / "calculator"
+    (brought,) = [one for one in yaml.safe_load_all((folder / "job.yaml").read_text()) if one["kind"] == "ConfigMap"]
+    assert brought["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
+    monkeypatch.syspath_prepend(folder)
+    spec = load_job(folder / "job.yaml", "default").spec
+    assert spec.dataset.preprocess is not None
+    prepared = Preprocess(spec.dataset.preprocess)(0, {"question": "Calculate 12 * 13.", "answer": "156"}, seed=1)
+    assert prepared["answer"] == "156"
+    assert prepared["prompt"][-1] == {"role": "user", "content": "What is 12 * 13?"}
+
+    (config,) = spec.rewards
+    process = RewardProcess(config, os.environ)
+    process.ready()
+    *calling, says = prepared["prompt"][2:5]
+    completions = [[*calling, {**says, "content": "12 * 13 = 156"}], [*calling, says], calling[:1]]
+    assert process.call({"completions": completions, "answer": ["156"] * 3, "prompts": []}, 60) == [1.0, 0.0, 0.0]
+    process.close()
+
+
 def test_the_custom_image_holds_the_module_that_its_job_names() -> None:
     dockerfile = (EXAMPLES / "custom-reward/Dockerfile").read_text()
     assert "COPY gsm8k.py /opt/mine/" in dockerfile
     assert "ENV PYTHONPATH=/opt/mine" in dockerfile
     assert (EXAMPLES / "custom-reward/gsm8k.py").exists()
-
-
-def test_the_calculator_comes_with_its_code() -> None:
-    """A ConfigMap has it where the environment variable says."""
-    folder = EXAMPLES / "calculator"
-    code, claim, job = yaml.safe_load_all((folder / "job.yaml").read_text())
-    assert code["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
-    spec, pods = parse_spec(job["spec"]), job["spec"]["podTemplate"]
-    assert spec.storage.claim_name == claim["metadata"]["name"]
-    assert pods["volumes"] == [{"name": "code", "configMap": code["metadata"]}]
-    (mount,) = pods["volumeMounts"]
-    assert pods["env"] == [{"name": "PYTHONPATH", "value": mount["mountPath"]}]
-    assert mount["name"] == "code"
-
-
-def test_the_calculator_asks_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES / "calculator")
-    calculator = importlib.import_module("calculator")
-    row = calculator.prepare({"question": "What is 61 * 69?"})
-    assert (row["prompt"][-1]["content"], row["answer"]) == ("What is 61 * 69?", str(calculator.multiply(61, 69)))
-    calls = [message["tool_calls"] for message in row["prompt"] if message.get("tool_calls")]
-    results = [message["content"] for message in row["prompt"] if message["role"] == "tool"]
-    shown = [calculator.multiply(**call["function"]["arguments"]) for (call,) in calls]
-    assert results == [str(product) for product in shown]
-    last = [
-        {"role": "assistant", "content": "61 * 69 = 4209."},
-        {"role": "assistant", "content": "61 * 69 = 4200"},
-        {"role": "assistant", "content": "4209", "tool_calls": calls[0]},
-        {"role": "assistant", "content": "I do not know"},
-    ]
-    assert calculator.right([[*row["prompt"], turn] for turn in last], [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_readme_shows_a_job_of_examples_and_what_kubectl_prints_for_it() -> None:

@@ -53,6 +53,7 @@ def test_images_are_pinned_locked_and_run_without_root(path: Path) -> None:
 PLAIN_ERRORS = {
     "algorithm",
     "weights",
+    "environments/call_parser.py",
     "reporting/history.py",
     "rewards/trl_signature.py",
     "storage/manifest.py",

@@ -97,7 +97,7 @@ class Sessions(Protocol):
 
         Args:
             columns: the row, which `reset` gets; with `prompt`, as in TRL.
-            seed: 62 bits, of the random numbers of its processes.
+            seed: 62 bits, of the random numbers of its processes; the same for all completions of a prompt.
 
         Raises:
             ConfigError: the row chooses no environment of the job.

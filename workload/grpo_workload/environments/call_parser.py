@@ -11,9 +11,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo_workload.data.observation import printable
 from grpo_workload.environments.base import ToolCall
 
 logger = logging.getLogger(__name__)
+
+_THOUGHT_END = "</think>"
 
 Reader = Callable[[str], tuple[str, list[tuple[str, str]]]]
 """Reads a turn: returns it without its calls, and the calls as names and arguments in JSON. It may raise anything."""
@@ -37,18 +40,25 @@ class CallParser:
         except Exception as error:  # parsers of others, on text that may be anything
             logger.debug("the parser %s: %s: %s", self.name, type(error).__name__, error)
             content, found = text, []
-        if not found and self._opening is not None and self._opening in text:
-            content, _, rest = text.partition(self._opening)
-            return content, [ToolCall(name="", arguments=None, text=self._opening + rest)]
-        return content, [ToolCall(name=name, arguments=_object(given), text=given) for name, given in found]
+        at = -1 if found or self._opening is None else text.find(self._opening, text.find(_THOUGHT_END) + 1)
+        if at >= 0:
+            return text[:at], [ToolCall(name="", arguments=None, text=text[at:])]
+        calls = [(printable(name), printable(given)) for name, given in found]
+        return content, [ToolCall(name=name, arguments=_object(given), text=given) for name, given in calls]
 
 
 def _object(text: str) -> Mapping[str, Any] | None:
+    """Return the JSON object that a text is; None if it is none, or has what neither JSON nor files can hold."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse)
+        json.dumps(value, ensure_ascii=False).encode()  # halves of surrogate pairs, which JSON can escape
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def vllm_names() -> list[str]:
@@ -77,10 +87,15 @@ def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) ->
     parser = cls(tokenizer, request.tools)
 
     def read(text: str) -> tuple[str, list[tuple[str, str]]]:
-        found = parser.extract_tool_calls(text, request)
+        # As in vLLM's server, a thought is taken away before: in it, models write of calls that they do not make.
+        before, end, after = text.partition(_THOUGHT_END)
+        thought, said = (before + end, after) if end else ("", text)
+        found = parser.extract_tool_calls(said, request)
         if not found.tools_called:
             return text, []
-        return found.content or "", [(call.function.name, call.function.arguments) for call in found.tool_calls]
+        return thought + (found.content or ""), [
+            (call.function.name, call.function.arguments) for call in found.tool_calls
+        ]
 
     return read
 

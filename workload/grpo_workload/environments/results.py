@@ -7,7 +7,11 @@ from typing import Any
 
 MAX_RESULT = 1 << 20
 """Most letters of a result that leave the process."""
-_CONNECTION_NAMES = ("ConnectionError", "ConnectError", "TimeoutException")  # of requests, aiohttp, openai, httpx
+_CONNECTION_NAMES = (
+    *("ConnectionError", "ConnectError", "TransportError"),
+    *("ConnectTimeout", "ReadTimeout", "TimeoutException"),
+)
+"""Endings of the names of such exceptions, or of their bases, in requests, urllib3, aiohttp, openai and httpx."""
 
 
 class ImageResultError(Exception):

@@ -68,9 +68,9 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the thread of `parent` that started it ends."""
-    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when the thread of `parent` that started it ends."""
+    _libc().prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 

@@ -52,7 +52,11 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
         if isinstance(error.__cause__, MemoryError):
             refused += f"; its memoryLimit is {orders.memory_limit}: raise it, or use less memory at a time"
     gc.freeze()  # what children share: the garbage collector would write to it
-    _Zygote(control, orders, isolated, function, refused).serve()
+    zygote = _Zygote(control, orders, isolated, function, refused)
+    signal.signal(signal.SIGTERM, zygote.stop)
+    if parent is not None:  # the import may hang; from here on, it has what children started to end too
+        sandbox.end_with_parent(parent, signal.SIGTERM)
+    zygote.serve()
 
 
 def allow_open_files() -> None:
@@ -81,9 +85,13 @@ class _Zygote:
         self._control, self._orders, self._isolated = control, orders, isolated
         self._function, self._refused = function, refused
         self._children: dict[int, _Child] = {}
+        self._is_over = False
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)
+
+    def stop(self, *_: object) -> None:
+        self._is_over = True
 
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -91,7 +99,7 @@ class _Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        while True:
+        while not self._is_over:
             ready = [descriptor for descriptor, _ in poll.poll(1000 * self._patience())]
             with suppress(BlockingIOError):
                 os.read(self._woken, 1 << 16)
@@ -144,7 +152,8 @@ class _Zygote:
         os.setpgid(0, 0)
         sandbox.end_with_parent(zygote)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         faulthandler.enable(file=stacks)
         for other in self._children.values():
             other.connection.close()

@@ -27,7 +27,6 @@ from grpo_workload.environments.base import (
     ToolResult,
 )
 from grpo_workload.generation.episode_draft import Ask, EpisodeDraft, FinishReason, Turn, lost
-from grpo_workload.ranks.seeds import sample_seed
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,8 @@ class Episodes:
         while True:
             # As in TRL, `reset` gets the row with its prompt.
             row = {"prompt": prompt.text} | prompt.columns
-            session = self._sessions.open(row, sample_seed(prompt.seed, number, 0))
+            # The prompt's seed: all its completions begin in the same state, and draw the same numbers there.
+            session = self._sessions.open(row, prompt.seed)
             try:
                 return await self._once(prompt, number, sample, moved, session, retries)
             except EnvironmentLostError as error:

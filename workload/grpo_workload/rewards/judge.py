@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import JudgeConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.data.observation import asked
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.rewards.answer_in_text import compiled
@@ -139,8 +140,9 @@ class Judge(Scorer):
         )
 
     def _question(self, prompt: Prompt, completion: Completion) -> str:
-        asked = prompt.text if isinstance(prompt.text, str) else "\n\n".join(map(_line, prompt.text))
-        named = prompt.columns | {"prompt": asked, "completion": completion.text}
+        seen = asked(prompt, completion)
+        text = seen if isinstance(seen, str) else "\n\n".join(map(_line, seen))
+        named = prompt.columns | {"prompt": text, "completion": completion.text}
         return self._config.prompt_template.format_map(named)
 
     def _read(self, answer: str) -> float | None:

@@ -120,6 +120,7 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
         asked = _further(run, needed, rounds, clock)
     run.generator.sleep()
     if run.config.has_episodes:
+        run.report.phase("Gathering")
         run.pulse.meet()
         # Before the groups are in the journal: the next attempt would find them there, and fail as well.
         found = [completion for pool in pools for _, group in pool.found.values() for completion in group.completions]

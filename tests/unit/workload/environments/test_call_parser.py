@@ -73,10 +73,26 @@ def test_what_was_to_be_a_call_is_a_malformed_one(hermes: CallParser, text: str)
     assert (content, calls) == ("So:", [ToolCall(name="", arguments=None, text=text)])
 
 
-@pytest.mark.parametrize("arguments", ['"a=6"', "[6, 7]", "null", '"{\\"a\\": 6}"'])
+@pytest.mark.parametrize("arguments", ['"a=6"', "[6, 7]", "null", '"{\\"a\\": 6}"', '{"a": NaN}'])
 def test_arguments_that_are_no_object(hermes: CallParser, arguments: str) -> None:
     _, calls = hermes.parse(CALL.replace('{"a": 6, "b": 7}', arguments))
     assert calls == [ToolCall(name="multiply", arguments=None, text=arguments)]
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark(hermes: CallParser) -> None:
+    """Neither tokenizers nor files take it, and JSON may escape it."""
+    _, (call,) = hermes.parse(CALL.replace('"a": 6', '"a": "\\ud800"'))
+    assert call == ToolCall(name="multiply", arguments={"a": "?", "b": 7}, text='{"a": "?", "b": 7}')
+
+
+def test_a_thought_holds_no_calls(hermes: CallParser) -> None:
+    thought = f"<think>\nI could write <tool_call>, or {CALL}\n</think>\n\n"
+    assert hermes.parse(f"{thought}42.") == (f"{thought}42.", [])
+    assert hermes.parse(f"{thought}So: {CALL}") == (f"{thought}So: ", [multiply(6, 7)])
+    assert hermes.parse(f"{thought}<tool_call>{{") == (
+        thought,
+        [ToolCall(name="", arguments=None, text="<tool_call>{")],
+    )
 
 
 PIECES = st.sampled_from(["<tool_call>", "</tool_call>", CALL, '{"name": ', "multiply", "[", "{", "<|im_end|>", "\n"])

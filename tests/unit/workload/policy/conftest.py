@@ -1,19 +1,10 @@
-"""One thread: these models are so small that threads cost more than they save. And slices that fit them."""
+"""Slices of the head that fit these small models."""
 
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from grpo_workload.policy.logprobs import kept_words, logprobs
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Episode
+from grpo_workload.environments.state import snapshot
 from grpo_workload.rewards.scorer import RewardError
 from grpo_workload.rewards.scoring import build_rewards, close_rewards, score, take_logged, wants_environments
 from grpo_workload.rewards.trl_signature import Logged, TrainerState
@@ -228,7 +228,7 @@ async def test_a_function_that_cannot_take_its_arguments_is_refused_before_anyth
 
 async def test_a_function_that_names_environments_gets_them_as_they_were_at_the_end_and_sees_no_lost_one():
     def acted(total, lost=None):
-        state = None if total is None else pickle.dumps(Game(total))
+        state = None if total is None else snapshot(Game(total))[0]
         episode = Episode(messages=({"role": "assistant", "content": str(total)},), state=state, lost=lost)
         return replace(make_completion(), episode=episode)
 

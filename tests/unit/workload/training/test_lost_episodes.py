@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 from grpo_spec.environments import EpisodesConfig
+from grpo_spec.training import TrainingConfig
+from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.samples import Completion, Episode, Prompt
 from grpo_workload.algorithm.step_plan import EpisodeFact, plan
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch
+from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.lost_episodes import EnvironmentFailedError, Losses, too_many
 from grpo_workload.training.rollout import Generation, roll_out
 from support.trainer.rollouts import Sampled, make_run
@@ -142,6 +146,19 @@ def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_pat
     run.journal.close()
     assert generator.asked[:3] == [0, 1, 2]
     assert 0 not in {sample.prompt.index for sample in rollout.samples}
+
+
+def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes() -> None:
+    class Counting:
+        def divergence(self, batch: MicroBatch, temperature: float) -> Tensor:
+            return batch.mask_BC.sum(dim=1)
+
+    prompt = Prompt(index=0, text="", token_ids=(9,))
+    short = replace(acted(), token_ids=(5,), logprobs=(-1.0,), episode=None)
+    policy: Any = Counting()
+    own = [(prompt, one) for one in (lost(), acted(), short, lost())]
+    found = divergences(policy, own, TrainingConfig(per_device_train_batch_size=1))
+    assert found == pytest.approx([math.nan, 3, 1, math.nan], nan_ok=True)
 
 
 def test_all_ranks_together_have_a_share() -> None:
