@@ -67,7 +67,9 @@ def test_a_model_calls_tools_and_trains_on_its_own_tokens_alone(start_training, 
 
 def check_group(group: dict, tokenizer) -> None:
     """The tokens of a journalled group are turns and results, and its rewards are those of the user's functions."""
-    assert len({tuple(completion["episode"]["promptIds"]) for completion in group["completions"]}) == 1, "the same state"
+    assert len({tuple(completion["episode"]["promptIds"]) for completion in group["completions"]}) == 1, (
+        "the same state"
+    )
     question = tokenizer.decode(group["prompt"]["tokenIds"]).removesuffix("<|im_end|>\n<|im_start|>assistant\n")
     first, second = map(int, re.search(r"What is (\d+) \* (\d+)\?$", question).groups())
     assert len(group["completions"]) == GENERATIONS

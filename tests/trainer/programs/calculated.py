@@ -32,9 +32,7 @@ class Paper:
         return self.marks / 10
 
 
-def seen(
-    environments: list[object], completion_ids: list[list[int]], answer: list[str], **_: object
-) -> list[float]:
+def seen(environments: list[object], completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
     """Return 10 x lines + marks of what is left of each environment, or -1 if it is of another row; less its tokens."""
     return [
         (10 * len(one.lines) + one.marks if one.product == product else -1) - len(tokens) / 1000
