@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from grpo_cli.local.processes import free_ports
+from grpo_demo.pretrained import MODELS, install
 from support.paths import PROGRAMS
 from support.trainer.object_storage import ObjectStorage
 from support.trainer.rank_server import PYTHONPATH, SERVERS, TRAINING, WITH_VLLM, Rank
@@ -40,6 +41,12 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectS
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of SmolLM2-135M-Instruct, in the cache of a hub."""
+    return install(MODELS["smollm2"], tmp_path_factory.mktemp("home") / "hub")
 
 
 StartRank = Callable[[list[str], dict[str, str], int], Rank]

@@ -20,15 +20,14 @@ print(tokenizer.decode(model.generate(**inputs, do_sample=False, max_new_tokens=
 """
 
 
-def test_the_packaged_model_answers_by_its_hub_name(tmp_path):
-    hub = tmp_path / "hub"
-    snapshot = install(MODELS["smollm2"], hub)
+def test_the_packaged_model_answers_by_its_hub_name(smollm2):
+    snapshot, hub = smollm2, smollm2.parents[2]
     written = {path: path.stat().st_mtime_ns for path in hub.rglob("*")}
     assert install(MODELS["smollm2"], hub) == snapshot
     assert {path: path.stat().st_mtime_ns for path in hub.rglob("*")} == written
     assert not list(hub.rglob(".converting-*"))
 
-    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    env = {**os.environ, "HF_HOME": str(hub.parent), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
     answer = subprocess.run([sys.executable, "-c", ASK], env=env, text=True, capture_output=True, timeout=300)
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout

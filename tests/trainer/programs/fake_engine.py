@@ -1,14 +1,17 @@
 """The HTTP side of an engine, without a model: fake_engine.py PORT NAME MARK HOW.
 
-NAME is the name of its process. MARK is a file that it touches when it is asked for a completion. HOW is what it does
-then: "answers"; "hangs"; "once": it answers once and then hangs; "slow": it answers after LOOKS looks at its metrics,
-which say each time that a token was sampled.
+NAME is the name of its process. MARK is a file to which it adds each request for a completion, a line of JSON. HOW is
+what it does then: "answers"; "hangs"; "once": it answers once and then hangs; "dies": it answers once and then ends;
+"slow": it answers after LOOKS looks at its metrics, which say each time that a token was sampled.
 """
 
 import asyncio
 import itertools
+import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -21,17 +24,26 @@ async def fine(_: web.Request) -> web.Response:
     return web.json_response({"world_size": 1, "data": [{"id": name}]})
 
 
+def note(asked: dict[str, Any]) -> None:
+    with mark.open("a") as file:
+        file.write(json.dumps(asked) + "\n")
+
+
 async def complete(request: web.Request) -> web.Response:
     asked = await request.json()
     if asked["model"] != name:
         return web.Response(status=404)
-    await asyncio.to_thread(mark.touch)
-    if how == "hangs" or (how == "once" and next(requests) > 1):
+    await asyncio.to_thread(note, asked)
+    is_first = next(requests) == 1
+    if how == "dies" and not is_first:
+        os._exit(1)
+    if how == "hangs" or (how == "once" and not is_first):
         await asyncio.Event().wait()
     if how == "slow":
         await is_done.wait()
     tokens = [*asked["prompt"], asked["seed"]]
-    choice = {"text": "", "token_ids": tokens, "logprobs": {"token_logprobs": [-1.0, -1.0]}, "finish_reason": "stop"}
+    logprobs = {"token_logprobs": [-1.0] * len(tokens)}
+    choice = {"text": "", "token_ids": tokens, "logprobs": logprobs, "finish_reason": "stop"}
     return web.json_response({"choices": [choice | {"index": index} for index in range(asked["n"])]})
 
 

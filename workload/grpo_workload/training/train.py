@@ -27,6 +27,7 @@ from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.reports import ExitCode
 from grpo_workload.algorithm.reuse import batch_of
+from grpo_workload.environments.base import EnvironmentLostError
 from grpo_workload.policy.memory.memory_error import MicroBatchMemoryError
 from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.ranks.clock import Clock
@@ -188,6 +189,8 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
                 return refuse(error, errors, ExitCode.WEIGHTS_DIFFER)
             except MicroBatchMemoryError as error:
                 return refuse(error, errors, ExitCode.OUT_OF_MEMORY)
+            except EnvironmentLostError as error:
+                return refuse(error, errors, ExitCode.ENVIRONMENT_FAILED)
             # Not earlier: while it loads, a rank has nothing to save and may die of the signal. Libraries also install
             # handlers of their own while they load, which this one replaces.
             stop.install()

@@ -1,0 +1,110 @@
+"""Episodes on engines that die, which are fake: what is lost is sampled again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_spec.contract import Contract
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.environments.base import ToolCall, ToolResult
+from grpo_workload.generation.base import SILENCE
+from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.servers.engine_link import EngineLink
+from grpo_workload.generation.servers.engine_watch import Timing
+from grpo_workload.generation.servers.sampling import Sampler
+from support.paths import PROGRAMS
+from support.trainer.engines import make_contract
+from support.trainer.scripted_episodes import RESULT, Words
+
+PROMPT = Prompt(index=3, text="", token_ids=(17,), seed=5)
+
+
+class Tool:
+    """Sessions of one tool, which count what is done in them."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def ready(self) -> None:
+        """See `base.Sessions`."""
+
+    def open(self, columns: Mapping[str, Any], seed: int) -> Tool:
+        """See `base.Sessions`."""
+        return self
+
+    async def reset(self) -> str:
+        """See `base.Session`."""
+        self.events.append("reset")
+        return ""
+
+    async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
+        """See `base.Session`."""
+        self.events.append("call")
+        return [ToolResult(content="answer") for _ in calls]
+
+    async def end(self) -> tuple[float | None, bytes | None]:
+        """See `base.Session`."""
+        self.events.append("end")
+        return None, None
+
+    async def close(self) -> None:
+        """See `base.Session`."""
+
+
+@contextmanager
+def running(contract: Contract, folder: Path, *hows: str) -> Iterator[EngineLink]:
+    """Run the contract's engines, each of which does what `fake_engine.py` calls so; yield a link to them."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, PROGRAMS / "fake_engine.py", str(engine.port), engine.name, folder / how, how]
+        )
+        for engine, how in zip(contract.engines, hows, strict=True)
+    ]
+    link = EngineLink(
+        contract.engines, deadline=60, restarts=contract.restart_engines, timing=Timing(poll=0.1, lost=0.5)
+    )
+    try:
+        link.wait_ready()
+        yield link
+    finally:
+        link.close()
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def asked(path: Path) -> list[tuple[list[int], int]]:
+    """Return the tokens and the seed of each request to an engine."""
+    return [(one["prompt"], one["seed"]) for one in map(json.loads, path.read_text().splitlines())]
+
+
+def test_an_engine_that_dies_costs_the_turn_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    contract = make_contract(Path("/nowhere"), [(1, 1), (1, 1)], restarts=True)
+    limits = Limits(max_tokens=50, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
+    tool = Tool()
+    with running(contract, tmp_path, "dies", "answers") as link:
+        sampler = Sampler(link, contract, 0, Episodes(limits, tool, Words()))
+        processes = link.observe().processes
+        link.run_freely(sampler.begin([PROMPT], 1, processes, 0, SILENCE))
+        assert link.run_freely(sampler.wait([PROMPT])) is None
+        ((completion,),) = sampler.take([PROMPT])
+
+    first, second = asked(tmp_path / "dies")
+    assert asked(tmp_path / "answers") == [second], "the other engine is asked the same, once"
+    assert first[0] == [*PROMPT.token_ids]
+    turns = [*first[0], first[1]], [*second[0], second[1]]  # what a fake engine answers
+    assert second[0] == [*PROMPT.token_ids, *turns[0], *RESULT]
+    assert [*completion.token_ids] == [*turns[0], *RESULT, *turns[1]]
+    assert first[1] != second[1]
+    assert tool.events == ["reset", "call", "end"]
+    assert completion.episode is not None
+    assert (completion.episode.num_turns, completion.episode.retries) == (2, 0)
+    assert "sending prompt 3 to another engine: engine engine-0" in caplog.text
