@@ -17,6 +17,7 @@ from grpo_workload.environments.base import ToolCall
 logger = logging.getLogger(__name__)
 
 _THOUGHT_END = "</think>"
+_MOST_LEVELS = 64  # of arguments: what is nested more deeply neither pickles nor becomes a line of a file for sure
 
 Reader = Callable[[str], tuple[str, list[tuple[str, str]]]]
 """Reads a turn: returns it without its calls, and the calls as names and arguments in JSON. It may raise anything."""
@@ -51,10 +52,20 @@ def _object(text: str) -> Mapping[str, Any] | None:
     """Return the JSON object that a text is; None if it is none, or has what neither JSON nor files can hold."""
     try:
         value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # halves of surrogate pairs, which JSON can escape
+        # Halves of surrogate pairs, which JSON can escape, and 1e999, which Python reads as infinity.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _is_deep(value) else None
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        within = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not (level := [part for parts in within for part in parts]):
+            return False
+    return True
 
 
 def _refuse(constant: str) -> None:

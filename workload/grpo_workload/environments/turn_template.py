@@ -49,6 +49,15 @@ class TurnTemplate:
             "has some, in trl/chat_templates/*_training.jinja"
         )
 
+    def between(self, last: int, answers: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the token ids between a turn whose last token is `last` and the next turn: `ending` and `suffix`.
+
+        What ends a turn with calls may also begin their results, as GLM's <|observation|>: then it is there already.
+        """
+        suffix = self.suffix(answers)
+        is_begun = last in self._template.special and suffix[:1] == [last]
+        return suffix[1:] if is_begun else [*self.ending(last), *suffix]
+
     def ending(self, last: int) -> list[int]:
         """Return what must follow a turn that ended with the token `last`, before a suffix: eos, or nothing.
 
@@ -60,6 +69,10 @@ class TurnTemplate:
     def _end(self) -> list[int]:
         eos = self._tokenizer.eos_token_id
         return [eos] if eos in self._template.ids([USER, assistant([("dummy", {})])]) else []
+
+    @cached_property
+    def _question(self) -> list[int]:
+        return self._template.ids([USER])
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Return at most about `max_tokens` tokens of a result; what was cut ends with a note."""
@@ -112,7 +125,7 @@ class TurnTemplate:
             before, whole = self._template.ids(turns), self._template.ids([*turns, *results], begins=True)
         except REFUSALS as error:
             raise ConfigError(f"model.chatTemplate: the chat template refuses a tool's result: {error}") from error
-        eos = self._tokenizer.eos_token_id
-        if eos in before:  # behind it, many templates write a newline, which the model does not sample
+        eos, begin = self._tokenizer.eos_token_id, len(self._question)
+        if eos in before[begin:]:  # behind it, many templates write a newline, which the model does not sample
             before = before[: len(before) - before[::-1].index(eos)]
         return whole[len(before) :] if whole[: len(before)] == before else None

@@ -43,7 +43,7 @@ class ModelWords:
             answers: names of tools and what they have answered; what is too long is cut.
         """
         cut = [(name, self._turns.cut(text, self._most)) for name, text in answers]
-        return [*self._turns.ending(last), *self._turns.suffix(cut)], [result(name, text) for name, text in cut]
+        return self._turns.between(last, cut), [result(name, text) for name, text in cut]
 
     def observed(self, prompt: Prompt, text: str) -> tuple[int, ...]:
         """Return the prompt's tokens with `text` behind its last message."""

@@ -73,10 +73,18 @@ def test_what_was_to_be_a_call_is_a_malformed_one(hermes: CallParser, text: str)
     assert (content, calls) == ("So:", [ToolCall(name="", arguments=None, text=text)])
 
 
-@pytest.mark.parametrize("arguments", ['"a=6"', "[6, 7]", "null", '"{\\"a\\": 6}"', '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "arguments", ['"a=6"', "[6, 7]", "null", '"{\\"a\\": 6}"', '{"a": NaN}', f'{{"a": {"[" * 600}{"]" * 600}}}']
+)
 def test_arguments_that_are_no_object(hermes: CallParser, arguments: str) -> None:
     _, calls = hermes.parse(CALL.replace('{"a": 6, "b": 7}', arguments))
     assert calls == [ToolCall(name="multiply", arguments=None, text=arguments)]
+
+
+def test_numbers_that_json_cannot_hold() -> None:
+    """Python reads 1e999 as infinity, and would write that as `Infinity`, which no other reader of JSON takes."""
+    parser = CallParser("own", lambda text: ("", [("multiply", text)]), None)
+    assert parser.parse('{"a": 1e999}')[1] == [ToolCall(name="multiply", arguments=None, text='{"a": 1e999}')]
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark(hermes: CallParser) -> None:

@@ -84,6 +84,25 @@ def test_an_empty_thought_in_the_last_turn_alone_is_no_obstacle() -> None:
     assert turns.suffix(ANSWERS) == trl_suffix(training, ANSWERS)
 
 
+def test_an_eos_of_the_users_turn_ends_no_turn_of_the_model() -> None:
+    """Gemma 4's turn with a call goes on with the result: the eos token before it is that of the question."""
+    tokenizer = tokenizer_of(trl_template("gemma4"), "<turn|>")
+    suffix = tokenizer.decode(TurnTemplate(tokenizer).suffix(ANSWERS[:1]))
+    assert suffix.startswith("response:multiply")  # behind <|tool_response>, with which the model ends such a turn
+
+
+def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once() -> None:
+    """GLM's models end a turn with calls by <|observation|>, which their template writes before the results."""
+    tokenizer = tokenizer_of(trl_template("glm4moe"), "<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|observation|>"]})
+    turns = TurnTemplate(tokenizer)
+    begin = tokenizer.convert_tokens_to_ids("<|observation|>")
+    suffix = turns.suffix(ANSWERS)
+    assert suffix[0] == begin
+    assert turns.between(begin, ANSWERS) == suffix[1:]
+    assert turns.between(tokenizer.eos_token_id, ANSWERS) == suffix
+
+
 def test_what_a_stop_text_has_ended_gets_its_eos() -> None:
     tokenizer = tokenizer_of(TOOL_TEMPLATE)
     turns = TurnTemplate(tokenizer)
