@@ -1,22 +1,24 @@
 """What a job with the tool of examples/calculator and an environment beside it names: `calculated:function`."""
 
+import importlib
 import random
 import sys
+from typing import Any
 
 from support.paths import EXAMPLES
 
 sys.path.insert(0, str(EXAMPLES / "calculator"))
 
-from calculator import multiply, prepare, right
-
-__all__ = ["Paper", "multiply", "prepare", "right", "seen"]
+calculator = importlib.import_module("calculator")
+multiply, prepare, right = calculator.multiply, calculator.prepare, calculator.right
 
 
 class Paper:
     """Asks for the tool with more or fewer marks, which are its reward, and keeps what is written on it."""
 
     def reset(self, answer: str, **row: object) -> str:
-        self.product, self.lines, self.marks = answer, [], random.randint(1, 9)
+        self.product, self.marks = answer, random.randint(1, 9)
+        self.lines: list[str] = []
         return " Call the tool" + "!" * self.marks
 
     def write(self, line: str) -> str:
@@ -32,7 +34,7 @@ class Paper:
         return self.marks / 10
 
 
-def seen(environments: list[object], completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
+def seen(environments: list[Any], completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
     """Return 10 x lines + marks of what is left of each environment, or -1 if it is of another row; less its tokens."""
     return [
         (10 * len(one.lines) + one.marks if one.product == product else -1) - len(tokens) / 1000
