@@ -77,7 +77,9 @@ async def test_a_reset_that_does_not_take_the_rows_columns_is_refused(own, tmp_p
     text = "class Game:\n    def reset(self, prompt, word):\n        raise TypeError(word)\n"
     (tmp_path / "user_strict.py").write_text(text)
     sessions = own(environments=[{"name": "game", "factory": "user_strict:Game"}])
-    message = r"environments\[game\]\.factory: reset .* 'word'. A row has prompt, answer; write `def reset\(self, \*\*row"
+    message = (
+        r"environments\[game\]\.factory: reset .* 'word'. A row has prompt, answer; write `def reset\(self, \*\*row"
+    )
     with pytest.raises(ConfigError, match=message):
         await act(sessions, prompt=[], answer="a")
     with pytest.raises(EnvironmentLostError, match="reset raised TypeError: this"):

@@ -116,7 +116,18 @@ class Model:
         )
 
 
-def play(script, model, *, max_tokens=100, max_iterations=None, seconds=60.0, retries=2, max_prompt_tokens=None, prompt=PROMPT, **more):
+def play(
+    script,
+    model,
+    *,
+    max_tokens=100,
+    max_iterations=None,
+    seconds=60.0,
+    retries=2,
+    max_prompt_tokens=None,
+    prompt=PROMPT,
+    **more,
+):
     limits = Limits(
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
