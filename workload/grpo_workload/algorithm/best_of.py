@@ -22,13 +22,19 @@ def best_at(values: Sequence[float], k: int) -> float:
     return mean([max(group) for group in groups if group])
 
 
-def pass_at(values: Sequence[float], k: int) -> dict[int, float]:
+def pass_at(values: Sequence[float], k: int, is_there: Sequence[bool]) -> dict[int, float]:
     """Return for 1, 2, 4, ... and k the probability that at least one of so many completions of a problem passes.
 
-    It is the unbiased estimate from all k completions (arXiv:2107.03374, equation 1). NaN values do not pass; problems
-    that have no other value do not count.
+    It is the unbiased estimate from all completions that are there (arXiv:2107.03374, equation 1), of the problems that
+    have as many. NaN values do not pass; problems that have no other value do not count.
     """
-    groups = [group for group in as_groups(values, k) if not all(map(math.isnan, group))]
-    passed = [sum(value >= PASSES for value in group) for group in groups]
+    pairs = [*zip(values, is_there, strict=True)]
+    found = [[value for value, there in pairs[at : at + k] if there] for at in range(0, len(pairs), k)]
+    counts = [
+        (len(group), sum(value >= PASSES for value in group)) for group in found if not all(map(math.isnan, group))
+    ]
     sizes = sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
-    return {size: mean([1 - math.comb(k - count, size) / math.comb(k, size) for count in passed]) for size in sizes}
+    return {
+        size: mean([1 - math.comb(own - passed, size) / math.comb(own, size) for own, passed in counts if own >= size])
+        for size in sizes
+    }

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import pickle
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -77,6 +77,10 @@ def tools_error(error: BaseException, orders: Orders) -> str:
     return f"raised {type(error).__name__}: {message_of(error, orders.withheld, whose)}{place_of(error)}"
 
 
+class _MisfitError(Exception):
+    """A user's method does not take the arguments of its call."""
+
+
 class _Tools:
     """A function, or an environment with its methods."""
 
@@ -115,6 +119,8 @@ class _Tools:
             return self._finish(request)
         except ImageResultError:
             return {"refused": f"{self._orders.field}: {where} returned an image; only text can be read yet"}, b""
+        except _MisfitError as error:
+            return {"refused": f"{self._orders.field}: {error}"}, b""
         except _RAISED as error:
             cause = "connection" if is_connection(error) else ("get_reward" if where == "get_reward" else "reset")
             what = str(error) if isinstance(error, ResultError) else tools_error(error, self._orders)
@@ -133,7 +139,9 @@ class _Tools:
             return {"text": as_error(str(error) or type(error).__name__), "is_failed": True}
 
     def _observation(self, request: Reset) -> str:
-        result = self._run(self._method("reset"), dict(request.row))
+        reset = self._method("reset")
+        _check_arguments(reset, request.row)
+        result = self._run(reset, dict(request.row))
         if not (result is None or isinstance(result, str | list)):
             as_text(result)  # an image has a message of its own
             raise ResultError(f"returned a {type(result).__name__}; return text, or None")
@@ -151,6 +159,22 @@ class _Tools:
     def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         result = function(**arguments)
         return self._loop.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+def _check_arguments(reset: Callable[..., Any], row: Mapping[str, Any]) -> None:
+    """Raise _MisfitError if `reset` cannot be called with the columns of a row: no row would do."""
+    try:
+        # Not of what a decorator wraps: it may pass on other arguments than it takes.
+        signature = inspect.signature(reset, follow_wrapped=False)
+    except (TypeError, ValueError):  # of C
+        return
+    try:
+        signature.bind(**row)
+    except TypeError as error:
+        raise _MisfitError(
+            f"reset cannot be called with a row of the dataset: {error}. A row has {', '.join(row)}; write "
+            "`def reset(self, **row)`, and name only columns that are there"
+        ) from error
 
 
 def _by_own_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

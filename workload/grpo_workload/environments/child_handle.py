@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_spec.errors import ConfigError
@@ -17,6 +18,7 @@ from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orde
 from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
 
 _REPORT_SECONDS = DYING_SECONDS + 2  # after which a zygote that says nothing hangs
+_ROOM_SECONDS = 0.01  # after which a zygote's socket may have room again
 _NO_FOREIGN_FILES = "must not write to file descriptors that it did not open"
 
 
@@ -27,6 +29,40 @@ class Zygote:
     orders: Orders
     process: UserProcess
     has_served: bool = False  # a child of it was ready
+    _waiting: deque[tuple[Fork | Kill, socket.socket | None]] = field(default_factory=deque)  # for room in its socket
+    _retries_in: asyncio.AbstractEventLoop | None = None
+
+    def send(self, request: Fork | Kill, theirs: socket.socket | None = None) -> None:
+        """Send a request, with the socket that comes with it, which is closed here; later if there is no room now.
+
+        A process that has ended gets none: the sockets of its children close.
+        """
+        self._waiting.append((request, theirs))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            request, theirs = self._waiting[0]
+            try:
+                send(self.process.socket, request, theirs)
+            except BlockingIOError:  # it forks, which takes milliseconds
+                self._flush_later()
+                return
+            except OSError:
+                pass
+            self._waiting.popleft()
+            if theirs is not None:
+                theirs.close()
+
+    def _flush_later(self) -> None:
+        def again() -> None:
+            self._retries_in = None
+            self._flush()
+
+        with suppress(RuntimeError):  # no loop runs: everything is being closed
+            if self._retries_in is not (loop := asyncio.get_running_loop()):
+                self._retries_in = loop
+                loop.call_later(_ROOM_SECONDS, again)
 
 
 class ChildHandle:
@@ -38,8 +74,7 @@ class ChildHandle:
         self.is_idle = False  # it waits for a request, and nothing has failed
         self._zygote, self._number, self._channel = zygote, number, Channel(ours)
         self._entry = zygote.orders.entry
-        with theirs, suppress(OSError):  # the zygote has ended: the child's socket closes
-            send(zygote.process.socket, Fork(number=number, describes=describes), theirs)
+        zygote.send(Fork(number=number, describes=describes), theirs)
 
     async def hello(self) -> Reply:
         """Wait until it is ready. Raises as `ask`, and ConfigError if the user's module cannot be imported."""
@@ -96,8 +131,7 @@ class ChildHandle:
 
     def drop(self) -> None:
         """Kill it; nobody asks how it ended."""
-        with suppress(OSError):
-            send(self._zygote.process.socket, Kill(number=self._number))
+        self._zygote.send(Kill(number=self._number))
         self._channel.close()
 
     def _check(self, reply: Reply, doing: str) -> None:
@@ -132,8 +166,7 @@ class ChildHandle:
 
     async def _end(self, *, with_stack: bool = False) -> Reply | None:
         """Kill it, and return how it ended; None if its zygote does not answer."""
-        with suppress(OSError):
-            send(self._zygote.process.socket, Kill(number=self._number, with_stack=with_stack))
+        self._zygote.send(Kill(number=self._number, with_stack=with_stack))
         try:
             async with asyncio.timeout(_REPORT_SECONDS):
                 return await self._channel.last()

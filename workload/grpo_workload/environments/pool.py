@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_TOOL_CHILDREN = 64
 """Calls of one tool that run at a time; others wait."""
+_MAX_STARTS = 64
+"""Children that a process forks at a time: so many requests wait before one to kill a child, which has a limit."""
 
 
 class Pool:
@@ -42,6 +44,7 @@ class Pool:
         self.has_reward = False  # whether objects have get_reward
         is_environment = isinstance(config, EnvironmentConfig)
         self._places = None if is_environment else asyncio.Semaphore(MAX_TOOL_CHILDREN)
+        self._starts = asyncio.Semaphore(_MAX_STARTS)
         self._numbers = itertools.count()
         self._idle: list[ChildHandle] = []
         self._told: set[str] = set()
@@ -85,7 +88,8 @@ class Pool:
                 if child.is_quiet():
                     return child
                 child.drop()
-            return await self._new()
+            async with self._starts:
+                return await self._new()
         except BaseException:
             if self._places:
                 self._places.release()

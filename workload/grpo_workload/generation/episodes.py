@@ -66,6 +66,7 @@ class Limits:
     max_iterations: int | None
     seconds: float  # in calls
     retries: int
+    truncates_prompts: bool = False  # dataset.overlongPrompts
 
     @staticmethod
     def of(config: TrainerConfig, max_prompt_tokens: int | None) -> Limits:
@@ -76,6 +77,7 @@ class Limits:
             max_iterations=config.training.max_tool_calling_iterations,
             seconds=config.episodes.timeout_seconds,
             retries=config.episodes.retries,
+            truncates_prompts=config.dataset.overlong_prompts == "truncate",
         )
 
 
@@ -165,6 +167,12 @@ class Episodes:
         prompt_ids = self._words.observed(prompt, observation) if observation else prompt.token_ids
         most = self._limits.max_prompt_tokens
         if observation and most is not None and len(prompt_ids) > most:
+            # An evaluation's dataset may have another setting, by which its row was cut.
+            was_cut = prompt.is_overlong and len(prompt.token_ids) == most
+            if self._limits.truncates_prompts or was_cut:
+                return EpisodeDraft(
+                    room=self._limits.max_tokens, prompt_ids=prompt_ids[-most:], observation=observation
+                )
             raise ConfigError(
                 f"environments: with what reset returned, prompt {prompt.index} of the dataset has {len(prompt_ids)} "
                 f"tokens, and training.maxCompletionLength leaves {most}: return less, or raise generation.maxModelLen"

@@ -153,7 +153,8 @@ class RunReport:
         """See `Report.step`."""
         self._metrics.write(step, {**metrics, **self._evaluated.get(step + 1, {})})
         self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
-        first_by_prompt = {sample.prompt.index: sample for sample in reversed(samples)}
+        there = [sample for sample in samples if not sample.completion.is_lost]  # a lost episode has nothing to show
+        first_by_prompt = {sample.prompt.index: sample for sample in reversed(there)}
         for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
             text = {
                 "prompt": asked(sample.prompt, sample.completion),

@@ -207,10 +207,10 @@ def _constant(steps: Sequence[Metrics], name: str) -> float | None:
 def _could_be_better(reward: RewardConfig, value: float) -> bool:
     """Whether a reward that gives all completions `value` may give more.
 
-    Those that are built in have a range. What users' functions and judges give at best is not known. 0 of them may be
-    a penalty that nobody deserves, and more than 0 what is good; but what is taken from all could be less.
+    Those that are built in have a range. What users' functions, judges and environments give at best is not known. 0 of
+    them may be a penalty that nobody deserves, and more than 0 what is good; but what is taken from all could be less.
     """
-    if reward.code is not None or reward.judge is not None:
+    if reward.code is not None or reward.judge is not None or reward.environment is not None:
         return reward.weight * value < 0
     low, high = (-1.0, 0.0) if reward.soft_overlong is not None else (0.0, 1.0)
     return not _is_close(value, high if reward.weight > 0 else low)

@@ -62,7 +62,7 @@ def summarise_evaluation(
         metrics[f"rewards/{name}/unscored"] = _unscored(values, is_there)
         if num_generations > 1:
             metrics[f"rewards/{name}/best@{num_generations}"] = best_at(known, num_generations)
-            passed = pass_at(known, num_generations)
+            passed = pass_at(known, num_generations, is_there)
             metrics |= {f"rewards/{name}/pass@{size}": share for size, share in passed.items()}
     lengths = _length_metrics(completion_lengths, truncated, is_there)
     metrics |= {"num_prompts": float(len(table.totals) // num_generations)}

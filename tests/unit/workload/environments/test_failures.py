@@ -71,6 +71,21 @@ async def test_failures_of_an_environments_own_methods(sessions):
         await session.close()
 
 
+async def test_a_reset_that_does_not_take_the_rows_columns_is_refused(own, tmp_path, monkeypatch):
+    """It would never succeed: no episode is begun again, or lost, for it."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    text = "class Game:\n    def reset(self, prompt, word):\n        raise TypeError(word)\n"
+    (tmp_path / "user_strict.py").write_text(text)
+    sessions = own(environments=[{"name": "game", "factory": "user_strict:Game"}])
+    message = (
+        r"environments\[game\]\.factory: reset .* 'word'. A row has prompt, answer; write `def reset\(self, \*\*row"
+    )
+    with pytest.raises(ConfigError, match=message):
+        await act(sessions, prompt=[], answer="a")
+    with pytest.raises(EnvironmentLostError, match="reset raised TypeError: this"):
+        await act(sessions, prompt=[], word="this")
+
+
 async def test_an_image_is_refused_by_name(sessions):
     with pytest.raises(ConfigError, match=r"tools\[.*:fail\]\.function: fail returned an image; only text"):
         await act(sessions, ("fail", {"how": "image"}))

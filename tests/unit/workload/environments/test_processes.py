@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -108,3 +109,18 @@ def test_processes_end_with_their_rank(tmp_path):
     rank.kill()
     rank.wait()
     wait_until(lambda: not any(map(is_alive, found)), "its processes have ended", 10)
+
+
+async def test_many_episodes_may_begin_and_end_at_once(own):
+    """Their requests do not fit into the socket of the process that forks: 300 do on Linux, and fewer here."""
+    sessions = own(environments=[COUNTER])
+    (pool,) = sessions._pools()
+    pool._zygote.process.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    many = [sessions.open({}, seed) for seed in range(24)]
+    assert all(await asyncio.gather(*(one.reset() for one in many)))
+    pids = [int(await ask(one, "pid")) for one in many]
+    for one in many:
+        one._child.is_idle = False  # each is killed
+        await one.close()
+    while any(map(is_alive, pids)):
+        await asyncio.sleep(0.01)

@@ -5,7 +5,7 @@ tests/trainer/generation/test_episodes.py.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -116,17 +116,29 @@ class Model:
         )
 
 
-def play(script, model, *, max_tokens=100, max_iterations=None, seconds=60.0, retries=2, max_prompt_tokens=None):
+def play(
+    script,
+    model,
+    *,
+    max_tokens=100,
+    max_iterations=None,
+    seconds=60.0,
+    retries=2,
+    max_prompt_tokens=None,
+    prompt=PROMPT,
+    **more,
+):
     limits = Limits(
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
+        **more,
         max_iterations=max_iterations,
         seconds=seconds,
         retries=retries,
     )
     episodes = Episodes(limits, script, Words())
     try:
-        return asyncio.run(episodes.play(PROMPT, 1, model, lambda: None, lambda: 9))
+        return asyncio.run(episodes.play(prompt, 1, model, lambda: None, lambda: 9))
     finally:
         assert script.num_open == 0, "a session was not given back"
 
@@ -211,6 +223,15 @@ def test_what_reset_returns_is_in_the_prompt_of_the_episode_alone():
     assert play(Script(), Model([[6, END]])).prompt_ids(PROMPT) == PROMPT.token_ids
     with pytest.raises(ConfigError, match="prompt 7 of the dataset has 5 tokens"):
         play(Script(observation="abc"), Model([[6, END]]), max_prompt_tokens=4)
+
+
+def test_a_prompt_that_is_too_long_with_what_reset_returned_is_cut_as_rows_are():
+    """`dataset.overlongPrompts: truncate`: a row that was cut is rendered again as a whole."""
+    script = Script(observation="abc")
+    completion = play(script, Model([[6, END]]), max_prompt_tokens=4, truncates_prompts=True)
+    assert completion.prompt_ids(PROMPT) == (11, 20, 20, 20)
+    cut = replace(PROMPT, token_ids=(8, 9, 10, 11), is_overlong=True)  # of an evaluation, whose rows are cut
+    assert play(script, Model([[6, END]]), max_prompt_tokens=4, prompt=cut).prompt_ids(cut) == (11, 20, 20, 20)
 
 
 def test_a_failing_engine_ends_the_group_and_gives_everything_back():

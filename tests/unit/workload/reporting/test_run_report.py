@@ -40,13 +40,14 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
 def test_an_episode_is_kept_as_its_messages_after_what_its_environment_showed(tmp_path: Path) -> None:
     turns = ({"role": "assistant", "content": "look"}, {"role": "tool", "content": "42"})
     sample = _sample(1, "last turn")
+    lost = replace(sample, completion=replace(sample.completion, token_ids=(), episode=Episode(lost="process")))
     sample = replace(
         sample,
         prompt=replace(sample.prompt, text=[{"role": "user", "content": "Play."}]),
         completion=replace(sample.completion, episode=Episode(messages=turns, observation=" A wall.")),
     )
     report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
-    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [sample], [])
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [lost, sample], [])
     report.close()
     (line,) = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert line["prompt"] == [{"role": "user", "content": "Play. A wall."}]

@@ -148,6 +148,8 @@ def test_a_reward_that_does_nothing_is_named():
         ({"reasoningGym": {}}, 0.01, True),
         ({"softOverlong": {"maxLength": 9, "cacheLength": 3}}, -1.0, True),
         ({"function": "my:f"}, 0.0, False),
+        ({"environment": {}}, 5.0, False),
+        ({"environment": {}}, -0.5, True),
         ({"function": "my:f"}, 0.5, False),
         ({"function": "my:f"}, -0.5, True),
         ({"function": "my:f", "weight": -0.1}, 2.0, True),
