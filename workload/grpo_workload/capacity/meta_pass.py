@@ -35,9 +35,14 @@ class Activations(NamedTuple):
     in_host_memory: int = 0  # with parallelism.offloadActivations
 
 
-def training_model(config: TrainerConfig) -> Any:
-    """Return the model that a rank trains, on the meta device, as `policy.model.load` and `step.policy` make it."""
-    model = empty_model(config)
+def training_model(config: TrainerConfig, made: Any = None) -> Any:
+    """Return the model that a rank trains, on the meta device, as `policy.model.load` and `step.policy` make it.
+
+    Args:
+        config: the job's settings.
+        made: of `empty_model`, which is changed in place; None to make one.
+    """
+    model = empty_model(config) if made is None else made
     keep_own_calls(model)
     remove_noise(model)
     attention.keep_bounds(model)
@@ -53,9 +58,16 @@ def training_model(config: TrainerConfig) -> Any:
         for name, parameter in model.named_parameters():  # peft leaves adapters on the meta device in float32
             if "lora_" in name:
                 parameter.data = parameter.data.to(model.dtype)
+    return set_checkpointing(model.train(), config)
+
+
+def set_checkpointing(model: Any, config: TrainerConfig) -> Any:
+    """Make `model` of `training_model` keep the activations that the job keeps, and return it."""
     if config.parallelism.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return model.train()
+    else:
+        model.gradient_checkpointing_disable()
+    return model
 
 
 def keeps_gradients(config: TrainerConfig) -> bool:

@@ -10,7 +10,7 @@ import math
 
 from grpo_spec.contract import Contract, Engine
 from grpo_spec.generation import Topology
-from grpo_workload.capacity.shapes import Models, Shapes, longest, planned_tokens, step_tokens
+from grpo_workload.capacity.shapes import Models, Shapes, holds_step, longest, most_tokens, planned_tokens
 from grpo_workload.capacity.states import BYTES, GIB, bucket_bytes, live_bytes, training_footprint
 from grpo_workload.generation.servers.weight_sender import PIECE_BYTES
 from grpo_workload.storage.model_files import FILE_BYTES
@@ -107,7 +107,7 @@ class Trainers:
 
     def largest(self, tokens: int) -> int:
         """Return the tokens of the largest micro-batch that leaves `SPARE`, at least `tokens`."""
-        high = step_tokens(self.contract, self.shapes)
+        high = most_tokens(self.contract, self.shapes)
         if self.config.training.max_tokens_per_micro_batch is not None or tokens == high:
             return tokens
         room = (1 - SPARE) * self.gpu_bytes
@@ -154,12 +154,11 @@ class Trainers:
 
     def _passes(self, tokens: int, *, by_line: bool) -> Parts:
         shapes, found = self.shapes, self.models.activations(self.contract, tokens, by_line=by_line)
-        is_only = tokens == step_tokens(self.contract, shapes)
         live = live_bytes(self.config, num_parameters=shapes.own, world_size=self.world)
         stage = self.config.parallelism.zero_stage
         buckets = self._buckets() if stage else 0  # without ZeRO they exist when the passes have ended
         parts = {"live parameters": live, "buckets": buckets}
-        gradients = 0 if is_only else self.need.gradients
+        gradients = 0 if holds_step(self.contract, shapes, tokens) else self.need.gradients
         if self.config.parallelism.coalesce_grad_reduction:
             gradients = max(gradients, BYTES[self.config.model.dtype] * shapes.trained)
         if found is not None:

@@ -77,8 +77,9 @@ class CannotFitError(ConfigError):
 def check_fit(contract: Contract, gpu_bytes: int, models: Models) -> Plan:
     """Return the plan of a job's trainer pods; warn if it lacks memory, unless that is beyond doubt.
 
-    Beyond doubt is what lacks more than a plan may be wrong by even without activations: how long sequences are is a
-    guess here, and ranks try the longest before their first step.
+    Edits that would fit are looked for before a refusal alone: each takes passes of the model, and a job that is warned
+    of begins. Beyond doubt is what lacks more than a plan may be wrong by even without activations: how long sequences
+    are is a guess here, and ranks try the longest before their first step.
 
     Raises:
         CannotFitError: they cannot fit; with the bytes, and edits that would.
@@ -91,17 +92,16 @@ def check_fit(contract: Contract, gpu_bytes: int, models: Models) -> Plan:
     made = planned(contract, models)
     if made.fits:
         return made
+    lacks = f"generation, parallelism: {describe(made.tightest)}"
+    if not any(place.is_hopeless for place in planned(contract, models.without_passes()).gpus):
+        logger.warning(
+            "%s. It begins nevertheless: this is a forecast (grpo plan shows all parts, and what would fit)", lacks
+        )
+        return made
     found = proposals(own_edits(contract), planned, models)
     cures = "; ".join(f"{one.edit[0]}: {json.dumps(one.edit[1])}" for one in found)
-    said = (
-        f"generation, parallelism: {describe(made.tightest)}. "
-        f"{'One of these would fit: ' + cures if found else 'No single field would make it fit; more GPUs may'} "
-        "(grpo plan shows all parts)"
-    )
-    if any(place.is_hopeless for place in planned(contract, models.without_passes()).gpus):
-        raise CannotFitError(said)
-    logger.warning("%s. It begins nevertheless: this is a forecast", said)
-    return made
+    cure = f"One of these would fit: {cures}" if found else "No single field would make it fit; more GPUs may"
+    raise CannotFitError(f"{lacks}. {cure} (grpo plan shows all parts)")
 
 
 def describe(place: Place) -> str:

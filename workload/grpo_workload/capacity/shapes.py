@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_spec.contract import Contract
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.capacity.meta_pass import Activations, activations, training_model
+from grpo_workload.capacity.meta_pass import Activations, activations, set_checkpointing, training_model
 from grpo_workload.capacity.states import BYTES, num_parameters
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, read_fields
@@ -69,37 +69,52 @@ class Models:
         """Without `passes`, activations count as nothing: what does not fit then, cannot fit."""
         self._has_passes = passes
         self._shapes: dict[str, Shapes] = {}
+        self._plain: dict[str, Any] = {}  # models as they were made, until they get what training changes
+        self._trained: dict[str, Any] = {}
         self._passes: dict[Any, Activations | None] = {}
         self.unknown: str | None = None  # why activations of the last model are not known
 
     def without_passes(self) -> Models:
         """Return the same models, for plans whose activations count as nothing."""
         bound = Models(passes=False)
-        bound._shapes = self._shapes
+        bound._shapes, bound._plain, bound._trained = self._shapes, self._plain, self._trained
         return bound
 
     def shapes(self, config: TrainerConfig) -> Shapes:
         """Return a model's sizes. ConfigError if transformers cannot make it from its configuration."""
         key = _key(config)
         if key not in self._shapes:
-            self._shapes[key] = _shapes(_without_kernels(config))
+            own = _without_kernels(config)
+            self._plain[key] = empty_model(own)
+            sizes = _shapes(own, self._plain[key])
+            if config.lora is not None:
+                trained = (one for one in self._training_model(config).parameters() if one.requires_grad)
+                sizes = replace(sizes, adapted=num_parameters(trained))
+            self._shapes[key] = sizes
         return self._shapes[key]
+
+    def _training_model(self, config: TrainerConfig) -> Any:
+        key = _key(config)
+        if key not in self._trained:
+            self._trained[key] = training_model(_without_kernels(config), self._plain.pop(key, None))
+        return set_checkpointing(self._trained[key], config)
 
     def activations(self, contract: Contract, tokens: int, *, by_line: bool = False) -> Activations | None:
         """Return what a pass over a micro-batch of `tokens` takes; None if the model does not run on the meta device.
 
         Args:
             contract: the job.
-            tokens: between `longest` and `step_tokens`.
+            tokens: between `longest` and `most_tokens`.
             by_line: take it from the line through the passes over these two. Memory grows with tokens as the largest of
                 several lines, so between both it is at most what this one says.
         """
         config = contract.config
-        shortest, most = longest(contract, self.shapes(config)), step_tokens(contract, self.shapes(config))
+        shapes = self.shapes(config)
+        shortest, most = longest(contract, shapes), most_tokens(contract, shapes)
         if not by_line or tokens in (shortest, most):
-            return self._pass(config, tokens, shortest, is_first=tokens == most)
+            return self._pass(config, tokens, shortest, is_first=holds_step(contract, shapes, tokens))
         low = self._pass(config, shortest, shortest, is_first=False)
-        high = self._pass(config, most, shortest, is_first=True)
+        high = self._pass(config, most, shortest, is_first=holds_step(contract, shapes, most))
         if low is None or high is None:
             return None
         part, high = (tokens - shortest) / (most - shortest), high._replace(gradients=0)
@@ -119,7 +134,7 @@ class Models:
         if key not in self._passes:
             try:
                 own = _without_kernels(config)
-                found = activations(training_model(own), own, tokens, length, is_first=is_first)
+                found = activations(self._training_model(config), own, tokens, length, is_first=is_first)
             except Exception as error:  # whatever 68 families and their remote code raise on tensors without values
                 self.unknown, self._passes[key] = f"{type(error).__name__}: {error}", None
                 logger.info("activations are not planned: %s", self.unknown)
@@ -136,19 +151,28 @@ def longest(contract: Contract, shapes: Shapes) -> int:
     return max(2, min(wanted, shapes.context or wanted, MOST_TOKENS))
 
 
-def step_tokens(contract: Contract, shapes: Shapes) -> int:
-    """Return the tokens that one micro-batch has at most: all of a rank's step, were each sequence the longest."""
-    training, length = contract.config.training, longest(contract, shapes)
-    sequences = -(-training.prompts_per_step * training.num_generations // contract.world_size)
-    sequences = min(sequences, training.per_device_train_batch_size or sequences)
+def _step_sequences(contract: Contract) -> int:
+    training = contract.config.training
+    return -(-training.prompts_per_step * training.num_generations // contract.world_size)
+
+
+def most_tokens(contract: Contract, shapes: Shapes) -> int:
+    """Return the tokens that one micro-batch has at most; fewer than a rank's step where one does not hold it all."""
+    sequences, length = _step_sequences(contract), longest(contract, shapes)
+    sequences = min(sequences, contract.config.training.per_device_train_batch_size or sequences)
     return max(length, min(MOST_TOKENS, sequences * length))
+
+
+def holds_step(contract: Contract, shapes: Shapes, tokens: int) -> bool:
+    """Whether a micro-batch of `tokens` is a rank's whole step, were each sequence the longest: none comes before."""
+    return tokens >= _step_sequences(contract) * longest(contract, shapes)
 
 
 def planned_tokens(contract: Contract, shapes: Shapes) -> int:
     """Return the tokens of the micro-batch that has to fit: what the job sets, else one sequence of the longest."""
     length = longest(contract, shapes)
     wanted = contract.config.training.max_tokens_per_micro_batch or length
-    return max(length, min(wanted, step_tokens(contract, shapes)))
+    return max(length, min(wanted, most_tokens(contract, shapes)))
 
 
 def _key(config: TrainerConfig) -> str:
@@ -169,8 +193,7 @@ _FIELDS = (
 """Read as attributes: some families have other names for them, or compute them."""
 
 
-def _shapes(config: TrainerConfig) -> Shapes:
-    plain = empty_model(config)
+def _shapes(config: TrainerConfig, plain: Any) -> Shapes:
     known = plain.config.get_text_config()
     text = known.to_dict() | {name: getattr(known, name, None) for name in _FIELDS}
     quantized: list[int] = []
@@ -185,12 +208,9 @@ def _shapes(config: TrainerConfig) -> Shapes:
         (text[name] for name in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(name)), 1
     )
     own = num_parameters(plain.parameters())
-    adapted = None
-    if config.lora is not None:
-        adapted = num_parameters(one for one in training_model(config).parameters() if one.requires_grad)
     return Shapes(
         own=own,
-        adapted=adapted,
+        adapted=None,
         quantized=sum(quantized),
         largest_quantized=max(quantized, default=0),
         stacked=stacked,

@@ -106,8 +106,8 @@ def live_bytes(config: TrainerConfig, *, num_parameters: int, world_size: int) -
     """Return bytes of the weights that ZeRO-3 has gathered in the middle of a pass; 0 at other stages."""
     if config.parallelism.zero_stage < 3:
         return 0
-    others = num_parameters - num_parameters // world_size  # with one rank, gathering allocates a copy as well
-    return BYTES[config.model.dtype] * min(others or num_parameters, LIVE_ELEMENTS + PREFETCHED_ELEMENTS)
+    others = num_parameters - num_parameters // world_size  # a single rank gathers nothing: it uses its partition
+    return BYTES[config.model.dtype] * min(others, LIVE_ELEMENTS + PREFETCHED_ELEMENTS)
 
 
 def num_parameters(parameters: Iterable[Any]) -> int:

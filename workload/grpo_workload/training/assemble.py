@@ -146,10 +146,11 @@ def start_pulse(contract: Contract, rank: int, state_dir: Path) -> Pulse:
 
 def check_model(contract: Contract, rank: int) -> None:
     """Refuse a model that cannot be trained like this, before anything that takes minutes; see `model_check`."""
-    refuse_unfit(Subject(contract), logs=rank == 0)
+    subject = Subject(contract)
+    refuse_unfit(subject, logs=rank == 0)
     if contract.device is Device.CUDA:  # once, for the smallest GPU: it takes seconds, and a gigabyte of host memory
-        smallest = min(gather(torch.cuda.mem_get_info()[1]))
-        text = on_main(lambda: memory(Subject(contract, smallest)))
+        subject.gpu_bytes = min(gather(torch.cuda.mem_get_info()[1]))
+        text = on_main(lambda: memory(subject))
         if rank == 0:
             logger.info("the plan of the job's memory: %s", text)
 

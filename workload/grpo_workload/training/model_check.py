@@ -62,6 +62,7 @@ class Subject:
     @cached_property
     def _adapters(self) -> Adapters | ConfigError | None:
         try:
+            _ = self.num_quantized  # counted before adapters wrap the layers
             with torch.device("meta"):  # peft would compute initial values
                 return add_adapters(self.model, self.config)
         except ConfigError as error:  # they cannot be tried again: some are in the model
@@ -86,12 +87,13 @@ class Subject:
             return 0
         from grpo_workload.policy.adapters.four_bit import layers  # late: see `environment.show`
 
-        return num_parameters(layer.weight for layer in layers(empty_model(self.config), self.config.lora).values())
+        return num_parameters(layer.weight for layer in layers(self.model, self.config.lora).values())
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters of the model without adapters; tied ones count once."""
-        return num_parameters(self.model.parameters()) - (self.num_adapted or 0)
+        adapted = self.num_adapted or 0  # before the others are counted: this makes the adapters
+        return num_parameters(self.model.parameters()) - adapted
 
     @property
     def has_vllm(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job
 from grpo_spec.errors import ConfigError
 from grpo_spec.gpus import MEMORY, bytes_of_node, gpu_bytes
+from grpo_workload.capacity import meta_pass, shapes
 from grpo_workload.capacity.edits import edited
 from grpo_workload.capacity.order import step_seconds
 from grpo_workload.capacity.parts import PHASES
 from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import CannotFitError, check_fit, own_edits, proposals
-from grpo_workload.capacity.shapes import Models, longest, step_tokens
+from grpo_workload.capacity.shapes import Models, holds_step, longest, most_tokens
 from grpo_workload.capacity.tensor_parallel import ratio
 from support.families import make_config
 from support.paths import EXAMPLES
@@ -184,11 +186,41 @@ def test_no_length_of_sequences_ends_a_job(caplog: pytest.LogCaptureFixture) -> 
     assert "activations" in caplog.text
 
 
-def test_a_share_that_holds_no_sequence_is_named_with_one_that_does(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("lora", "passes"), [({}, 2), ({"lora": {}}, 2)])
+def test_a_warning_takes_one_model_and_no_pass_of_an_edit(
+    lora: dict[str, Any], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Counter[str]()
+
+    def count(module: Any, name: str) -> None:
+        known = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, **kwargs: (calls.update([name]), known(*args, **kwargs))[1])
+
+    count(shapes, "empty_model")
+    count(meta_pass, "empty_model")
+    count(shapes, "activations")
+    fields = spec(generation={"maxModelLen": 16384}, parallelism={"zeroStage": 3}) | lora
+    assert not check_fit(contract_of(job(fields)), H100 * 9 // 10, Models()).fits
+    assert calls == {"empty_model": 1, "activations": passes}  # one sequence, and the largest micro-batch
+
+
+def test_passes_of_one_model_are_those_of_models_of_their_own() -> None:
+    kept = Models()
+    for checkpointing in (False, True, False):
+        fields = spec(
+            gpus=1,
+            generation={"maxModelLen": 512},
+            parallelism={"zeroStage": 1, "gradientCheckpointing": checkpointing},
+            training={"promptsPerStep": 1, "numGenerations": 2, "maxCompletionLength": 256},
+        )
+        assert planned(fields, models=kept) == planned(fields, models=Models())
+
+
+def test_a_share_that_holds_no_sequence_is_named(caplog: pytest.LogCaptureFixture) -> None:
     fields = spec(generation={"gpuMemoryUtilization": 0.15, "maxModelLen": 4096}, parallelism={"zeroStage": 3})
     assert not check_fit(contract_of(job(fields | {"lora": {}})), H100, BOUND).fits  # vLLM would refuse it
     assert re.search(r"vLLM's share of the GPU .* lacks .*KV cache of one sequence", caplog.text)
-    assert "generation.gpuMemoryUtilization: " in caplog.text
+    assert "grpo plan shows all parts, and what would fit" in caplog.text
 
 
 def test_a_model_that_does_not_run_on_the_meta_device_is_planned_without_activations(tmp_path: Path) -> None:
@@ -258,11 +290,34 @@ def test_longest_sequences_and_micro_batches_follow_the_job() -> None:
         fields = spec("qwen2.5-72b", generation={"maxModelLen": 1000}, training=training)
         contract = contract_of(job(fields))
         shapes = MODELS.shapes(contract.config)
-        return longest(contract, shapes), step_tokens(contract, shapes), planned(fields).tokens
+        return longest(contract, shapes), most_tokens(contract, shapes), planned(fields).tokens
 
     assert tokens() == (1000, 8000, 1000)
     assert tokens(maxTokensPerMicroBatch=4096) == (1000, 8000, 4096)
     assert tokens(perDeviceTrainBatchSize=1) == (1000, 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("training", "tokens", "is_whole"),
+    [
+        ({"promptsPerStep": 32, "maxTokensPerMicroBatch": 65536}, 65536, True),
+        ({"promptsPerStep": 32, "maxTokensPerMicroBatch": 100_000}, 65536, True),  # more than there are
+        ({"promptsPerStep": 32, "maxTokensPerMicroBatch": 65535}, 65535, False),
+        ({"promptsPerStep": 64, "maxTokensPerMicroBatch": 65536}, 65536, False),  # the step is twice as long
+        ({"promptsPerStep": 32, "perDeviceTrainBatchSize": 1}, 1024, False),
+        ({"promptsPerStep": 1, "numGenerations": 2, "perDeviceTrainBatchSize": 2}, 1024, False),
+    ],
+)
+def test_gradients_of_micro_batches_before_count_unless_one_holds_the_step(
+    training: dict[str, Any], tokens: int, is_whole: bool
+) -> None:
+    sizes = {"numGenerations": 2, "maxCompletionLength": 512} | training
+    fields = spec(gpus=1, generation={"maxModelLen": 1024}, parallelism={"zeroStage": 0}, training=sizes)
+    found, contract = planned(fields), contract_of(job(fields))
+    assert found.tokens == tokens
+    assert holds_step(contract, MODELS.shapes(contract.config), tokens) == is_whole
+    gradients = found.gpus[0].phases["forward+backward"]["gradients"]
+    assert gradients == (0 if is_whole else 2 * MODELS.shapes(contract.config).own)
 
 
 def test_tensor_to_data_parallel_is_compared_above_20_billion_parameters() -> None:

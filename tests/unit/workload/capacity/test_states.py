@@ -118,6 +118,7 @@ def test_what_is_gathered_and_what_is_on_its_way_has_deepspeeds_bounds() -> None
     assert live_bytes(sharded, num_parameters=400_000_000, world_size=4) == 2 * 300_000_000
     assert live_bytes(sharded, num_parameters=7_000_000_000, world_size=4) == 2 * 1_050_000_000
     assert live_bytes(config(), num_parameters=7_000_000_000, world_size=4) == 0
+    assert live_bytes(sharded, num_parameters=7_000_000_000, world_size=1) == 0  # DeepSpeed's NoGatherHandle: no copy
     assert bucket_bytes(sharded, num_trained=7_000_000_000, world_size=4) == 2 * 2 * 50_000_000
     assert bucket_bytes(config(), num_trained=1000, world_size=4) == 2 * 1000
     whole = config(parallelism={"zeroStage": 0})

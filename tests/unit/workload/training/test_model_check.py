@@ -14,8 +14,11 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaCo
 
 from grpo_spec.contract import Contract, Device
 from grpo_spec.errors import ConfigError
+from grpo_workload.capacity import meta_pass
+from grpo_workload.capacity import shapes as shapes_of_plan
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, load_model
+from grpo_workload.training import model_check
 from grpo_workload.training.model_check import Subject, memory, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.weights.export import full
@@ -199,6 +202,32 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> Non
         memory(Subject(large, 80 * 2**30))
     fits = make_contract(tmp_path, generation={"kvCacheMemory": "10Gi", "maxModelLen": 64})
     assert "rank 0 (p) is planned to need" in memory(Subject(fits, 80 * 2**30))
+
+
+def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def count(config: Any) -> Any:
+        made.append(empty_model(config))
+        return made[-1]
+
+    for module in (model_check, shapes_of_plan, meta_pass):
+        monkeypatch.setattr(module, "empty_model", count)
+    make_config("llama").save_pretrained(tmp_path)
+    subject = Subject(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation={"engine": "Transformers"}))
+    refuse_unfit(subject, logs=False)
+    assert len(made) == 1  # all that ranks on CPUs make, and all ranks but the first
+    subject.gpu_bytes = 80 * 2**30
+    assert "is planned to need" in memory(subject)
+    assert len(made) == 2
+
+
+def test_parameters_are_those_without_adapters_whatever_is_asked_first(tmp_path: Path) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    plain = Subject(make_contract(tmp_path)).num_parameters
+    assert Subject(make_contract(tmp_path, lora={})).num_parameters == plain
 
 
 def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None:
