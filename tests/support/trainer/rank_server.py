@@ -5,7 +5,7 @@ folder and output of a fresh one, and its interpreter ends in the same way. It d
 server share the seed of Python's hashes, /proc/PID shows the server's command and environment, and what libraries read
 while they are imported is the server's. So ranks with other variables get another server (`RankServers`).
 
-The tests of the launcher, tests/api and tests/e2e start ranks as the product does.
+tests/trainer/launcher/test_launch.py and tests/e2e start ranks as the product does.
 """
 
 from __future__ import annotations
