@@ -5,7 +5,7 @@ folder and output of a fresh one, and its interpreter ends in the same way. It d
 server share the seed of Python's hashes, /proc/PID shows the server's command and environment, and what libraries read
 while they are imported is the server's. So ranks with other variables get another server (`RankServers`).
 
-The tests of the launcher, tests/api and tests/e2e start ranks as the product does.
+tests/trainer/launcher/test_launch.py and tests/e2e start ranks as the product does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,15 @@ class Rank:
         assert line, "the server has ended before it forked the rank; it has said why on stderr"
         self.pid = int(line)
         self.returncode: int | None = None
+        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"forked rank {self.pid}", timeout or 0)
-            self.returncode = int(self._status.readline())
-            self._status.close()
+            with self._lock:  # as subprocess.Popen's: a test and its watch may wait in two threads
+                if self.returncode is None:
+                    self.returncode = int(self._status.readline())
         return self.returncode
 
     def poll(self) -> int | None:

@@ -59,6 +59,7 @@ async def fork_server(*command: str, env: Mapping[str, str], stdout: int, **_: A
 
 
 def _fork_workers() -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config
@@ -69,6 +70,8 @@ def _fork_workers() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(check_and_fork)
+    # Workers wait actively for a second after each of the server's words: all the CPU of a test's machine.
+    SpinCondition.__init__.__defaults__ = (0.01,)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def _forget_all(stdout: int, stderr: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio._set_running_loop(None)
     asyncio.set_event_loop(None)
-    concurrent.futures.thread._threads_queues.clear()
+    concurrent.futures.thread._threads_queues.clear()  # type: ignore[attr-defined]
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
 
