@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from grpo_spec.reports import ExitCode
 from support.paths import EXAMPLES
 
-PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 2, 4, 4, 80
+PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 1, 4, 2, 80
 REWARDS = ("right", "paper", "seen")
 
 
@@ -40,6 +40,7 @@ def make_config(model: Path) -> dict:
         "promptsPerStep": PROMPTS,
         "numGenerations": GENERATIONS,
         "maxCompletionLength": LENGTH,
+        "maxTokensPerMicroBatch": 1024,
     }
     config["evaluation"] |= {"everySteps": 1, "maxPrompts": PROBLEMS, "atStart": False}
     return config
