@@ -47,9 +47,7 @@ class Prompt:
 class Episode:
     """What a completion of several turns is besides its tokens: calls of tools, and an environment that it acted in."""
 
-    messages: tuple[
-        Message, ...
-    ] = ()  # the turns as chat messages: assistant (with `tool_calls`), tool, assistant, ...
+    messages: tuple[Message, ...] = ()  # its turns: assistant (with `tool_calls`), tool, assistant, ...
     context: tuple[tuple[int, int], ...] = ()  # parts of the completion, first and past the last, that were not sampled
     prompt_ids: tuple[int, ...] | None = None  # tokens of the prompt with what `reset` returned; None: the prompt's own
     observation: str = ""  # what `reset` returned, put behind the prompt's last message

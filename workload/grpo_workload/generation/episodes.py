@@ -34,6 +34,9 @@ Sample = Callable[[Ask], Awaitable[Turn]]
 """Samples a turn to its end, however long that takes."""
 
 BEAT_SECONDS = 1.0
+LONGEST_PAUSE = 60.0
+"""Seconds before an episode begins again, at most."""
+pause = asyncio.sleep
 
 
 class Words(Protocol):
@@ -142,9 +145,11 @@ class Episodes:
                 )
                 if not again:
                     return lost(error.cause, str(error), version(), retries)
-                retries += 1
             finally:
                 await session.close()
+            async with _beating(moved):  # what has failed may come back meanwhile; others go on
+                await pause(min(4.0**retries, LONGEST_PAUSE))
+            retries += 1
 
     async def _once(
         self,

@@ -122,5 +122,5 @@ async def test_many_episodes_may_begin_and_end_at_once(own):
     for one in many:
         one._child.is_idle = False  # each is killed
         await one.close()
-    while any(map(is_alive, pids)):
-        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # the requests are sent by this loop
+    wait_until(lambda: not any(map(is_alive, pids)), "its processes have ended", 30)

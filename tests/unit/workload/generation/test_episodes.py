@@ -116,6 +116,19 @@ class Model:
         )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def slept():
+    """Episodes begin again without a pause; returns the pauses that they asked for."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grpo_workload.generation.episodes.pause", sleep)
+        yield pauses
+
+
 def play(
     script,
     model,
@@ -136,9 +149,9 @@ def play(
         seconds=seconds,
         retries=retries,
     )
-    episodes = Episodes(limits, script, Words())
+    played = Episodes(limits, script, Words())
     try:
-        return asyncio.run(episodes.play(prompt, 1, model, lambda: None, lambda: 9))
+        return asyncio.run(played.play(prompt, 1, model, lambda: None, lambda: 9))
     finally:
         assert script.num_open == 0, "a session was not given back"
 
@@ -213,6 +226,12 @@ def test_an_environment_that_fails_too_often_is_lost():
     assert completion.is_lost
     assert (completion.token_ids, completion.episode.lost, completion.episode.retries) == ((), "timeout", 2)
     assert completion.weight_version == 9
+
+
+def test_an_environment_that_is_away_has_time_to_come_back(slept):
+    slept.clear()
+    play(Script(failures=[("reset", EnvironmentLostError("connection", "it is away"))] * 6), Model([[END]]), retries=5)
+    assert slept == [1, 4, 16, 60, 60]
 
 
 def test_what_reset_returns_is_in_the_prompt_of_the_episode_alone():
