@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TOOL_CHILDREN = 64
 """Calls of one tool that run at a time; others wait."""
+_MAX_IDLE = 64  # an evaluation may have had thousands of episodes at once
 _MAX_STARTS = 64
 """Children that a process forks at a time: so many requests wait before one to kill a child, which has a limit."""
 
@@ -96,8 +97,8 @@ class Pool:
             raise
 
     def put(self, child: ChildHandle) -> None:
-        """Give a child back: another session uses it, unless it failed or does something still; then it is killed."""
-        if child.is_idle:
+        """Give a child back: another session uses it, unless it failed, does something still, or enough are idle."""
+        if child.is_idle and len(self._idle) < _MAX_IDLE:
             self._idle.append(child)
         else:
             child.drop()
