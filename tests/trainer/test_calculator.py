@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from grpo_spec.reports import ExitCode
 from support.paths import EXAMPLES
 
-PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 1, 4, 2, 80
+PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 1, 8, 2, 80
 REWARDS = ("right", "paper", "seen")
 
 
@@ -149,7 +149,7 @@ def check_metrics(run_dir: Path, groups: list[dict]) -> None:
 
     (evaluated,) = lines_of(run_dir / "evaluations.jsonl")
     assert (evaluated["step"], evaluated["eval/num_prompts"]) == (1, PROBLEMS)
-    assert evaluated["eval/tools/call_frequency"] > 0 == evaluated["eval/episodes/lost"]
+    assert evaluated["eval/episodes/turns/mean"] >= 1 > evaluated["eval/episodes/lost"]
     assert 0.1 <= evaluated["eval/rewards/paper/mean"] < evaluated["eval/rewards/seen/mean"]
 
 

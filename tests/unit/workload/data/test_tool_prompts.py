@@ -80,12 +80,12 @@ def test_what_cannot_show_tools_is_refused() -> None:
         ),
         (
             [*ASKED, {"role": "assistant", "content": "I"}],
-            [{"role": "user", "content": "Six and seven? Go."}, {"role": "assistant", "content": "I"}],
+            [*ASKED, {"role": "assistant", "content": "I Go."}],
         ),
         ([{"role": "system", "content": "Play."}], [{"role": "system", "content": "Play. Go."}]),
     ],
 )
-def test_an_observation_is_behind_the_last_user_message(messages: list[Any], expected: list[Any]) -> None:
+def test_an_observation_is_behind_the_last_message(messages: list[Any], expected: list[Any]) -> None:
     before = pickle.dumps(messages)
     assert with_observation(messages, " Go.") == expected
     assert pickle.dumps(messages) == before
@@ -99,7 +99,7 @@ def test_an_observed_prompt_is_rendered_as_the_prompt_was() -> None:
     assert observed == text_of(maker, prompt).replace("seven?", "seven? Go.")
     begun = maker(0, {"prompt": [*ASKED, {"role": "assistant", "content": "It"}]})
     assert maker.tokenizer.decode(render_observed(maker.tokenizer, begun, " Go.")).endswith(
-        "seven? Go.<|im_end|>\n<|im_start|>assistant\nIt"
+        "seven?<|im_end|>\n<|im_start|>assistant\nIt Go."
     )
     render_observed(maker.tokenizer, prompt, "half a surrogate pair: \ud800")
     maker.tokenizer.chat_template = "{{ raise_exception('no') }}"
