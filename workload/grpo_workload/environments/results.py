@@ -8,10 +8,10 @@ from typing import Any
 MAX_RESULT = 1 << 20
 """Most letters of a result that leave the process."""
 _CONNECTION_NAMES = (
-    *("ConnectionError", "ConnectError", "TransportError"),
+    *("ConnectionError", "ConnectError", "ConnectionClosed", "TransportError"),
     *("ConnectTimeout", "ReadTimeout", "TimeoutException"),
 )
-"""Endings of the names of such exceptions, or of their bases, in requests, urllib3, aiohttp, openai and httpx."""
+"""Ends of the names of such exceptions, or of their bases: requests, urllib3, aiohttp, openai, httpx, websockets."""
 
 
 class ImageResultError(Exception):

@@ -55,6 +55,7 @@ def test_a_class_that_cannot_be_imported_becomes_a_namespace(monkeypatch):
         (TimeoutError(), True),
         (type("ReadTimeout", (type("TimeoutException", (Exception,), {}),), {})(), True),
         (type("ConnectError", (Exception,), {})(), True),
+        (type("ConnectionClosedError", (type("ConnectionClosed", (Exception,), {}),), {})(), True),
         (type("RemoteProtocolError", (type("TransportError", (Exception,), {}),), {})(), True),
         (type("Timeout", (Exception,), {})(), False),
         (FileNotFoundError(), False),
