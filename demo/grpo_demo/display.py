@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import plotext
@@ -92,12 +94,26 @@ def completions(title: str, rows: Sequence[Row], limit: int = 6) -> None:
         by_prompt.setdefault(_question(row["prompt"]), row)
     for question, row in list(by_prompt.items())[:limit]:
         reward = "-" if row["reward"] is None else f"{row['reward']:.2f}"
-        table.add_row(Text(_flat(question)), Text(_flat(row["completion"])), reward)
+        table.add_row(Text(_flat(question)), Text(_flat(_said(row["completion"]))), reward)
     console.print(table)
 
 
 def _question(prompt: str | list[dict[str, str]]) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _said(completion: str | list[dict[str, Any]]) -> str:
+    """Return a completion as one text; of an episode its turns, with the calls of tools."""
+    if isinstance(completion, str):
+        return completion
+    return " | ".join(
+        " ".join([turn["content"], *map(_called, turn.get("tool_calls", ()))]).strip() for turn in completion
+    )
+
+
+def _called(call: dict[str, Any]) -> str:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    return f"{name}({json.dumps(arguments)})" if name else str(arguments)  # without a name: what was no call
 
 
 def _flat(text: str) -> str:

@@ -31,8 +31,13 @@ def evaluated(rows: Sequence[Row]) -> str:
     """Describe the first and the last evaluation, of problems that the job does not train on; empty without two."""
     if len(rows) < 2:
         return ""
-    first, last = (row["eval/rewards/accuracy/mean"] for row in (rows[0], rows[-1]))
-    return f"{first:.0%} before, {last:.0%} after, of {rows[-1]['eval/num_prompts']:.0f} that it was not trained on"
+    ends = rows[0], rows[-1]
+    what = "eval/rewards/accuracy/mean"
+    if what in rows[0]:
+        before, after = (f"{row[what]:.0%}" for row in ends)
+    else:
+        before, after = (f"mean reward {row['eval/reward']:.2f}" for row in ends)
+    return f"{before} before, {after} after, of {rows[-1]['eval/num_prompts']:.0f} that it was not trained on"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,24 @@ def test_the_first_and_the_last_evaluation_are_told() -> None:
     assert evaluated(found[:1]) == ""
 
 
+def test_evaluations_without_accuracy_are_told_by_their_reward() -> None:
+    found = [{"eval/reward": reward, "eval/num_prompts": 48.0} for reward in (0.0833, 1.0)]
+    assert evaluated(found) == "mean reward 0.08 before, mean reward 1.00 after, of 48 that it was not trained on"
+
+
+def test_turns_of_an_episode_are_shown_with_their_calls() -> None:
+    call = {"function": {"name": "multiply", "arguments": {"a": 3, "b": 14}}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call, {"function": {"name": "", "arguments": "<tool_ca"}}]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    with console.capture() as shown:
+        display.completions("After", [{"prompt": "3 * 14?", "completion": turns, "reward": 1.0}])
+    assert 'multiply({"a": 3, "b": 14})' in shown.get()
+    assert display._said(turns) == 'multiply({"a": 3, "b": 14}) <tool_ca | 42 | It is 42.'
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="1 steps with a reward are too few"):
         judge(rows(0.5, None))
