@@ -49,7 +49,7 @@ OF_A_RANK |= {"GRPO_STATE_DIR", "GRPO_CONTRACT", "GRPO_DATA_DIR", "TORCHELASTIC_
 OF_A_RANK |= {"POD_NAME", "GRPO_TERMINATION_LOG", "ORDER"}  # of pods, and of a test's reward function
 """Variables that no library reads while it is imported."""
 PYTHONPATH = os.pathsep.join([str(PROGRAMS), *sys.path])
-"""Of all that is forked: with another one, a server begins again."""
+"""PYTHONPATH of everything that is forked. A rank that needs another one gets a new server."""
 HARMLESS = {"jemalloc_bg_thd"}  # pyarrow's allocator starts it again in a forked process
 
 

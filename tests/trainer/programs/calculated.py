@@ -1,4 +1,4 @@
-"""What a job with the tool of examples/calculator and an environment beside it names: `calculated:function`."""
+"""Code of a job with the tool of examples/calculator and an environment beside it, named as `calculated:function`."""
 
 import importlib
 import random

@@ -1,4 +1,4 @@
-"""What each failure of a tool or an environment is called, and what is refused at once."""
+"""Each failure of a tool or an environment has its cause, and mistakes are refused at once."""
 
 import sys
 import time

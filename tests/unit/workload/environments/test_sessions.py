@@ -1,4 +1,4 @@
-"""What a user's tools and environments get and return in their processes: as in TRL."""
+"""Tools and environments of users get and return in their processes the same as in TRL."""
 
 import asyncio
 

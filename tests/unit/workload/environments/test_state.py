@@ -1,4 +1,4 @@
-"""What rewards read of an environment after its episode, and which exceptions are failures of its connection."""
+"""Rewards read an environment as it was after its episode; some exceptions are failures of its connection."""
 
 import sys
 from types import SimpleNamespace

@@ -37,7 +37,7 @@ def trl_template(name: str) -> str:
 
 
 def trl_suffix(tokenizer: Any, answers: list[tuple[str, str]], **variables: Any) -> list[int]:
-    """What TRL's trainer computes, by its own function."""
+    """Return the suffix that TRL's trainer computes, by its own function."""
     messages = [{"role": "tool", "name": name, "content": content} for name, content in answers]
     trainer = SimpleNamespace(
         processing_class=tokenizer,

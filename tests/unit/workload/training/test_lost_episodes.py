@@ -1,4 +1,4 @@
-"""What a rollout does with episodes: own tokens, lost ones, and how many of them are too many."""
+"""A rollout counts own tokens alone, leaves lost episodes out, and ends where too many are lost."""
 
 from __future__ import annotations
 
