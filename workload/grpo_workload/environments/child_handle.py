@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import socket
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import CAUSES, EnvironmentLostError
 from grpo_workload.environments.channel import Channel, InvalidReplyError, Reply, is_quiet, pickled, send
 from grpo_workload.environments.endings import DYING_SECONDS
 from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orders, Reset
-from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
+from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, pickles
 
 _REPORT_SECONDS = DYING_SECONDS + 2  # after which a zygote that says nothing hangs
 _ROOM_SECONDS = 0.01  # after which a zygote's socket may have room again
@@ -180,16 +178,8 @@ class ChildHandle:
             return pickled(request)
         except Exception as error:  # whatever the objects raise
             row = request.row if isinstance(request, Reset) else {}
-            column = next((name for name in row if not _pickles(row[name])), "prompt")
+            column = next((name for name in row if not pickles(row[name])), "prompt")
             raise ConfigError(
                 f"{self._entry}: column {column} cannot be sent to the environment's process ({type(error).__name__}: "
                 f"{error}); let dataset.preprocess remove it or turn it into text"
             ) from error
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True

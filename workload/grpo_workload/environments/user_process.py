@@ -6,6 +6,7 @@ The rank's side of what processes of rewards, tools and environments share; `use
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
+from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments import user_worker
@@ -122,3 +124,12 @@ class UserProcess:
         self.process.wait()
         self.socket.close()
         self._stacks.close()
+
+
+def pickles(value: Any) -> bool:
+    """Whether a value can be sent to such a process."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever the objects raise
+        return False
+    return True

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import in_bytes
-from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
+from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, pickles
 from grpo_workload.environments.user_worker import LENGTH
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.scorer import RewardError
@@ -152,7 +152,7 @@ class RewardProcess:
         try:
             return pickle.dumps(Call(arguments=arguments, seed=seed, states=states))
         except Exception as error:  # whatever the objects raise
-            column = next((name for name in arguments if not _pickles(arguments[name])), "prompts")
+            column = next((name for name in arguments if not pickles(arguments[name])), "prompts")
             raise RewardError(
                 f"rewards[{self._name}]: column {column} cannot be sent to the reward's process "
                 f"({type(error).__name__}: {error}); let dataset.preprocess remove it or turn it into text"
@@ -190,11 +190,3 @@ class RewardProcess:
         if not reply.get("memory"):
             return ""
         return f"; its memoryLimit is {self._memory_limit}: raise it, or use less memory at a time"
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True
