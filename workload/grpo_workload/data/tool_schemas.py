@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_spec.errors import ConfigError
 
 Schema = dict[str, Any]
+COLUMN = "environment"
+"""Column of the dataset that chooses an environment where there are several."""
+
+
+def environment_of(columns: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """Return the environment of a row: the only one, or that in its column; None if that is none of `names`."""
+    if len(names) == 1:
+        return next(iter(names))
+    name = columns.get(COLUMN)
+    return name if isinstance(name, str) and name in names else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +32,10 @@ class ToolSchemas:
         """Return the schemas of a row. ConfigError if its column `environment` names no environment of the job."""
         if not self.environments:
             return [*self.tools]
-        if len(self.environments) == 1:
-            (own,) = self.environments.values()
-            return [*self.tools, *own]
-        name = columns.get("environment")
-        if not isinstance(name, str) or name not in self.environments:
-            says = "does not say which environment it is for" if name is None else f"names {name!r}"
-            raise ConfigError(f"its column `environment` {says}; there are {', '.join(self.environments)}")
+        if (name := environment_of(columns, self.environments)) is None:
+            given = columns.get(COLUMN)
+            says = "does not say which environment it is for" if given is None else f"names {given!r}"
+            raise ConfigError(f"its column `{COLUMN}` {says}; there are {', '.join(self.environments)}")
         return [*self.tools, *self.environments[name]]
 
     def all(self) -> list[Schema]:

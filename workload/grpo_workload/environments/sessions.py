@@ -7,14 +7,11 @@ from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.data.tool_schemas import ToolSchemas
+from grpo_workload.data.tool_schemas import COLUMN, ToolSchemas, environment_of
 from grpo_workload.environments.pool import Pool
 from grpo_workload.environments.session import EpisodeSession
 from grpo_workload.environments.zygote import allow_open_files
 from grpo_workload.ranks.loop_thread import LoopThread
-
-COLUMN = "environment"
-"""Column of the dataset that chooses an environment where there are several."""
 
 
 class ProcessSessions:
@@ -86,12 +83,11 @@ class ProcessSessions:
         Raises:
             ConfigError: the row chooses no environment of the job.
         """
-        environment = self._of(columns)
-        chosen = next((name for name, pool in self._environments.items() if pool is environment), None)
+        chosen = self._chosen(columns)
         is_choice = len(self._environments) > 1
         return EpisodeSession(
             self._by_name(chosen),
-            environment,
+            None if chosen is None else self._environments[chosen],
             {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)},
             seed,
             wants_reward=self._wants_reward,
@@ -106,14 +102,14 @@ class ProcessSessions:
     def _pools(self) -> list[Pool]:
         return [*self._tools, *self._environments.values()]
 
-    def _of(self, columns: Mapping[str, Any]) -> Pool | None:
+    def _chosen(self, columns: Mapping[str, Any]) -> str | None:
+        """Return the environment of a row; None in a job without any."""
         known = self._environments
-        if len(known) < 2:
-            return next(iter(known.values()), None)
-        if (name := columns.get(COLUMN)) in known:
-            return known[str(name)]
-        what = f"`{COLUMN}` of a row is {name!r}" if COLUMN in columns else f"a row has no column `{COLUMN}`"
-        raise ConfigError(f"environments: {what}; it must be one of {', '.join(known)}, the names of environments")
+        if (name := environment_of(columns, known)) is None and known:
+            given = columns.get(COLUMN)
+            what = f"`{COLUMN}` of a row is {given!r}" if COLUMN in columns else f"a row has no column `{COLUMN}`"
+            raise ConfigError(f"environments: {what}; it must be one of {', '.join(known)}, the names of environments")
+        return name
 
     def _by_name(self, environment: str | None) -> dict[str, Pool]:
         """Return the tools of a row by name. ConfigError if two have one."""
