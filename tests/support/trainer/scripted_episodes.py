@@ -53,9 +53,6 @@ class Place:
         """A session; the column `seconds` says how long its calls take: some return while ranks train."""
         return ScriptedSession(seed, columns.get("seconds", 0.0))
 
-    def close(self) -> None:
-        """Nothing runs."""
-
 
 class ScriptedSession:
     """See `base.Session`."""

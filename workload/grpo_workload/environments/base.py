@@ -79,16 +79,7 @@ class EpisodeTimeoutError(Exception):
 
 
 class Sessions(Protocol):
-    """All tools and environments of a rank."""
-
-    def ready(self) -> None:
-        """Wait until sessions can be opened.
-
-        Raises:
-            ConfigError: a tool or an environment cannot be used; names its field.
-            EnvironmentLostError: its process ended, took too long, or lost a connection.
-        """
-        ...
+    """All tools and environments of a rank, once they are ready."""
 
     def open(self, columns: Mapping[str, Any], seed: int) -> Session:
         """Return a new session for an episode of a row.
@@ -100,8 +91,4 @@ class Sessions(Protocol):
         Raises:
             ConfigError: the row chooses no environment of the job.
         """
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
         ...

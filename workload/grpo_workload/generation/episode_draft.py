@@ -47,7 +47,6 @@ class EpisodeDraft:
     messages: list[Message] = field(default_factory=list)
     text: str = ""  # of the last turn
     num_turns: int = 0
-    num_iterations: int = 0  # turns whose calls were answered
     num_calls: int = 0
     num_failed_calls: int = 0
     call_seconds: float = 0.0
@@ -63,6 +62,11 @@ class EpisodeDraft:
             number=number,
         )
 
+    @property
+    def num_iterations(self) -> int:
+        """Number of turns whose calls were answered."""
+        return len(self.context)
+
     def add_turn(self, turn: Turn, text: str, content: str, calls: Sequence[ToolCall]) -> None:
         """Add a turn that the model has ended, as text with its calls, without them, and the calls."""
         self.token_ids += turn.token_ids
@@ -77,7 +81,6 @@ class EpisodeDraft:
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
         """Count what calls have answered, whether or not there is room for it."""
-        self.num_iterations += 1
         self.num_calls += len(calls)
         self.num_failed_calls += sum(result.is_failed for result in results)
 
