@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from grpo_spec.schema import FunctionPath, Name, Section, Size
+from grpo_spec.schema import FunctionPath, Name, Rule, Section, Size
 
 CALL_SECONDS = 30
 _ENV = tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...]
@@ -89,3 +89,50 @@ class EpisodesConfig(Section):
         description="Largest share of a step's episodes that may be lost so; more end the attempt as "
         "EnvironmentFailed. Raise it where few episodes are enough, and lower it where each one counts.",
     )
+
+
+_EPISODES = "(has(self.tools) && size(self.tools) > 0 || has(self.environments) && size(self.environments) > 0)"
+"""`TrainerConfig.has_episodes` as CEL."""
+
+EPISODE_RULES = (
+    Rule(
+        f"!{_EPISODES} || self.generation.engine == 'vLLM'",
+        "tools and environments need generation.engine vLLM",
+        lambda c: not c.has_episodes or c.generation.engine == "vLLM",
+    ),
+    Rule(
+        f"!{_EPISODES} || !self.training.routerReplay",
+        "training.routerReplay works for completions of one turn: leave it out, or tools and environments",
+        lambda c: not c.has_episodes or not c.training.router_replay,
+    ),
+    Rule(
+        f"!{_EPISODES} || self.training.presencePenalty == 0.0 && self.training.frequencyPenalty == 0.0",
+        "training.presencePenalty and frequencyPenalty work for completions of one turn, as vLLM counts the tokens of "
+        "the last turn alone; with tools or environments, repetitionPenalty would work",
+        lambda c: not c.has_episodes or (c.training.presence_penalty, c.training.frequency_penalty) == (0, 0),
+    ),
+    Rule(
+        "!has(self.tools) || self.tools.all(t, self.tools.exists_one(u, "
+        "u.__function__.endsWith(t.__function__.substring(t.__function__.indexOf(':')))))",
+        "two functions of tools have the same name, by which the model calls them: rename one of them",
+        lambda c: len({t.name for t in c.tools}) == len(c.tools),
+    ),
+    Rule(
+        "!(self.rewards.exists(r, has(r.environment)) || has(self.evaluation) && has(self.evaluation.rewards) && "
+        "self.evaluation.rewards.exists(r, has(r.environment))) || "
+        "has(self.environments) && size(self.environments) > 0",
+        "rewards[].environment needs environments, whose get_reward it calls",
+        lambda c: bool(c.environments) or all(r.environment is None for r in (*c.rewards, *c.evaluation_rewards)),
+    ),
+    Rule(
+        f"!has(self.training.maxToolCallingIterations) || {_EPISODES}",
+        "training.maxToolCallingIterations needs tools or environments",
+        lambda c: c.training.max_tool_calling_iterations is None or c.has_episodes,
+    ),
+    Rule(
+        f"!has(self.generation.toolCallParser) || {_EPISODES}",
+        "generation.toolCallParser needs tools or environments",
+        lambda c: c.generation.tool_call_parser is None or c.has_episodes,
+    ),
+)
+"""Rules of `TrainerConfig`: what goes with tools and environments."""
