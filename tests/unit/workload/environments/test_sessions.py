@@ -131,5 +131,7 @@ async def test_several_environments_of_which_a_row_chooses_one(own):
         await session.close()
     with pytest.raises(ConfigError, match=r"`environment` of a row is 'chess'; it must be one of async, silent"):
         sessions.open({"environment": "chess"}, 1)
+    with pytest.raises(ConfigError, match=r"`environment` of a row is \['async'\]; it must be one of async, silent"):
+        sessions.open({"environment": ["async"]}, 1)
     with pytest.raises(ConfigError, match=r"a row has no column `environment`; it must be one of async, silent"):
         sessions.open({}, 1)
