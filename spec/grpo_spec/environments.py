@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from grpo_spec.schema import FunctionPath, Name, Rule, Section, Size
+from grpo_spec.schema import FunctionPath, Name, Rule, Section, Size, one_of
 
 CALL_SECONDS = 30
 _ENV = tuple[Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*$")], ...]
@@ -39,13 +39,29 @@ class ToolConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """One kind of environment: an object with a state, whose methods the model calls."""
+    """One kind of environment: an object with a state, whose methods the model calls, or a program that asks it."""
+
+    RULES = (
+        one_of("factory", "program"),
+        Rule(
+            "!has(self.params) || has(self.factory)",
+            "params needs factory: a program reads the row",
+            lambda e: not e.params or e.factory is not None,
+        ),
+    )
 
     name: Name = Field(description="Its name; the dataset's column `environment` chooses one where there are several.")
-    factory: FunctionPath = Field(
+    factory: FunctionPath | None = Field(
+        None,
         description="module:Class or module:function that returns an object, as TRL's environment_factory: its public "
         "methods are tools, reset(**row) begins an episode and may return text that is put behind the last "
-        "message, get_reward() may score it."
+        "message, get_reward() may score it.",
+    )
+    program: FunctionPath | None = Field(
+        None,
+        description="module:function, sync or async, that plays an episode with any client of OpenAI's chat "
+        "completions: play(row, *, base_url, api_key, model). The number that it returns is its get_reward(). Set it "
+        "where an agent has a loop of its own.",
     )
     params: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict,
@@ -54,7 +70,19 @@ class EnvironmentConfig(Section):
     )
     env: _ENV = Field((), max_length=64, description=_ENV_TEXT)
     memory_limit: Size = Field("8Gi", description=_MEMORY_TEXT)
-    timeout_seconds: int = Field(CALL_SECONDS, ge=1, le=86_400, description=_SECONDS_TEXT)
+    timeout_seconds: int = Field(
+        CALL_SECONDS,
+        ge=1,
+        le=86_400,
+        description=f"{_SECONDS_TEXT} Of a program: between two answers of the model.",
+    )
+
+    @property
+    def code(self) -> str:
+        """The function that makes its objects, or is its program."""
+        found = self.factory or self.program
+        assert found is not None, "RULES"
+        return found
 
 
 class EpisodesConfig(Section):
@@ -125,9 +153,16 @@ EPISODE_RULES = (
         lambda c: bool(c.environments) or all(r.environment is None for r in (*c.rewards, *c.evaluation_rewards)),
     ),
     Rule(
-        f"!has(self.training.maxToolCallingIterations) || {_EPISODES}",
-        "training.maxToolCallingIterations needs tools or environments",
-        lambda c: c.training.max_tool_calling_iterations is None or c.has_episodes,
+        "!has(self.training.maxToolCallingIterations) || has(self.tools) && size(self.tools) > 0 || "
+        "has(self.environments) && self.environments.exists(e, has(e.factory))",
+        "training.maxToolCallingIterations needs tools or environments with a factory: a program counts for itself",
+        lambda c: c.training.max_tool_calling_iterations is None or bool(c.tools or c.factories),
+    ),
+    Rule(
+        "!has(self.tools) || size(self.tools) == 0 || !has(self.environments) || "
+        "!self.environments.exists(e, has(e.program))",
+        "tools do not go with environments[].program: a program calls its own tools",
+        lambda c: not c.tools or len(c.factories) == len(c.environments),
     ),
     Rule(
         f"!has(self.generation.toolCallParser) || {_EPISODES}",

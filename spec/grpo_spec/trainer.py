@@ -259,6 +259,11 @@ class TrainerConfig(Section):
         return bool(self.tools or self.environments)
 
     @property
+    def factories(self) -> tuple[EnvironmentConfig, ...]:
+        """The environments whose objects the model acts on; all others have programs."""
+        return tuple(one for one in self.environments if one.factory is not None)
+
+    @property
     def evaluation_rewards(self) -> tuple[RewardConfig, ...]:
         """The reward functions of evaluations: those of the job unless the section has its own."""
         return (self.evaluation and self.evaluation.rewards) or self.rewards

@@ -8,7 +8,8 @@ from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.environments.base import ToolCall, ToolResult
-from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.limits import Limits
 
 RESULT = [3, 4, 5]
 ENDS = {"stop_token_ids": list(range(7, 250, 6))}

@@ -16,7 +16,8 @@ from grpo_spec.contract import Contract
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.base import ToolCall, ToolResult
 from grpo_workload.generation.base import SILENCE
-from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.limits import Limits
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.sampling import Sampler

@@ -49,8 +49,10 @@ class Episode:
 
     messages: tuple[Message, ...] = ()  # its turns: assistant (with `tool_calls`), tool, assistant, ...
     context: tuple[tuple[int, int], ...] = ()  # parts of the completion, first and past the last, that were not sampled
-    prompt_ids: tuple[int, ...] | None = None  # tokens of the prompt with what `reset` returned; None: the prompt's own
+    # Tokens of the prompt with what `reset` returned, or of a program's first request; None: the prompt's own.
+    prompt_ids: tuple[int, ...] | None = None
     observation: str = ""  # what `reset` returned, put behind the prompt's last message
+    asked: tuple[Message, ...] = ()  # a program's first request, in the place of its prompt
     num_turns: int = 1  # requests that the model answered
     num_calls: int = 0
     num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised
@@ -123,7 +125,9 @@ class Sample:
     def bare(self) -> Sample:
         """Copy without what only rewards and engines read: smaller to send to another rank."""
         images = self.prompt.images and replace(self.prompt.images, images=())
-        episode = self.completion.episode and replace(self.completion.episode, messages=(), observation="", state=None)
+        episode = self.completion.episode and replace(
+            self.completion.episode, messages=(), observation="", asked=(), state=None
+        )
         return replace(
             self,
             prompt=replace(self.prompt, text="", columns={}, images=images, ending="", rendering=None),

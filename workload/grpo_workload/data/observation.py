@@ -20,7 +20,9 @@ def with_observation(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def asked(prompt: Prompt, completion: Completion) -> Text:
-    """Return what a completion answers: its prompt, with what its environment has put into it."""
+    """Return what a completion answers: its prompt, with what its environment put into it, or a program's request."""
+    if completion.episode and completion.episode.asked:
+        return [*completion.episode.asked]
     seen = completion.episode.observation if completion.episode else ""
     if not seen:
         return prompt.text

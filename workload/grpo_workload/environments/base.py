@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from grpo_workload.environments.requests import Endpoint
 
 
 class EnvironmentLostError(Exception):
@@ -16,8 +18,10 @@ class EnvironmentLostError(Exception):
         self.cause = cause
 
 
-CAUSES = ("timeout", "process", "connection", "reset", "get_reward")
-"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised."""
+HISTORY = "history"
+CAUSES = ("timeout", "process", "connection", "reset", "get_reward", "program", HISTORY)
+"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised, a
+program raised or did not ask the model, or what it asked did not continue what it had asked before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,33 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
+class Program(Protocol):
+    """What runs an episode and asks the model itself; used as a session."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long it may take between two answers of the model."""
+        ...
+
+    async def run(self, endpoint: Endpoint) -> float | None:
+        """Play the episode to its end; returns the program's reward, None if it returned none.
+
+        Raises:
+            EnvironmentLostError: it raised (then the cause is "program"), or see `Session.call`.
+            ConfigError: a user's mistake.
+        """
+        ...
+
+    async def late(self) -> EnvironmentLostError:
+        """End the program, after `run` was cancelled, and return the error that says what it did."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back; called once, whatever happened before."""
+        ...
+
+
 class EpisodeTimeoutError(Exception):
     """An episode has spent its seconds: it ends, and is scored as it is."""
 
@@ -81,11 +112,11 @@ class EpisodeTimeoutError(Exception):
 class Sessions(Protocol):
     """All tools and environments of a rank, once they are ready."""
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> Session:
+    def open(self, columns: Mapping[str, Any], seed: int) -> Session | Program:
         """Return a new session for an episode of a row.
 
         Args:
-            columns: the row, which `reset` gets; with `prompt`, as in TRL.
+            columns: the row, which `reset` or the program gets; with `prompt`, as in TRL.
             seed: 62 bits, of the random numbers of its processes; the same for all completions of a prompt.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_workload.environments.base import CAUSES
-from grpo_workload.environments.requests import MAX_STATE, Finish, Fork, Invoke, Kill, Reset
+from grpo_workload.environments.requests import MAX_STATE, Finish, Fork, Invoke, Kill, Play, Reset
 from grpo_workload.environments.user_worker import LENGTH
 
 _MAX_LINE = 16 << 20  # bytes: more than the longest result takes as JSON
@@ -42,7 +42,7 @@ class Reply(BaseModel):
     stack: str = ""  # where it was then, to append to a message
 
 
-def pickled(request: Reset | Invoke | Finish) -> bytes:
+def pickled(request: Reset | Invoke | Finish | Play) -> bytes:
     """Return a request to a child as it is sent."""
     message = pickle.dumps(request)
     return LENGTH.pack(len(message)) + message

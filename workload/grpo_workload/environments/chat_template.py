@@ -47,9 +47,11 @@ class ChatTemplate:
         """
         return str(self._render(messages, tools, begins, tokenize=False))
 
-    def ids(self, messages: Sequence[Message], *, begins: bool = False) -> list[int]:
+    def ids(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, begins: bool = False
+    ) -> list[int]:
         """Return the conversation as token ids; see `text`."""
-        return list(self._render(messages, None, begins, tokenize=True))
+        return list(self._render(messages, tools, begins, tokenize=True))
 
     def turn(self, message: Message, tools: Sequence[Any] | None = None) -> str:
         """Return a turn of the model as the model would write it, without the tokens that end it; raises as `text`."""

@@ -1,4 +1,4 @@
-"""A child of a zygote: calls a user's tool, or holds one environment, until the rank closes its socket.
+"""A child of a zygote: calls a user's tool, holds one environment, or runs a program, until the rank closes its socket.
 
 Each reply repeats the number of its request: a line that users' code wrote to the socket does not pass for one.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.description import has_method, methods_of, schemas_of
-from grpo_workload.environments.requests import Finish, Fork, Invoke, Orders, Reset
+from grpo_workload.environments.requests import Endpoint, Finish, Fork, Invoke, Orders, Play, Reset
 from grpo_workload.environments.results import (
     ImageResultError,
     ResultError,
@@ -73,8 +74,7 @@ def tools_error(error: BaseException, orders: Orders) -> str:
     if is_memory(error):
         text = f"ran out of memory{place_of(error)}; its memoryLimit is {orders.memory_limit}"
         return f"{text}: raise it, or use less memory at a time"
-    whose = "the environment's" if orders.is_environment else "the tool's"
-    return f"raised {type(error).__name__}: {message_of(error, orders.withheld, whose)}{place_of(error)}"
+    return f"raised {type(error).__name__}: {message_of(error, orders.withheld, orders.whose)}{place_of(error)}"
 
 
 class _MisfitError(Exception):
@@ -82,12 +82,15 @@ class _MisfitError(Exception):
 
 
 class _Tools:
-    """A function, or an environment with its methods."""
+    """A function, an environment with its methods, or a program."""
 
     def __init__(self, function: Callable[..., Any], orders: Orders, loop: asyncio.Runner, number: int) -> None:
         self._orders, self._loop, self._instance = orders, loop, None
-        if not orders.is_environment:
-            self._tools = _by_own_name([function])
+        self._function = function
+        if orders.kind != "factory":
+            self._tools = _by_own_name([function] if orders.kind == "function" else [])
+            if orders.kind == "program":
+                _check_program(function, orders)
             return
         seed_all(number)  # numpy's would be the same in all children
         self._instance = self._run(function, dict(orders.params))
@@ -99,7 +102,8 @@ class _Tools:
             )
 
     def describe(self) -> dict[str, Any]:
-        has_reward = self._instance is not None and has_method(self._instance, "get_reward")
+        scores = self._instance is not None and has_method(self._instance, "get_reward")
+        has_reward = scores or self._orders.kind == "program"
         return {"schemas": schemas_of(self._orders.field, self._tools.values()), "has_reward": has_reward}
 
     def answer(self, message: bytes) -> tuple[dict[str, Any], bytes]:
@@ -110,6 +114,9 @@ class _Tools:
             if isinstance(request, Invoke):
                 where = request.name
                 return self._invoke(request), b""
+            if isinstance(request, Play):
+                where = "program"
+                return {"reward": self._play(request)}, b""
             if isinstance(request, Reset):
                 where = "reset"
                 seed_all(request.seed)
@@ -122,9 +129,11 @@ class _Tools:
         except _MisfitError as error:
             return {"refused": f"{self._orders.field}: {error}"}, b""
         except _RAISED as error:
-            cause = "connection" if is_connection(error) else ("get_reward" if where == "get_reward" else "reset")
+            own = where if where in ("get_reward", "program") else "reset"
+            cause = "connection" if is_connection(error) else own
             what = str(error) if isinstance(error, ResultError) else tools_error(error, self._orders)
-            return {"error": f"{where} {what}", "cause": cause}, b""
+            who = self._orders.path if where == "program" else where
+            return {"error": f"{who} {what}", "cause": cause}, b""
 
     def _invoke(self, request: Invoke) -> dict[str, Any]:
         if request.seed is not None:
@@ -152,6 +161,14 @@ class _Tools:
         state, left_out = snapshot(self._instance) if request.wants_state else (b"", {})
         return {"reward": reward, "state_bytes": len(state), "left_out": left_out}, state
 
+    def _play(self, request: Play) -> float | None:
+        seed_all(request.seed)
+        end = request.endpoint
+        # What the openai package reads, and most that is built on it.
+        os.environ |= {"OPENAI_BASE_URL": end.base_url, "OPENAI_API_KEY": end.api_key}
+        returned = self._run(self._function, {"row": dict(request.row)} | _arguments(end))
+        return None if returned is None else as_reward(returned)
+
     def _method(self, name: str) -> Callable[..., Any]:
         method: Callable[..., Any] = getattr(self._instance, name)
         return method
@@ -159,6 +176,25 @@ class _Tools:
     def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         result = function(**arguments)
         return self._loop.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+def _arguments(endpoint: Endpoint) -> dict[str, Any]:
+    return {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": endpoint.model}
+
+
+def _check_program(function: Callable[..., Any], orders: Orders) -> None:
+    """Raise ConfigError if a program does not take the arguments of its calls."""
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(
+            row={}, **_arguments(Endpoint(base_url="", api_key="", model=""))
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"{orders.field}: {orders.path} does not take the arguments of its calls: {error}. Write `def play(row, *, "
+            "base_url, api_key, model)`"
+        ) from error
+    except ValueError:  # of C
+        return
 
 
 def _check_arguments(reset: Callable[..., Any], row: Mapping[str, Any]) -> None:

@@ -12,11 +12,12 @@ from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import CAUSES, EnvironmentLostError
 from grpo_workload.environments.channel import Channel, InvalidReplyError, Reply, is_quiet, pickled, send
 from grpo_workload.environments.endings import DYING_SECONDS
-from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orders, Reset
+from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orders, Play, Reset
 from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, pickles
 
 _REPORT_SECONDS = DYING_SECONDS + 2  # after which a zygote that says nothing hangs
 _ROOM_SECONDS = 0.01  # after which a zygote's socket may have room again
+_ADVICE = " If it needs longer, raise its timeoutSeconds"
 _NO_FOREIGN_FILES = "must not write to file descriptors that it did not open"
 
 
@@ -81,7 +82,7 @@ class ChildHandle:
             async with asyncio.timeout(IMPORT_SECONDS):
                 reply = await self._channel.read()
         except TimeoutError as error:
-            raise await self._late(IMPORT_SECONDS, doing) from error
+            raise await self.late(IMPORT_SECONDS, doing, "") from error
         except InvalidReplyError as error:
             self.drop()
             raise self._wrote() from error
@@ -93,12 +94,14 @@ class ChildHandle:
         self._zygote.has_served = self.is_idle = True
         return reply
 
-    async def ask(self, request: Reset | Invoke | Finish, seconds: float, doing: str) -> tuple[Reply, bytes]:
+    async def ask(
+        self, request: Reset | Invoke | Finish | Play, seconds: float | None, doing: str
+    ) -> tuple[Reply, bytes]:
         """Return the reply, and the bytes behind it. After an error it is not used again.
 
         Args:
             request: what to do.
-            seconds: limit; then it is killed.
+            seconds: limit; then it is killed. None: the caller limits it, and calls `late`.
             doing: completes messages: "in reset".
 
         Raises:
@@ -111,8 +114,8 @@ class ChildHandle:
             async with asyncio.timeout(seconds):
                 reply, behind = await self._channel.ask(message)
         except TimeoutError as error:
-            advice = " If it needs longer, raise its timeoutSeconds"
-            raise await self._late(seconds, doing, advice) from error
+            assert seconds is not None
+            raise await self.late(seconds, doing) from error
         except InvalidReplyError as error:
             await self._end()
             text = f"{self._entry}: its process sent an invalid reply {doing}; its code {_NO_FOREIGN_FILES}"
@@ -146,7 +149,8 @@ class ChildHandle:
         orders = self._zygote.orders
         return ConfigError(f"{orders.field}: {orders.path} {_NO_FOREIGN_FILES}, and wrote to one")
 
-    async def _late(self, seconds: float, doing: str, advice: str = "") -> EnvironmentLostError:
+    async def late(self, seconds: float, doing: str, advice: str = _ADVICE) -> EnvironmentLostError:
+        """Kill it, and return the error that says where it was after these seconds."""
         report = await self._end(with_stack=True)
         # Without a report the zygote itself hangs, perhaps in the import of the user's module.
         stack = report.stack if report else self._zygote.process.last_stack()
@@ -173,11 +177,11 @@ class ChildHandle:
         finally:
             self._channel.close()
 
-    def _pickled(self, request: Reset | Invoke | Finish) -> bytes:
+    def _pickled(self, request: Reset | Invoke | Finish | Play) -> bytes:
         try:
             return pickled(request)
         except Exception as error:  # whatever the objects raise
-            row = request.row if isinstance(request, Reset) else {}
+            row = request.row if isinstance(request, Reset | Play) else {}
             column = next((name for name in row if not pickles(row[name])), "prompt")
             raise ConfigError(
                 f"{self._entry}: column {column} cannot be sent to the environment's process ({type(error).__name__}: "

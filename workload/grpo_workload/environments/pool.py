@@ -17,7 +17,7 @@ from grpo_workload.environments import zygote
 from grpo_workload.environments.base import EnvironmentLostError
 from grpo_workload.environments.child_handle import ChildHandle, Zygote
 from grpo_workload.environments.endings import DYING_SECONDS
-from grpo_workload.environments.requests import Orders
+from grpo_workload.environments.requests import Kind, Orders
 from grpo_workload.environments.user_process import UserProcess
 from grpo_workload.environments.user_worker import LENGTH
 
@@ -51,6 +51,11 @@ class Pool:
         self._told: set[str] = set()
         self._zygote = self._start()
         self._first: ChildHandle | None = ChildHandle(self._zygote, next(self._numbers), describes=True)
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it asks the model itself."""
+        return self._zygote.orders.kind == "program"
 
     @property
     def field(self) -> str:
@@ -136,9 +141,10 @@ class Pool:
     def _start(self) -> Zygote:
         config = self._config
         if isinstance(config, EnvironmentConfig):
-            entry, path, params = f"environments[{config.name}]", config.factory, config.params
+            entry, path, params = f"environments[{config.name}]", config.code, config.params
+            kind: Kind = "factory" if config.factory else "program"
         else:
-            entry, path, params = f"tools[{config.function}]", config.function, {}
+            entry, path, params, kind = f"tools[{config.function}]", config.function, {}, "function"
         process = UserProcess(
             zygote,
             self._environ,
@@ -151,7 +157,7 @@ class Pool:
         orders = Orders(
             entry=entry,
             path=path,
-            is_environment=isinstance(config, EnvironmentConfig),
+            kind=kind,
             params=params,
             memory_bytes=in_bytes(config.memory_limit),
             memory_limit=config.memory_limit,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 MAX_STATE = 64 << 20
 """Most bytes of an environment's state."""
+
+
+Kind = Literal["function", "factory", "program"]
+"""What a user's function is, as the field that names it: a tool, or it makes objects with tools, or asks the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +20,7 @@ class Orders:
 
     entry: str  # the job's entry, for messages: tools[m:multiply]
     path: str  # module:function
-    is_environment: bool  # it is a factory: it makes objects whose methods are tools
+    kind: Kind
     params: Mapping[str, Any]  # keyword arguments of a factory
     memory_bytes: int
     memory_limit: str  # as the user wrote it
@@ -25,7 +29,12 @@ class Orders:
     @property
     def field(self) -> str:
         """The field that names the function."""
-        return f"{self.entry}.{'factory' if self.is_environment else 'function'}"
+        return f"{self.entry}.{self.kind}"
+
+    @property
+    def whose(self) -> str:
+        """Its owner, for messages."""
+        return "the tool's" if self.kind == "function" else "the environment's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +76,21 @@ class Finish:
 
     wants_reward: bool
     wants_state: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a program reaches the model, by OpenAI's protocol."""
+
+    base_url: str
+    api_key: str  # of one episode
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """A request to a program to play an episode."""
+
+    row: Mapping[str, Any]
+    seed: int  # as of Reset
+    endpoint: Endpoint

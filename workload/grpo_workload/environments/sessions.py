@@ -9,6 +9,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.tool_schemas import COLUMN, ToolSchemas, environment_of
 from grpo_workload.environments.pool import Pool
+from grpo_workload.environments.program_session import ProgramSession
 from grpo_workload.environments.session import EpisodeSession
 from grpo_workload.environments.zygote import allow_open_files
 from grpo_workload.ranks.loop_thread import LoopThread
@@ -73,11 +74,11 @@ class ProcessSessions:
             environments={name: list(pool.schemas) for name, pool in self._environments.items()},
         )
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> EpisodeSession:
+    def open(self, columns: Mapping[str, Any], seed: int) -> EpisodeSession | ProgramSession:
         """Return a new session for an episode of a row.
 
         Args:
-            columns: the row, `reset`'s arguments; with `prompt`, as in TRL.
+            columns: the row, arguments of `reset` or a program's `row`; with `prompt`, as in TRL.
             seed: 62 bits, of the random numbers of its processes.
 
         Raises:
@@ -85,10 +86,14 @@ class ProcessSessions:
         """
         chosen = self._chosen(columns)
         is_choice = len(self._environments) > 1
+        row = {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)}
+        environment = None if chosen is None else self._environments[chosen]
+        if environment is not None and environment.is_program:
+            return ProgramSession(environment, row, seed)
         return EpisodeSession(
             self._by_name(chosen),
-            None if chosen is None else self._environments[chosen],
-            {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)},
+            environment,
+            row,
             seed,
             wants_reward=self._wants_reward,
             wants_state=self.wants_state,

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from grpo_spec.errors import ConfigError
+from grpo_workload.algorithm.samples import Message
 from grpo_workload.data.observation import printable
 from grpo_workload.environments.chat_template import REFUSALS, USER, ChatTemplate, assistant, result
 
@@ -49,12 +50,37 @@ class TurnTemplate:
             "has some, in trl/chat_templates/*_training.jinja"
         )
 
+    def reply(self, last: int, messages: Sequence[Message], called: str | None = None) -> list[int]:
+        """Return the token ids between a turn and the next one, with any messages.
+
+        Templates may leave an earlier turn's thought out once a user has replied. Here it stays, as it was sampled.
+
+        Args:
+            last: the turn's last token: see `between`.
+            messages: what follows the turn, for example of the user.
+            called: a tool that the turn has called, if it has.
+
+        Raises:
+            REFUSALS: the template refuses it, or does not show where the turn ends.
+        """
+        plain: Message = {"role": "assistant", "content": "dummy"}
+        turns = [USER, plain if called is None else assistant([(printable(called), {})])]
+        before, whole = self._template.ids(turns), self._template.ids([*turns, *messages], begins=True)
+        eos, begin = self._tokenizer.eos_token_id, len(self._question)
+        if eos in before[begin:] and whole[:begin] == self._question:
+            return self._joined(last, whole[whole.index(eos, begin) + 1 :])
+        if whole[: len(before)] == before:
+            return self._joined(last, whole[len(before) :])
+        raise ValueError("it writes a turn in another way once a message follows, and does not end it with eos")
+
     def between(self, last: int, answers: Sequence[tuple[str, str]]) -> list[int]:
         """Return the token ids between a turn whose last token is `last` and the next turn: `ending` and `suffix`.
 
         What ends a turn with calls may also begin their results, as GLM's <|observation|>: then it is there already.
         """
-        suffix = self.suffix(answers)
+        return self._joined(last, self.suffix(answers))
+
+    def _joined(self, last: int, suffix: list[int]) -> list[int]:
         is_begun = last in self._template.special and suffix[:1] == [last]
         return suffix[1:] if is_begun else [*self.ending(last), *suffix]
 
@@ -92,8 +118,7 @@ class TurnTemplate:
         Raises:
             ConfigError: it has no place for calls or results, or `suffix` refuses it.
         """
-        if not self._tokenizer.chat_template:
-            raise ConfigError(f"model.chatTemplate: the model's tokenizer has no chat template; {_CURE}")
+        self._check_is_there()
         name, value, answer = "tool_a8f3e2b1", "argument_d6e7a9f3", "result_c4f9a8e2"
         turns = [USER, assistant([(name, {"text": value})]), result(name, answer)]
         try:
@@ -112,6 +137,21 @@ class TurnTemplate:
                 "the model's chat template leaves thoughts out of earlier turns. In an episode the model reads them, "
                 "as nothing is rendered again; served later, it does not"
             )
+
+    def check_reply(self) -> None:
+        """Refuse a template with which no conversation of a user and the model can go on. Raises ConfigError."""
+        self._check_is_there()
+        try:
+            self.reply(self._tokenizer.eos_token_id, [USER])
+        except REFUSALS as error:
+            raise ConfigError(
+                f"model.chatTemplate: with the model's chat template, no user can reply to the model ({error}); set it "
+                "to one for conversations"
+            ) from error
+
+    def _check_is_there(self) -> None:
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"model.chatTemplate: the model's tokenizer has no chat template; {_CURE}")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

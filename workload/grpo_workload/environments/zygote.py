@@ -47,8 +47,7 @@ def main(replies: int, stacks: int, parent: int | None) -> None:
     try:
         function = import_function(orders.field, orders.path)
     except ConfigError as error:
-        whose = "the environment's" if orders.is_environment else "the tool's"
-        refused = user_worker.message_of(error, orders.withheld, whose)
+        refused = user_worker.message_of(error, orders.withheld, orders.whose)
         if isinstance(error.__cause__, MemoryError):
             refused += f"; its memoryLimit is {orders.memory_limit}: raise it, or use less memory at a time"
     gc.freeze()  # what children share: the garbage collector would write to it

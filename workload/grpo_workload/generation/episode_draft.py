@@ -40,6 +40,7 @@ class EpisodeDraft:
     room: int  # the most tokens that its completion may have
     prompt_ids: tuple[int, ...]  # with what `reset` returned
     observation: str = ""
+    asked: tuple[Message, ...] = ()  # a program's first request
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -109,8 +110,9 @@ class EpisodeDraft:
             episode=Episode(
                 messages=tuple(self.messages),
                 context=tuple(self.context),
-                prompt_ids=self.prompt_ids if self.observation else None,
+                prompt_ids=self.prompt_ids if self.observation or self.asked else None,
                 observation=self.observation,
+                asked=self.asked,
                 num_turns=self.num_turns,
                 num_calls=self.num_calls,
                 num_failed_calls=self.num_failed_calls,

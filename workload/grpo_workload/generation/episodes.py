@@ -12,21 +12,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grpo_spec.errors import ConfigError
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.environments.base import (
+    HISTORY,
     EnvironmentLostError,
     EpisodeTimeoutError,
+    Program,
     Session,
     Sessions,
     ToolCall,
     ToolResult,
 )
 from grpo_workload.generation.episode_draft import Ask, EpisodeDraft, FinishReason, Turn, lost
+from grpo_workload.generation.gateway.programs import Programs
+from grpo_workload.generation.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -60,35 +62,14 @@ class Words(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How far an episode may go."""
-
-    max_tokens: int  # of a completion
-    max_prompt_tokens: int | None  # None: no limit is known
-    max_iterations: int | None
-    seconds: float  # in calls
-    retries: int
-    truncates_prompts: bool = False  # dataset.overlongPrompts
-
-    @staticmethod
-    def of(config: TrainerConfig, max_prompt_tokens: int | None) -> Limits:
-        """Return those of a job."""
-        return Limits(
-            max_tokens=config.training.max_completion_length,
-            max_prompt_tokens=max_prompt_tokens,
-            max_iterations=config.training.max_tool_calling_iterations,
-            seconds=config.episodes.timeout_seconds,
-            retries=config.episodes.retries,
-            truncates_prompts=config.dataset.overlong_prompts == "truncate",
-        )
-
-
 class Episodes:
     """Plays episodes of one rank, in one event loop."""
 
-    def __init__(self, limits: Limits, sessions: Sessions, words: Words) -> None:
-        self._limits, self._sessions, self._words = limits, sessions, words
+    def __init__(
+        self, limits: Limits, sessions: Sessions, words: Words | None, programs: Programs | None = None
+    ) -> None:
+        """`words`: None where all rows have programs; `programs`: None where none has."""
+        self._limits, self._sessions, self._words, self._programs = limits, sessions, words, programs
 
     async def play_group(
         self,
@@ -133,9 +114,12 @@ class Episodes:
             # The prompt's seed: all its completions begin in the same state, and draw the same numbers there.
             session = self._sessions.open(row, prompt.seed)
             try:
+                if isinstance(session, Program):
+                    assert self._programs is not None
+                    return await self._programs.play(session, prompt, number, sample, moved, retries)
                 return await self._once(prompt, number, sample, moved, session, retries)
             except EnvironmentLostError as error:
-                again = retries < self._limits.retries
+                again = retries < self._limits.retries and error.cause != HISTORY  # which would be the same again
                 logger.warning(
                     "episode %d of prompt %d %s: %s",
                     number,
@@ -168,8 +152,13 @@ class Episodes:
             reward, state = await session.end()
         return draft.complete(finish_reason, reward, state, retries=retries)
 
+    @property
+    def _model_words(self) -> Words:
+        assert self._words is not None
+        return self._words
+
     def _begin(self, prompt: Prompt, observation: str) -> EpisodeDraft:
-        prompt_ids = self._words.observed(prompt, observation) if observation else prompt.token_ids
+        prompt_ids = self._model_words.observed(prompt, observation) if observation else prompt.token_ids
         most = self._limits.max_prompt_tokens
         if observation and most is not None and len(prompt_ids) > most:
             # An evaluation's dataset may have another setting, by which its row was cut.
@@ -196,7 +185,7 @@ class Episodes:
         while True:
             turn = await sample(draft.ask(seed, number))
             assert turn.finish_reason is not None
-            text, content, calls = self._words.calls(turn.token_ids)
+            text, content, calls = self._model_words.calls(turn.token_ids)
             if turn.finish_reason == "length":  # what was cut is no call, whatever it looks like
                 draft.add_turn(turn, text, text, ())
                 return "length"
@@ -209,7 +198,7 @@ class Episodes:
                 return "length"
             draft.add_results(calls, results)
             answers = [(call.name, result.content) for call, result in zip(calls, results, strict=True)]
-            if not draft.add_context(*self._words.results(turn.token_ids[-1], answers)):
+            if not draft.add_context(*self._model_words.results(turn.token_ids[-1], answers)):
                 return "length"
 
     async def _call(

@@ -19,7 +19,12 @@ def describe_calls(config: TrainerConfig) -> str | None:
         ConfigError: the chat template cannot write calls or results, or no parser reads its calls; names the field.
     """
     tokenizer, variables = load_tokenizer(config.model), config.dataset.chat_template_kwargs
-    TurnTemplate(tokenizer, variables).check()
+    turns = TurnTemplate(tokenizer, variables)
+    if len(config.factories) < len(config.environments):
+        turns.check_reply()
+    if not (config.tools or config.factories):
+        return "the chat template goes on behind a user's reply; calls of tools are tried once a program has some"
+    turns.check()
     if importlib.util.find_spec("vllm") is None:
         return None
     parser = find_parser(tokenizer, config.generation.tool_call_parser, (), variables, logs=False)

@@ -8,9 +8,13 @@ from typing import Any
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.overlong import prompt_limit
+from grpo_workload.environments.chat_words import ChatWords
 from grpo_workload.environments.sessions import ProcessSessions
 from grpo_workload.environments.words import ModelWords
-from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.gateway.programs import Programs
+from grpo_workload.generation.gateway.server import GatewayServer
+from grpo_workload.generation.limits import Limits
 from grpo_workload.rewards.scoring import Reward, wants_environments
 
 
@@ -41,4 +45,20 @@ def make_episodes(
     sessions.wants_state = wants_environments(rewards)
     limit = prompt_limit(config, config.dataset)
     limits = Limits.of(config, limit.max_tokens if limit else None)
-    return Episodes(limits, sessions, ModelWords(config, tokenizer, sessions.schemas.all()))
+    acts = config.tools or config.factories
+    words = ModelWords(config, tokenizer, sessions.schemas.all()) if acts else None
+    return Episodes(limits, sessions, words, _programs(config, tokenizer, limits))
+
+
+def _programs(config: TrainerConfig, tokenizer: Any, limits: Limits) -> Programs | None:
+    if len(config.factories) == len(config.environments):
+        return None
+    name = config.model.name or config.model.path
+    assert name is not None, "RULES"
+    return Programs(
+        ChatWords(config, tokenizer),
+        GatewayServer(config.training, name),
+        max_tokens=limits.max_tokens,
+        max_prompt_tokens=limits.max_prompt_tokens,
+        seconds=limits.seconds,
+    )

@@ -15,7 +15,8 @@ from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.base import EnvironmentLostError, EpisodeTimeoutError, ToolCall, ToolResult
 from grpo_workload.generation.episode_draft import Turn
-from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.limits import Limits
 
 CALL, END = 1000, 2
 """Tokens of the scripted model: a call, and the end of a turn."""

@@ -9,7 +9,8 @@ import pytest
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.base import ToolCall
 from grpo_workload.generation.episode_draft import Turn
-from grpo_workload.generation.episodes import Episodes, Limits
+from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.limits import Limits
 from grpo_workload.training.lost_episodes import Losses, too_many
 from support.trainer.agents import COUNTER, start
 

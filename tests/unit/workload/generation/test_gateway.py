@@ -1,0 +1,189 @@
+"""Programs with the real openai package play episodes: what is sampled, refused, lost and scored.
+
+Processes, HTTP, chat template and tokenizer are real; the engine says what a test tells it to. One with real engines is
+in tests/trainer/test_programs.py.
+"""
+
+import re
+
+import pytest
+
+from grpo_spec.errors import ConfigError
+from support.trainer.gateway import Engine, config_of, play, start
+from support.trainer.user_programs import TOOLS
+
+CONFIG = config_of(training={"temperature": 0.7, "stop": ["END"]}, timeoutSeconds=4)
+CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def sessions():
+    found = start(CONFIG)
+    yield found
+    found.close()
+
+
+def rendered(engine, messages, **how):
+    return engine.tokenizer.apply_chat_template(messages, return_dict=False, **how)
+
+
+def whole(completion):
+    return [*completion.episode.prompt_ids, *completion.token_ids]
+
+
+@pytest.mark.parametrize("program", ["talk", "stream"])
+def test_a_conversation_is_what_the_template_writes_and_each_request_continues_the_last(sessions, program):
+    engine = Engine("Hello, I am here. ", "Yes.", "Bye.")
+    completion, _ = play(sessions, CONFIG, engine, program, says=["Hi.", "Really?", "Bye."], number=2)
+    episode = completion.episode
+    assert [one["role"] for one in episode.messages] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert episode.asked == ({"role": "user", "content": "Hi."},)
+    assert whole(completion) == rendered(engine, [*episode.asked, *episode.messages])[:-1], "but the last newline"
+    spans = [engine.tokenizer.decode(whole(completion)[len(ask.token_ids) :]) for ask in engine.asked]
+    assert all(whole(completion)[: len(ask.token_ids)] == ask.token_ids for ask in engine.asked)
+    assert [one.partition("<|im_end|>")[0] for one in spans] == ["Hello, I am here. ", "Yes.", "Bye."]
+    own = [place for place in range(len(completion.token_ids)) if place in set(completion.own_places)]
+    assert engine.tokenizer.decode([completion.token_ids[place] for place in own]) == (
+        "Hello, I am here. <|im_end|>Yes.<|im_end|>Bye.<|im_end|>"
+    )
+    assert [one for one in completion.logprobs if one] == [-0.5] * completion.num_own
+    assert [(ask.seed, ask.number) for ask in engine.asked] == [(5, 2)] * 3
+    assert [ask.num_tokens for ask in engine.asked] == [0, *(stop for _, stop in episode.context)]
+    assert (completion.finish_reason, completion.text, episode.num_turns) == ("stop", "Bye.", 3)
+    assert episode.reward == (26.0 if program == "talk" else None)
+    assert episode.call_seconds > 0
+
+
+def test_calls_of_tools_are_read_and_answered(sessions):
+    engine = Engine(f"I ask.\n{CALL}", "It is 42.")
+    completion, _ = play(sessions, CONFIG, engine, "multiplying")
+    episode = completion.episode
+    assert (episode.reward, episode.num_calls, episode.num_turns) == (1.0, 1, 2)
+    calling, result, last = episode.messages
+    assert calling["tool_calls"][0]["function"] == {"name": "multiply", "arguments": {"a": 6, "b": 7}}
+    assert result == {"role": "tool", "name": "multiply", "content": "42"}
+    assert last["content"] == "It is 42."
+    assert "multiply" in engine.tokenizer.decode(episode.prompt_ids)
+    written = [{**calling, "content": "I ask."}, result, last]
+    assert whole(completion) == rendered(engine, [*episode.asked, *written], tools=TOOLS)[:-1]
+
+
+def test_parallel_and_malformed_calls(sessions):
+    other = CALL.replace("6", "5")
+    completion, _ = play(sessions, CONFIG, Engine(f"{CALL}\n{other}", "42 and 35."), "multiplying")
+    assert completion.episode.num_calls == 2
+    assert [one["content"] for one in completion.episode.messages if one["role"] == "tool"] == ["42", "35"]
+    completion, _ = play(sessions, CONFIG, Engine("<tool_call>\n{broken"), "multiplying")
+    assert (completion.episode.reward, completion.episode.num_calls) == (0.0, 0), "the program reads it as text"
+
+
+@pytest.mark.parametrize("edit", ["answer", "question", "fewer", "again", "inserted", "tools"])
+def test_another_history_loses_the_episode_at_once(sessions, edit):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "editing", edit=edit, retries=2)
+    assert completion.episode.lost == "history"
+    assert completion.episode.retries == 0, "it would be the same again"
+    place = {"answer": "messages[1] is not", "question": "messages[0] is not", "fewer": "messages[0] is not"}
+    place |= {"again": "messages[1] is not", "inserted": "messages[3] is the model's", "tools": "tools are not"}
+    assert place[edit] in completion.episode.failure
+    assert "one conversation" in completion.episode.failure
+
+
+def test_two_requests_at_once_are_another_history(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello.", seconds=1), "parallel")
+    assert completion.episode.lost == "history"
+    assert "another request of this episode is being answered" in completion.episode.failure
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"temperature": 1.0},
+        {"top_p": 0.5},
+        {"n": 2},
+        {"logit_bias": {"5": 1}},
+        {"stop": ["\n"]},
+        {"seed": 1},
+        {"presence_penalty": 1.0},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"max_tokens": 0},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    ],
+    ids=lambda asks: next(iter(asks)),
+)
+def test_what_would_change_the_distribution_is_refused_by_name(sessions, asks):
+    engine = Engine("Hello.")
+    completion, _ = play(sessions, CONFIG, engine, "asking", asks=asks)
+    name = next(iter(asks.get("extra_body", asks)))
+    assert completion.episode.lost == "program"
+    pattern = rf"environments\[agent\]\.program: .*:any_of_them raised BadRequestError: .*400.*{name}"
+    assert re.search(pattern, completion.episode.failure, re.DOTALL), completion.episode.failure
+    assert not engine.asked
+
+
+def test_parameters_that_change_nothing_are_taken_and_max_tokens_is_kept(sessions):
+    engine = Engine("Hello, hello.")
+    asks = {"temperature": 0.7, "top_p": 1.0, "n": 1, "stop": ["END"], "user": "me", "max_completion_tokens": 4}
+    completion, _ = play(sessions, CONFIG, engine, "asking", asks=asks)
+    assert (completion.episode.reward, engine.asked[0].max_tokens, completion.finish_reason) == (1, 4, "length")
+
+
+@pytest.mark.parametrize("catches", [True, False])
+def test_tokens_of_both_are_counted_and_then_the_episode_is_over(sessions, catches):
+    engine = Engine("Yes, yes.")
+    completion, _ = play(sessions, CONFIG, engine, "chatter", catches=catches, max_tokens=200)
+    assert (completion.finish_reason, completion.episode.lost) == ("length", None)
+    assert 150 < len(completion.token_ids) <= 200
+    assert completion.episode.reward == (0.25 if catches else None)
+    assert completion.episode.messages[-1]["role"] == "assistant"
+
+
+def test_a_first_request_without_room_is_no_episode(sessions):
+    messages = [{"role": "user", "content": "x" * 500}]
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "asking", messages=messages, asks={})
+    assert completion.episode.lost == "program"
+    assert "training.maxCompletionLength leaves 400" in completion.episode.failure
+
+
+def test_a_program_that_asks_nothing_is_no_episode(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "silent")
+    assert (completion.episode.lost, completion.token_ids) == ("program", ())
+    assert "ended without an answer of the model" in completion.episode.failure
+
+
+def test_a_program_that_waits_is_ended(sessions):
+    completion, beats = play(sessions, CONFIG, Engine("Hello."), "waiting")
+    assert completion.episode.lost == "timeout"
+    assert re.search(r"not done .* within 4 s.*timeoutSeconds.*user_programs.py", completion.episode.failure, re.DOTALL)
+    assert len(beats) >= 2
+
+
+def test_a_model_that_takes_its_time_is_not_the_programs_fault(sessions):
+    completion, beats = play(sessions, CONFIG, Engine("Hello.", seconds=6), "asking", asks={})
+    assert (completion.episode.reward, completion.episode.lost) == (1, None)
+    assert len(beats) <= 2, "the engine reports its own beats"
+    assert completion.episode.call_seconds < 4
+
+
+def test_the_time_of_an_episode_ends_it_and_the_program_may_say_what_it_is_worth(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "slow", seconds=1.5)
+    assert (completion.episode.reward, completion.finish_reason, completion.episode.num_turns) == (2, "length", 2)
+
+
+def test_keys_and_models(sessions):
+    first, _ = play(sessions, CONFIG, Engine("Hello."), "other_keys")
+    second, _ = play(sessions, CONFIG, Engine("Hello."), "other_keys")
+    assert first.episode.lost is None
+    assert first.episode.reward != second.episode.reward, "each episode has a process of its own"
+
+
+def test_an_engine_that_fails_is_no_fault_of_the_environment(sessions):
+    with pytest.raises(ValueError, match="the engine is away"):
+        play(sessions, CONFIG, Engine(error=ValueError("the engine is away")), "asking", asks={})
+
+
+def test_a_program_without_its_arguments_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match=r"environments\[agent\]\.program: .* Write `def play\(row, \*, base"):
+        start(config_of("wrong_arguments"))
