@@ -103,6 +103,40 @@ def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once() -> None:
     assert turns.between(tokenizer.eos_token_id, ANSWERS) == suffix
 
 
+@pytest.mark.parametrize(
+    ("name", "eos"),
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3", "<|im_end|>"),
+        ("llama3_1", "<|eot_id|>"),
+        ("glm4moe", "<|endoftext|>"),
+        ("gemma4", "<turn|>"),
+    ],
+)
+def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name: str, eos: str) -> None:
+    tokenizer = tokenizer_of(trl_template(name), eos)
+    turns = TurnTemplate(tokenizer)
+    turns.check_reply()
+    asked = [{"role": "user", "content": "One?"}]
+    new = [{"role": "user", "content": "Two, {'ä'}?"}]
+    whole = tokenizer.apply_chat_template(
+        [*asked, {"role": "assistant", "content": "1"}, *new], add_generation_prompt=True, return_dict=False
+    )
+    begun = len(tokenizer.apply_chat_template(asked, return_dict=False))
+    suffix = turns.reply(tokenizer.eos_token_id, new)
+    assert whole[-len(suffix) :] == suffix
+    said = tokenizer.decode(whole[begun : -len(suffix)]).removesuffix(eos)
+    assert said.endswith("1"), "all of the turn, and nothing else, is before it"
+    if eos in tokenizer.decode(whole[begun:]):
+        assert turns.reply(tokenizer("1")["input_ids"][0], new) == [tokenizer.eos_token_id, *suffix]
+
+
+def test_a_template_that_refuses_a_users_reply_is_refused() -> None:
+    tokenizer = tokenizer_of("{% if messages | length > 2 %}{{ raise_exception('one question') }}{% endif %}")
+    with pytest.raises(ConfigError, match=r"model\.chatTemplate: .* no user can reply to the model \(one question\)"):
+        TurnTemplate(tokenizer).check_reply()
+
+
 def test_what_a_stop_text_has_ended_gets_its_eos() -> None:
     tokenizer = tokenizer_of(TOOL_TEMPLATE)
     turns = TurnTemplate(tokenizer)
