@@ -4,13 +4,14 @@ from typing import Any
 
 _TOOLS = {"tools": [{"function": "m:f"}]}
 _ACTS = {"environments": [{"name": "wordle", "factory": "m:Wordle"}]}
+_PLAYS = {"environments": [{"name": "agent", "program": "m:play"}]}
 _BY_ENVIRONMENT = [{"name": "r", "environment": {}}]
 _GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (section | change, complaint)
-        for section in (_TOOLS, _ACTS)
+        for section in (_TOOLS, _ACTS, _PLAYS)
         for change, complaint in (
             ({"generation": {"engine": "Transformers"}}, "tools and environments need generation.engine vLLM"),
             ({"training": {"routerReplay": True}}, "training.routerReplay works for completions of one turn"),
@@ -22,7 +23,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_TOOLS | {"rewards": _BY_ENVIRONMENT}, "rewards[].environment needs environments"),
     ({"evaluation": _GYM | {"rewards": _BY_ENVIRONMENT}}, "rewards[].environment needs environments"),
     ({"training": {"maxToolCallingIterations": 4}}, "maxToolCallingIterations needs tools or environments"),
+    (_PLAYS | {"training": {"maxToolCallingIterations": 4}}, "needs tools or environments with a factory"),
     ({"generation": {"toolCallParser": "hermes"}}, "generation.toolCallParser needs tools or environments"),
+    (_PLAYS | _TOOLS, "tools do not go with environments[].program"),
+    (
+        {"environments": [{"name": "both", "factory": "m:Wordle", "program": "m:play"}]},
+        "exactly one of factory, program",
+    ),
+    ({"environments": [{"name": "none"}]}, "exactly one of factory, program"),
+    ({"environments": [{"name": "agent", "program": "m:play", "params": {"a": 1}}]}, "params needs factory"),
     (
         {"tools": [{"function": "a:search"}, {"function": "b.c:search"}, {"function": "b:research"}]},
         "two functions of tools have the same name",
@@ -32,6 +41,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ACCEPTED: list[dict[str, Any]] = [
     _TOOLS | {"training": {"maxToolCallingIterations": 4, "repetitionPenalty": 1.1}},
     _ACTS | {"generation": {"toolCallParser": "hermes"}, "rewards": _BY_ENVIRONMENT},
+    _PLAYS | {"generation": {"toolCallParser": "hermes"}, "rewards": _BY_ENVIRONMENT},
+    {"environments": [*_ACTS["environments"], *_PLAYS["environments"]], "training": {"maxToolCallingIterations": 4}},
     _ACTS | {"evaluation": _GYM | {"rewards": _BY_ENVIRONMENT}},
     {"tools": [{"function": "a:search"}, {"function": "a:research"}, {"function": "b.search:f"}]},
 ]

@@ -10,13 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from grpo_spec.contract import Contract
-from grpo_workload.algorithm.samples import Prompt
-from grpo_workload.environments.base import ToolCall, ToolResult
+from grpo_workload.algorithm.samples import Completion, Message, Prompt
+from grpo_workload.environments.base import EnvironmentLostError, ToolCall, ToolResult
+from grpo_workload.environments.requests import Endpoint
 from grpo_workload.generation.base import SILENCE
 from grpo_workload.generation.episodes import Episodes
+from grpo_workload.generation.gateway.programs import Programs
+from grpo_workload.generation.gateway.server import GatewayServer
 from grpo_workload.generation.limits import Limits
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
@@ -26,6 +30,44 @@ from support.trainer.engines import make_contract
 from support.trainer.scripted_episodes import RESULT, Words
 
 PROMPT = Prompt(index=3, text="", token_ids=(17,), seed=5)
+
+
+class Chatting:
+    """A program that talks in two turns, in this process; sessions and words that it needs."""
+
+    timeout_seconds = 60.0
+
+    def open(self, columns: Mapping[str, Any], seed: int) -> Chatting:
+        """See `base.Sessions`."""
+        return self
+
+    async def run(self, endpoint: Endpoint) -> float | None:
+        """See `base.Program`."""
+        messages: list[Any] = [{"role": "user", "content": "17"}]
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
+            for _ in range(2):
+                answer = await client.chat.completions.create(model=endpoint.model, messages=messages)
+                messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
+        return 0.5
+
+    async def late(self) -> EnvironmentLostError:
+        """See `base.Program`."""
+        raise AssertionError
+
+    async def close(self) -> None:
+        """See `base.Program`."""
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """See `conversation.Words`."""
+        return [int(messages[0]["content"])]
+
+    def reply(self, last: int, messages: Sequence[Message], called: str | None) -> list[int]:
+        """See `conversation.Words`."""
+        return RESULT
+
+    def read(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[str, str, list[ToolCall]]:
+        """See `conversation.Words`."""
+        return "said", "said", []
 
 
 class Tool:
@@ -87,16 +129,28 @@ def asked(path: Path) -> list[tuple[list[int], int]]:
     return [(one["prompt"], one["seed"]) for one in map(json.loads, path.read_text().splitlines())]
 
 
-def test_an_engine_that_dies_costs_the_turn_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    contract = make_contract(Path("/nowhere"), [(1, 1), (1, 1)], restarts=True)
-    limits = Limits(max_tokens=50, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
-    tool = Tool()
-    with running(contract, tmp_path, "dies", "answers") as link:
-        sampler = Sampler(link, contract, 0, Episodes(limits, tool, Words()))
-        processes = link.observe().processes
-        link.run_freely(sampler.begin([PROMPT], 1, processes, 0, SILENCE))
+LIMITS = Limits(max_tokens=50, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
+
+
+def play(contract: Contract, folder: Path, episodes: Episodes) -> Completion:
+    """Play an episode on two engines, of which the first answers once and then ends."""
+    with running(contract, folder, "dies", "answers") as link:
+        sampler = Sampler(link, contract, 0, episodes)
+        link.run_freely(sampler.begin([PROMPT], 1, link.observe().processes, 0, SILENCE))
         assert link.run_freely(sampler.wait([PROMPT])) is None
         ((completion,),) = sampler.take([PROMPT])
+    return completion
+
+
+@pytest.mark.parametrize("is_program", [False, True], ids=["tool", "program"])
+def test_an_engine_that_dies_costs_the_turn_alone(
+    is_program: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    contract, tool, chatting = make_contract(Path("/nowhere"), [(1, 1), (1, 1)], restarts=True), Tool(), Chatting()
+    server = GatewayServer(contract.config.training, "model")
+    programs = Programs(chatting, server, max_tokens=50, max_prompt_tokens=None, seconds=60.0)
+    episodes = Episodes(LIMITS, chatting, None, programs) if is_program else Episodes(LIMITS, tool, Words())
+    completion = play(contract, tmp_path, episodes)
 
     first, second = asked(tmp_path / "dies")
     assert asked(tmp_path / "answers") == [second], "the other engine is asked the same, once"
@@ -105,7 +159,7 @@ def test_an_engine_that_dies_costs_the_turn_alone(tmp_path: Path, caplog: pytest
     assert second[0] == [*PROMPT.token_ids, *turns[0], *RESULT]
     assert [*completion.token_ids] == [*turns[0], *RESULT, *turns[1]]
     assert first[1] != second[1]
-    assert tool.events == ["reset", "call", "end"]
+    assert tool.events == ([] if is_program else ["reset", "call", "end"])
     assert completion.episode is not None
     assert (completion.episode.num_turns, completion.episode.retries) == (2, 0)
     assert "sending prompt 3 to another engine: engine engine-0" in caplog.text

@@ -1,0 +1,72 @@
+"""A whole job whose episodes a program plays, on the engine inside the rank: it trains on what the engine has sampled.
+
+Two steps, of which the second is begun before the first has ended, and an evaluation.
+"""
+
+import gzip
+import json
+import math
+
+import pytest
+from transformers import AutoTokenizer
+
+from grpo_spec.reports import ExitCode
+from support.trainer.trainings import make_config
+
+LENGTH = 150
+
+
+def lines_of(path):
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.vllm
+def test_a_job_trains_on_the_conversations_of_a_program(start_training, tiny_model, tmp_path):
+    config = make_config(tiny_model, max_steps=2, engine="vLLM")
+    config["environments"] = [{"name": "chat", "program": "chatting:play", "memoryLimit": "2Gi"}]
+    config["rewards"] += [{"name": "own", "environment": {}}]
+    config["generation"]["maxModelLen"] = 384
+    config["training"] |= {"promptsPerStep": 2, "maxCompletionLength": LENGTH, "maxStaleness": 1}
+    config["evaluation"] = {"dataset": config["dataset"], "everySteps": 2, "maxPrompts": 2, "atStart": False}
+    ranks = start_training(config, 1)
+    assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
+    run_dir = tmp_path / "data" / "ns" / "job" / "uid"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    groups = [group for path in sorted(run_dir.glob("journal/*/*/*.gz")) for group in lines_of(path)]
+    assert len(groups) == 4
+    for group in groups:
+        for number, completion in enumerate(group["completions"]):
+            check(completion, group["rewards"]["own"][number], tokenizer)
+        assert len({tuple(one["tokenIds"]) for one in group["completions"]}) > 1, "each has seeds of its own"
+    lines = lines_of(run_dir / "metrics.jsonl")
+    trained = [line for line in lines if "loss" in line]
+    assert [line["episodes/turns/mean"] for line in trained] == [3, 3]
+    assert all(line["episodes/lost"] == 0 and math.isfinite(line["loss"]) for line in trained)
+    assert all(line["grad_norm"] > 0 for line in trained)
+    assert trained[0]["trained/sampling/sampling_logp_difference/max"] < 1e-3, "the policy reads the same tokens"
+    assert any(line.get("eval/episodes/turns/mean") == 3 for line in lines)
+
+
+def check(completion, reward, tokenizer):
+    """Its tokens are those of three turns, and between them what the chat template writes."""
+    episode, tokens = completion["episode"], completion["tokenIds"]
+    asked = tokenizer.apply_chat_template(episode["asked"], add_generation_prompt=True, return_dict=False)
+    assert (episode["turns"], episode["promptIds"]) == (3, asked)
+    assert [one["role"] for one in episode["messages"]] == ["assistant", "user"] * 2 + ["assistant"]
+    bounds = [0, *(bound for span in episode["context"] for bound in span), len(tokens)]
+    turns = [tokens[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+    assert all(1 <= len(turn) <= 8 for turn in turns)
+    said = [one["content"] for one in episode["messages"][::2]]
+    assert said == [tokenizer.decode(turn, skip_special_tokens=True) for turn in turns]
+    for (start, stop), say in zip(episode["context"], ("And?", "Why?"), strict=True):
+        assert set(completion["logprobs"][start:stop]) == {0.0}
+        ended = tokens[start - 1] in tokenizer.all_special_ids
+        whole = f"\n<|im_start|>user\n{say}<|im_end|>\n<|im_start|>assistant\n"
+        assert tokenizer.decode(tokens[start:stop]) == ("" if ended else "<|im_end|>") + whole
+    assert all(
+        value < 0
+        for value, place in zip(completion["logprobs"], range(len(tokens)), strict=True)
+        if not any(start <= place < stop for start, stop in episode["context"])
+    )
+    assert reward == pytest.approx(sum(map(len, said)) / 100)
