@@ -67,7 +67,7 @@ class Engine:
         return Turn(token_ids=tokens, logprobs=logprobs, versions=[4], finish_reason=finish_reason)
 
 
-def play(sessions, config, engine, program, *, max_tokens=2000, seconds=60.0, retries=0, number=0, **row):
+def play(sessions, config, engine, program, *, max_tokens=2000, seconds=60.0, retries=0, episode=0, **row):
     """Play one episode of a program with a row; returns the completion, and how often it said that it goes on."""
     limits = Limits(max_tokens=max_tokens, max_prompt_tokens=400, max_iterations=None, seconds=seconds, retries=retries)
     programs = Programs(
@@ -81,5 +81,5 @@ def play(sessions, config, engine, program, *, max_tokens=2000, seconds=60.0, re
     prompt = Prompt(index=3, text=[{"role": "user", "content": "A row."}], token_ids=(1, 2), columns=columns, seed=5)
     beats = []
     episodes = Episodes(limits, sessions, None, programs)
-    completion = asyncio.run(episodes.play(prompt, number, engine, lambda: beats.append(1), lambda: 9))
+    completion = asyncio.run(episodes.play(prompt, episode, engine, lambda: beats.append(1), lambda: 9))
     return completion, beats

@@ -39,6 +39,7 @@ from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.weights.export import Export
 from support.documents import PAGES, blocks
 from support.paths import EXAMPLES, ROOT
+from support.trainer import gateway
 from support.trainer.tiny_model import make_tiny_model
 
 CODE = {
@@ -215,6 +216,14 @@ def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     minimal = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
     config = TrainerConfig.model_validate(minimal | spec)
+    if name == "agent":
+        sessions = gateway.start(config)
+        try:
+            completion, _ = gateway.play(sessions, config, gateway.Engine("50", " 70"), "", number=70)
+            assert completion.episode.reward == 1 / 2
+        finally:
+            sessions.close()
+        return
     calls = {
         "calculator": [("multiply", {"a": 6, "b": 7}, "42")],
         "guess": [("guess", {"number": 50}, "larger"), ("guess", {"number": 70}, "right")],

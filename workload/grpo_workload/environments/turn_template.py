@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from jinja2 import TemplateError
+
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Message
 from grpo_workload.data.observation import printable
@@ -71,7 +73,7 @@ class TurnTemplate:
             return self._joined(last, whole[whole.index(eos, begin) + 1 :])
         if whole[: len(before)] == before:
             return self._joined(last, whole[len(before) :])
-        raise ValueError("it writes a turn in another way once a message follows, and does not end it with eos")
+        raise TemplateError("it writes a turn in another way once a message follows, and does not end it with eos")
 
     def between(self, last: int, answers: Sequence[tuple[str, str]]) -> list[int]:
         """Return the token ids between a turn whose last token is `last` and the next turn: `ending` and `suffix`.

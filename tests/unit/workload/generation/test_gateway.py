@@ -34,7 +34,7 @@ def whole(completion):
 @pytest.mark.parametrize("program", ["talk", "stream"])
 def test_a_conversation_is_what_the_template_writes_and_each_request_continues_the_last(sessions, program):
     engine = Engine("Hello, I am here. ", "Yes.", "Bye.")
-    completion, _ = play(sessions, CONFIG, engine, program, says=["Hi.", "Really?", "Bye."], number=2)
+    completion, _ = play(sessions, CONFIG, engine, program, says=["Hi.", "Really?", "Bye."], episode=2)
     episode = completion.episode
     assert [one["role"] for one in episode.messages] == ["assistant", "user", "assistant", "user", "assistant"]
     assert episode.asked == ({"role": "user", "content": "Hi."},)
