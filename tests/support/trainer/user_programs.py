@@ -78,6 +78,13 @@ def asking(row, *, base_url, api_key, model):
     return 1
 
 
+def impatient(row, *, base_url, api_key, model):
+    """Send a request again and again until its answer is there."""
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=9, timeout=1)
+    client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello."}])
+    return 1
+
+
 def editing(row, *, base_url, api_key, model):
     """Go on with another history than there was, and hide what the gateway says."""
     client = client_of(base_url, api_key)

@@ -88,6 +88,12 @@ def test_another_history_loses_the_episode_at_once(sessions, edit):
     assert "one conversation" in completion.episode.failure
 
 
+def test_a_client_that_sends_a_request_again_gets_the_answer_of_the_first(sessions):
+    engine = Engine("Hello.", seconds=3)
+    completion, _ = play(sessions, CONFIG, engine, "impatient")
+    assert (completion.episode.reward, completion.episode.num_turns, len(engine.asked)) == (1, 1, 1)
+
+
 def test_two_requests_at_once_are_another_history(sessions):
     completion, _ = play(sessions, CONFIG, Engine("Hello.", seconds=1), "parallel")
     assert completion.episode.lost == "history"
