@@ -18,9 +18,9 @@ from support.trainer.tool_template import TOOL_TEMPLATE
 MODEL, USER = "org/model", "support.trainer.user_programs"
 
 
-def config_of(program="any_of_them", training=None, **more):
-    """Return a job with a program, by name in `user_programs`."""
-    environments = [{"name": "agent", "program": f"{USER}:{program}", "memoryLimit": "2Gi"} | more]
+def config_of(program=f"{USER}:any_of_them", training=None, **more):
+    """Return a job with a program."""
+    environments = [{"name": "agent", "program": program, "memoryLimit": "2Gi"} | more]
     return TrainerConfig.model_validate(
         {
             "model": {"name": MODEL},

@@ -193,4 +193,4 @@ def test_an_engine_that_fails_is_no_fault_of_the_environment(sessions):
 
 def test_a_program_without_its_arguments_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"environments\[agent\]\.program: .* Write `def play\(row, \*, base"):
-        start(config_of("wrong_arguments"))
+        start(config_of("support.trainer.user_programs:wrong_arguments"))

@@ -270,6 +270,12 @@ def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path: Path) -> None:
     assert finding == Finding(
         "calls", "works", "the chat template writes calls and results; the parser hermes reads calls"
     )
+    plays = {"environments": [{"name": "agent", "program": "m:play"}]}
+    assert found_in(make_contract(folder, **plays))["calls"].text.startswith(
+        "the chat template goes on behind a user's"
+    )
+    once = {"chatTemplate": "{% if messages | length > 1 %}{{ raise_exception('once') }}{% endif %}"}
+    assert "no user can reply to the model (once)" in found_in(make_contract(folder, once, **plays))["calls"].text
     named = {"generation": {"toolCallParser": "hermse"}}
     finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools, **named))["calls"]
     assert finding.text.startswith("generation.toolCallParser: vLLM has no parser 'hermse'; it has ")
