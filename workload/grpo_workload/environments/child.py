@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.description import has_method, methods_of, schemas_of
-from grpo_workload.environments.requests import Endpoint, Finish, Fork, Invoke, Orders, Play, Reset
+from grpo_workload.environments.requests import LOOPBACK, Endpoint, Finish, Fork, Invoke, Orders, Play, Reset
 from grpo_workload.environments.results import (
     ImageResultError,
     ResultError,
@@ -166,6 +166,7 @@ class _Tools:
         end = request.endpoint
         # What the openai package reads, and most that is built on it.
         os.environ |= {"OPENAI_BASE_URL": end.base_url, "OPENAI_API_KEY": end.api_key}
+        os.environ |= {name: f"{LOOPBACK},{os.environ.get(name, '')}" for name in ("NO_PROXY", "no_proxy")}
         returned = self._run(self._function, {"row": dict(request.row)} | _arguments(end))
         return None if returned is None else as_reward(returned)
 

@@ -78,6 +78,10 @@ class Finish:
     wants_state: bool
 
 
+LOOPBACK = "127.0.0.1"
+"""Where programs reach the rank, without a proxy that they may have for others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a program reaches the model, by OpenAI's protocol."""

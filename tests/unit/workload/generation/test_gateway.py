@@ -191,6 +191,17 @@ def test_an_engine_that_fails_is_no_fault_of_the_environment(sessions):
         play(sessions, CONFIG, Engine(error=ValueError("the engine is away")), "asking", asks={})
 
 
+def test_a_proxy_for_others_is_not_asked(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    config = config_of(env=["HTTP_PROXY", "NO_PROXY"])
+    found = start(config)
+    try:
+        assert play(found, config, Engine("Hello."), "asking", asks={})[0].episode.reward == 1
+    finally:
+        found.close()
+
+
 def test_a_program_without_its_arguments_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"environments\[agent\]\.program: .* Write `def play\(row, \*, base"):
         start(config_of("support.trainer.user_programs:wrong_arguments"))

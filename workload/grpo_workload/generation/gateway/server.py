@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.environments.requests import Endpoint
+from grpo_workload.environments.requests import LOOPBACK, Endpoint
 from grpo_workload.generation.gateway.answer import events, whole
 from grpo_workload.generation.gateway.program_episode import ProgramEpisode
 from grpo_workload.generation.gateway.refusal import RefusalError
@@ -60,11 +60,10 @@ class GatewayServer:
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
-        host, port = self._runner.addresses[0]
-        self._base_url = f"http://{host}:{port}/v1"
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
+        await runner.setup()
+        await web.TCPSite(runner, LOOPBACK, 0, backlog=1024).start()
+        self._runner, self._base_url = runner, f"http://{LOOPBACK}:{runner.addresses[0][1]}/v1"
 
     async def _models(self, request: web.Request) -> web.Response:
         try:
