@@ -92,7 +92,8 @@ class EpisodesConfig(Section):
         600,
         ge=1,
         le=86_400,
-        description="Seconds that an episode may spend in calls, all together; then it ends, and is scored as it is. "
+        description="Seconds that an episode may spend in calls, or in its program, all together; then it ends, and is "
+        "scored as it is. "
         "Raise it for environments in which episodes take long.",
     )
     max_tool_response_tokens: int = Field(
@@ -107,8 +108,8 @@ class EpisodesConfig(Section):
         ge=0,
         le=100,
         description="How often an episode begins again, with the same seeds, when its environment fails: its process "
-        "ended, reset raised, a call took too long or lost its connection. After that it counts nowhere. Raise it "
-        "where environments are often away.",
+        "ended, reset or its program raised, a call took too long or lost its connection. After that it counts "
+        "nowhere. Raise it where environments are often away.",
     )
     max_failed_share: float = Field(
         0.1,

@@ -106,7 +106,6 @@ class Conversation:
         if self._context[0]:
             is_added = draft.add_context(*self._context)
             assert is_added, "`ask` has looked for room"
-        self._context = [], []
         calls: list[dict[str, Any]] = [
             {
                 "id": f"call_{draft.num_calls + place}",
