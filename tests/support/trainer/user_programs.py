@@ -151,6 +151,12 @@ def slow(row, *, base_url, api_key, model):
     return 10
 
 
+def own_account(row, *, base_url, api_key, model):
+    """Ask the model, and look for the user's own account with OpenAI; returns 1 if it is there as the user has it."""
+    asking(row | {"asks": {}}, base_url=base_url, api_key=api_key, model=model)
+    return float(os.environ["OPENAI_API_KEY"] == "mine" and "OPENAI_BASE_URL" not in os.environ)
+
+
 def other_keys(row, *, base_url, api_key, model):
     """Ask for the models, with wrong keys and with its own; then once as another client does."""
     for key in ("", "sk-other", api_key[:-1]):

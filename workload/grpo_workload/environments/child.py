@@ -164,8 +164,9 @@ class _Tools:
     def _play(self, request: Play) -> float | None:
         seed_all(request.seed)
         end = request.endpoint
-        # What the openai package reads, and most that is built on it.
-        os.environ |= {"OPENAI_BASE_URL": end.base_url, "OPENAI_API_KEY": end.api_key}
+        # What the openai package reads, and most that is built on it; the user may have passed on an account.
+        own = {"OPENAI_BASE_URL": end.base_url, "OPENAI_API_KEY": end.api_key}
+        os.environ |= {} if own.keys() & os.environ.keys() else own
         os.environ |= {name: f"{LOOPBACK},{os.environ.get(name, '')}" for name in ("NO_PROXY", "no_proxy")}
         returned = self._run(self._function, {"row": dict(request.row)} | _arguments(end))
         return None if returned is None else as_reward(returned)

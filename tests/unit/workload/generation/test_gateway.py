@@ -191,13 +191,14 @@ def test_an_engine_that_fails_is_no_fault_of_the_environment(sessions):
         play(sessions, CONFIG, Engine(error=ValueError("the engine is away")), "asking", asks={})
 
 
-def test_a_proxy_for_others_is_not_asked(monkeypatch):
+def test_a_proxy_and_an_account_for_others_stay_what_they_are(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "example.org")
-    config = config_of(env=["HTTP_PROXY", "NO_PROXY"])
+    config = config_of(env=["HTTP_PROXY", "NO_PROXY", "OPENAI_API_KEY"])
     found = start(config)
     try:
-        assert play(found, config, Engine("Hello."), "asking", asks={})[0].episode.reward == 1
+        assert play(found, config, Engine("Hello."), "own_account")[0].episode.reward == 1
     finally:
         found.close()
 
