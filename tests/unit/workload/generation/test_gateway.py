@@ -9,6 +9,7 @@ import re
 import pytest
 
 from grpo_spec.errors import ConfigError
+from grpo_workload.training.lost_episodes import Losses, too_many
 from support.trainer.gateway import Engine, config_of, play, start
 from support.trainer.user_programs import TOOLS
 
@@ -85,7 +86,8 @@ def test_another_history_loses_the_episode_at_once(sessions, edit):
     place = {"answer": "messages[1] is not", "question": "messages[0] is not", "fewer": "messages[0] is not"}
     place |= {"again": "messages[1] is not", "inserted": "messages[3] is the model's", "tools": "tools are not"}
     assert place[edit] in completion.episode.failure
-    assert "one conversation" in completion.episode.failure
+    complaint = too_many([Losses.of([completion])], 0.1)
+    assert re.search(r"in 1 of 1 episodes \(1 history\).*an episode is one conversation.*Let the program", complaint)
 
 
 def test_a_client_that_sends_a_request_again_gets_the_answer_of_the_first(sessions):
