@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from grpo_workload.weights.differ import ALTERED, MARK, WeightsAlteredError, WeightsDifferError, some
-from grpo_workload.weights.digest import SUMS, digest
+from grpo_workload.weights.digest import SUMS, Digests
 
 
 class Arrivals:
@@ -17,13 +17,12 @@ class Arrivals:
 
     def __init__(self, device: torch.device) -> None:
         """`device`: where digests are computed, those of tensors elsewhere too."""
-        self._device = device
-        self._digests: list[Tensor] = []  # on the device until the end: reading one would wait for it
+        self._digests = Digests(device)  # there until the end: reading one would wait for it
         self._arrived: list[tuple[str, int]] = []
         self._sent: Tensor | None = None
 
     def received(
-        self, weights: Iterable[tuple[str, Tensor]], tell: Callable[[Tensor, int], None] = lambda *_: None
+        self, weights: Iterable[tuple[str, Tensor]], tell: Callable[[str, Tensor, int], None] = lambda *_: None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield weights without the digests that follow them (`with_sums`).
 
@@ -34,18 +33,22 @@ class Arrivals:
                 self._sent = tensor.clone()
                 continue
             self._arrived.append((name, self.take(tensor, sums=False)))
-            tell(tensor, self._arrived[-1][1])
+            tell(name, tensor, self._arrived[-1][1])
             yield name, tensor
 
     def take(self, tensor: Tensor, *, sums: bool) -> int:
-        """Compute a digest and return its position."""
+        """Return the position of a tensor's digest; the tensor must not change before `settle` or `read`."""
         with _disable_current_modes():  # each would look at every operation
-            self._digests.append(digest(tensor.to(self._device), sums=sums))
-        return len(self._digests) - 1
+            return self._digests.take(tensor, sums=sums)
+
+    def settle(self) -> None:
+        """Compute all digests up to here, since a tensor will change."""
+        with _disable_current_modes():
+            self._digests.settle()
 
     def read(self) -> list[list[int]]:
         """Return all digests."""
-        found: list[list[int]] = torch.stack(self._digests).tolist() if self._digests else []
+        found: list[list[int]] = self._digests.all().tolist()
         return found
 
     def check(self) -> None:
