@@ -32,7 +32,7 @@ import click
 from benchmarks.common.busy import Busy
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, write_prompts
 from benchmarks.common.models import SHAPES, make_model
-from benchmarks.common.runs import REWARDS, about, append, measured, run_job, versions
+from benchmarks.common.runs import REWARDS, JobError, about, append, measured, run_job, versions
 from benchmarks.common.scripted import Script, question, times
 from benchmarks.generation.staleness import host
 from benchmarks.vs_trl import agents_trl
@@ -101,7 +101,7 @@ def main(
 def measure(
     side: str, script: Script, folder: Path, model: Path, steps: int, device: str, timeout: int
 ) -> dict[str, Any]:
-    """Run a side and return what was measured. Raises JobError when it does not take its steps."""
+    """Run a side and return what was measured. Raises JobError when it does not take its steps, or takes others."""
     from transformers import AutoTokenizer
 
     plugin, busy = folder / "plugin", Busy(device, 1)
@@ -121,40 +121,47 @@ def measure(
         settings = agents_trl.settings(model, folder, device, longest=LONGEST, context=CONTEXT)
         command = ["-m", MODULE, "--side", side, "--device", device, "--model", str(model), "--folder", str(folder)]
         rows = agents_trl.run(command, folder, variables, WARMUP + steps + 1, seconds=timeout, watch=watch)
+    rows = rows[: WARMUP + steps]
+    for row in rows:
+        check(row, script)
     begun, ended = times(plugin)
-    measured_steps = range(WARMUP, WARMUP + steps)
-    seconds = [end - begin for begin, end in pairwise(begun)]
-    rollouts = [end - begin for begin, end in zip(begun, ended, strict=False)]
-    for step in rows[: WARMUP + steps]:
-        check(step, script)
+    seconds = [end - begin for begin, end in pairwise(begun)][: WARMUP + steps]
+    rollouts = [end - begin for begin, end in zip(begun, ended, strict=False)][: WARMUP + steps]
+    median = statistics.median(seconds[WARMUP:])
     means = busy.means()
     return {
-        "tokens_per_second": round(script.num_tokens / statistics.median(seconds[step] for step in measured_steps), 1),
-        "median": {
-            "step": round(statistics.median(seconds[step] for step in measured_steps), 3),
-            "rollout": round(statistics.median(rollouts[step] for step in measured_steps), 3),
-        },
+        "tokens_per_second": round(script.num_tokens / median, 1),
+        "median": {"step": round(median, 3), "rollout": round(statistics.median(rollouts[WARMUP:]), 3)},
         "tokens": script.num_tokens,
         "calls": script.num_calls,
         "call_seconds": script.call_seconds,
-        "step_seconds": [round(one, 3) for one in seconds[: WARMUP + steps]],
-        "rollout_seconds": [round(one, 3) for one in rollouts[: WARMUP + steps]],
+        "step_seconds": [round(one, 3) for one in seconds],
+        "rollout_seconds": [round(one, 3) for one in rollouts],
         "warmup": WARMUP,
         "busy": means,
         "gpu_idle": [round(1 - share, 3) for share in means["gpus"]],
-        "logs": [{name: row[name] for name in row if name.startswith(KEPT)} for row in rows[: WARMUP + steps]],
+        "logs": [{name: row[name] for name in row if name.startswith(KEPT)} for row in rows],
         "settings": settings,
         "script": {"turns": script.lengths, "milliseconds": script.milliseconds},
     }
 
 
 def check(step: dict[str, Any], script: Script) -> None:
-    """Check that a step was that of the script, by its metrics, which have the same names on both sides."""
-    tokens, calls = step["completions/mean_length"] * SAMPLES, step["tools/call_frequency"] * SAMPLES
-    assert round(tokens) == script.num_tokens, f"a step has {tokens} own tokens, not {script.num_tokens}"
-    assert round(calls) == script.num_calls, f"a step has {calls} calls, not {script.num_calls}"
-    assert step["tools/failure_frequency"] == step["completions/clipped_ratio"] == 0, "calls have failed"
-    assert step.get("episodes/retries", 0) == 0, "episodes have begun again"
+    """Check that a step was that of the script, by its metrics, which have the same names on both sides.
+
+    Raises:
+        JobError: it was another.
+    """
+    seen = {
+        "own tokens": round(step["completions/mean_length"] * SAMPLES),
+        "calls": round(step["tools/call_frequency"] * SAMPLES),
+        "failed calls": step["tools/failure_frequency"],
+        "truncated episodes": step["completions/clipped_ratio"],
+        "retries": step.get("episodes/retries", 0),  # ours alone has them
+    }
+    wanted = dict.fromkeys(seen, 0) | {"own tokens": script.num_tokens, "calls": script.num_calls}
+    if seen != wanted:
+        raise JobError(f"a step has {seen}, not {wanted}", "")
 
 
 def spec(model: Path, prompts: Path, device: str) -> dict[str, Any]:

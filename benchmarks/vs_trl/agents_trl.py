@@ -36,7 +36,7 @@ query.__doc__ = slow_query.__doc__
 
 
 def settings(model: Path, folder: Path, device: str, *, longest: int, context: int) -> dict[str, Any]:
-    """Return GRPOConfig's arguments. The engine keeps its memory: after a sleep, TRL pushes all weights for each turn."""
+    """Return GRPOConfig's arguments. The engine keeps its memory: after a sleep, TRL pushes all weights again."""
     return {
         "output_dir": str(folder / "trl"),
         "per_device_train_batch_size": MICRO_BATCH[device],
