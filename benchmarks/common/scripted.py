@@ -152,9 +152,10 @@ class Prompter:
         if output.logprobs is not None:
             output.logprobs = output.logprobs._replace(logprob_token_ids=output.logprobs.logprob_token_ids.copy())
         for name in scheduled:
-            request, place = requests.get(name), output.req_id_to_index[name]
+            request = requests.get(name)
             if request is None or request.is_finished() or name not in self._lines:
                 continue
+            place = output.req_id_to_index[name]
             if not (output.sampled_token_ids and output.sampled_token_ids[place]):
                 continue  # a part of its prompt
             line, is_last = self._lines[name]

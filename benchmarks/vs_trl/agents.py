@@ -107,23 +107,29 @@ def measure(
     plugin, busy = folder / "plugin", Busy(device, 1)
     variables = script.variables(plugin, AutoTokenizer.from_pretrained(model))
 
-    def watch(_: int = 0) -> int:
-        begun, _ended = times(plugin)
+    def look() -> int:
+        begun, _ = times(plugin)
         busy.look(WARMUP < len(begun) <= WARMUP + steps)
         return len(begun)
 
+    def watch(_: int) -> None:
+        look()
+
+    def row(step: int, position: int) -> list[dict[str, str]]:
+        return question(step, position, WARMUP)
+
     if side == "ours":
-        write_prompts(folder / "prompts.jsonl", WARMUP + steps + 2, lambda *place: question(*place, WARMUP))
+        write_prompts(folder / "prompts.jsonl", WARMUP + steps + 2, row)
         settings = spec(model, folder / "prompts.jsonl", device)
         wanted = WARMUP + steps + 1  # the last step ends when the next begins
         rows = run_job(folder, settings, wanted, seconds=timeout, variables=variables, watch=watch)
     else:
         settings = agents_trl.settings(model, folder, device, longest=LONGEST, context=CONTEXT)
         command = ["-m", MODULE, "--side", side, "--device", device, "--model", str(model), "--folder", str(folder)]
-        rows = agents_trl.run(command, folder, variables, WARMUP + steps + 1, seconds=timeout, watch=watch)
+        rows = agents_trl.run(command, folder, variables, WARMUP + steps + 1, seconds=timeout, watch=look)
     rows = rows[: WARMUP + steps]
-    for row in rows:
-        check(row, script)
+    for one in rows:
+        check(one, script)
     begun, ended = times(plugin)
     seconds = [end - begin for begin, end in pairwise(begun)][: WARMUP + steps]
     rollouts = [end - begin for begin, end in zip(begun, ended, strict=False)][: WARMUP + steps]
@@ -140,7 +146,7 @@ def measure(
         "warmup": WARMUP,
         "busy": means,
         "gpu_idle": [round(1 - share, 3) for share in means["gpus"]],
-        "logs": [{name: row[name] for name in row if name.startswith(KEPT)} for row in rows],
+        "logs": [{name: value for name, value in one.items() if name.startswith(KEPT)} for one in rows],
         "settings": settings,
         "script": {"turns": script.lengths, "milliseconds": script.milliseconds},
     }
