@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from grpo_workload.weights.differ import ALTERED, MARK, WeightsAlteredError, WeightsDifferError, some
-from grpo_workload.weights.digest import SUMS, Digests
+from grpo_workload.weights.digest import SUMS, digest
 
 
 class Arrivals:
@@ -17,7 +17,8 @@ class Arrivals:
 
     def __init__(self, device: torch.device) -> None:
         """`device`: where digests are computed, those of tensors elsewhere too."""
-        self._digests = Digests(device)  # there until the end: reading one would wait for it
+        self._device = device
+        self._digests: list[Tensor] = []  # on the device until the end: reading one would wait for it
         self._arrived: list[tuple[str, int]] = []
         self._sent: Tensor | None = None
 
@@ -37,18 +38,14 @@ class Arrivals:
             yield name, tensor
 
     def take(self, tensor: Tensor, *, sums: bool) -> int:
-        """Return the position of a tensor's digest; the tensor must not change before `settle` or `read`."""
+        """Compute a digest and return its position."""
         with _disable_current_modes():  # each would look at every operation
-            return self._digests.take(tensor, sums=sums)
-
-    def settle(self) -> None:
-        """Compute all digests up to here, since a tensor will change."""
-        with _disable_current_modes():
-            self._digests.settle()
+            self._digests.append(digest(tensor.to(self._device), sums=sums))
+        return len(self._digests) - 1
 
     def read(self) -> list[list[int]]:
         """Return all digests."""
-        found: list[list[int]] = self._digests.all().tolist()
+        found: list[list[int]] = torch.stack(self._digests).tolist() if self._digests else []
         return found
 
     def check(self) -> None:

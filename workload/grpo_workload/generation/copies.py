@@ -11,7 +11,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_workload.generation.arrivals import Arrivals
 from grpo_workload.generation.derived import storages, written
 
 COPY = torch.ops.aten.copy_.default
@@ -71,10 +70,10 @@ class Copies(TorchDispatchMode):
     Most are on the meta device then: vLLM counts what arrives, and keeps it until a layer is whole.
     """
 
-    def __init__(self, model: nn.Module, arrivals: Arrivals, needs_sums: Callable[[str], bool]) -> None:
-        """`needs_sums` tells of which parameter it shall compute the sums."""
+    def __init__(self, model: nn.Module, take: Callable[..., int], needs_sums: Callable[[str], bool]) -> None:
+        """`take`: see `Arrivals`. `needs_sums` tells of which parameter it shall compute the sums."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._arrivals, self._needs_sums = arrivals, needs_sums
+        self._take, self._needs_sums = take, needs_sums
         self._kept = list(held(model))  # so that no other tensor gets the address of one of these
         self._owners = {one.untyped_storage()._cdata: name for name, one in self._kept}
         self._sources: dict[int, StorageWeakRef] = {}  # a reference keeps the address, not the memory
@@ -94,7 +93,6 @@ class Copies(TorchDispatchMode):
         """Note what is copied, and where to."""
         for address in storages(written(func, args, kwargs or {})).keys() & self._sources.keys():
             # A loader changes what has arrived, as that of GPT-OSS where biases are those of another rank.
-            self._arrivals.settle()
             del self._sources[address]
             self._weights.pop(address, None)
             self._last = None
@@ -133,7 +131,7 @@ class Copies(TorchDispatchMode):
             is_whole = src.data_ptr() == tensor.data_ptr() and src.numel() == tensor.numel()
             if is_whole and src.dtype == to.dtype == tensor.dtype and src.is_contiguous() and tensor.is_contiguous():
                 return at
-        return self._arrivals.take(src.to(to.dtype).expand(to.shape), sums=sums)
+        return self._take(src.to(to.dtype).expand(to.shape), sums=sums)
 
 
 Recipe = dict[str, list[tuple[str, Place, Source, torch.dtype]]]

@@ -92,7 +92,7 @@ class Writes:
         """
         if self._learnt.is_settled and self._learnt.recipe is not None:
             return self._load_as_before(load_weights, weights, self._learnt.recipe)
-        copies = Copies(self._model, self._arrivals, self._needs_sums)
+        copies = Copies(self._model, self._arrivals.take, self._needs_sums)
         self._copied = copies.copied
         taken = self._arrivals.received(weights, copies.arrived)
         with copies:
@@ -193,7 +193,6 @@ class Writes:
             name = f"{path}.{own}".removeprefix(".")
             if one is not None and name in self._copied and not self._is(name, Kind.EXACT):
                 self._given[name] = self._in_place(name, one)
-                self._arrivals.settle()  # vLLM changes it next
 
     def _in_place(self, name: str, one: Tensor | None) -> list[int] | None:
         """Take the digests of a parameter's parts; None if it has them no more."""

@@ -20,8 +20,6 @@ SUMS = "digests of all weights before"
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 """The integers that a tensor's bits are read as, by the bytes of a number."""
-HELD_BYTES = 2**27
-"""Bytes of tensors whose digests one kernel computes."""
 PART = 2**15  # numbers at a time on CPUs; their sums' intermediate values stay in the cache
 
 
@@ -82,56 +80,15 @@ def sums_spec(count: int) -> TensorSpec:
     return TensorSpec(SUMS, torch.int64, (count, 3))
 
 
-class Digests:
-    """Digests of many tensors, computed where `device` is.
-
-    On GPUs one kernel takes many of them, as launching it takes longer than most tensors: they are held until then.
-    """
-
-    def __init__(self, device: torch.device | str) -> None:
-        self._device = torch.device(device)
-        self._found: list[Tensor] = []  # of one or more tensors each, [n, 3]
-        self._held: list[Tensor] = []  # those without digests yet, as `wide` reads them
-        self._held_bytes = 0
-        self._count = 0
-
-    def take(self, tensor: Tensor, *, sums: bool) -> int:
-        """Return a tensor's place in `all`; it must not change before `settle`."""
-        self._count += 1
-        moved = tensor.detach().to(self._device)
-        if sums or self._device.type != "cuda" or moved.nbytes % 8 or not moved.is_contiguous() or not moved.numel():
-            self.settle()
-            self._found.append(digest(moved, sums=sums).unsqueeze(0))
-            return self._count - 1
-        self._held.append(wide(moved.reshape(-1)))
-        self._held_bytes += moved.nbytes
-        if self._held_bytes >= HELD_BYTES:
-            self.settle()
-        return self._count - 1
-
-    def settle(self) -> None:
-        """Compute the digests of all tensors up to here; they may change then."""
-        if self._held:
-            from grpo_workload.weights.digest_kernel import orders_on_gpu
-
-            self._found.append(orders_on_gpu(self._held))
-            self._held, self._held_bytes = [], 0
-
-    def all(self) -> Tensor:
-        """Return all digests [tensors, 3], on the device."""
-        self.settle()
-        return torch.cat(self._found) if self._found else torch.empty(0, 3, dtype=torch.int64, device=self._device)
-
-
 def with_sums(weights: Iterable[tuple[str, Tensor]], device: torch.device | str) -> Iterator[tuple[str, Tensor]]:
     """Yield `weights`, then their digests as `sums_spec` describes them.
 
     Args:
-        weights: names and tensors, as they are sent; each stays as it is for a while after the next one is taken.
+        weights: names and tensors, as they are sent.
         device: where they are received.
     """
-    digests = Digests(device)
+    digests = []
     for name, tensor in weights:
-        digests.take(tensor, sums=False)
+        digests.append(digest(tensor.to(device), sums=False))
         yield name, tensor
-    yield SUMS, digests.all()
+    yield SUMS, torch.stack(digests) if digests else torch.empty(0, 3, dtype=torch.int64, device=device)
