@@ -41,6 +41,7 @@ from grpo_workload.environments.sessions import ProcessSessions
 from grpo_workload.environments.state import rebuild
 
 COMMIT = "f2cd57710ae345ea6428ae95363267fcf38a3dc8"
+CALL_SECONDS = 240  # of a browser on two cores that others use
 TRAINS = re.compile(r"^from trl import .*\bGRPOTrainer\b", re.MULTILINE)
 ACTS = re.compile(r"\b(tools|environment_factory)=")
 ECHO, WORDLE, SUDOKU, CATCH, CARLA, BROWSER = (f"http://localhost:{port}" for port in range(9001, 9007))
@@ -96,6 +97,8 @@ def play(job: dict[str, Any], files: dict[str, str], calls: Calls) -> dict[str, 
     """Play an episode for each row in the processes of a rank, in the present folder; return what came out."""
     for name, text in files.items():
         Path(name).write_text(text)
+    for one in job["spec"].get("environments", ()):
+        one["timeoutSeconds"] = CALL_SECONDS
     spec = parse_spec(job["spec"])
     sessions = ProcessSessions(spec.trainer_config(), os.environ, wants_reward=False)
     sessions.wants_state = True
@@ -115,7 +118,7 @@ async def _episode(sessions: ProcessSessions, spec: TrainerConfig, row: dict[str
         turns: list[dict[str, Any]] = []
         results = []
         for name, arguments in calls:
-            (result,) = await session.call([ToolCall(name=name, arguments=arguments)], 120)
+            (result,) = await session.call([ToolCall(name=name, arguments=arguments)], CALL_SECONDS)
             call = {"type": "function", "function": {"name": name, "arguments": arguments}}
             turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             turns.append({"role": "tool", "name": name, "content": result.content})
@@ -158,7 +161,8 @@ def examine(name: str, text: str, prompt: str) -> dict[str, Any]:
         try:
             found |= play(job, others[0]["data"], asked.calls)
         except (ConfigError, EnvironmentLostError) as error:
-            found["error"] = str(error)[:300]
+            first = str(error).splitlines()[0]
+            found["error"] = re.sub(r" \(\S+:\d+\)", "", first)  # without paths of this machine
         finally:
             sys.path.remove(folder)
     return found

@@ -16,6 +16,7 @@ from grpo_cli.convert.settle import Given
 from grpo_cli.main import main
 from grpo_operator.api.spec import parse_spec
 from support.paths import CONVERT_INPUTS as INPUTS
+from support.paths import DOCS, ROOT
 from support.trainer.agents import act, start
 
 GUESS = (INPUTS / "train_guess.py.txt").read_text()
@@ -224,3 +225,13 @@ def test_a_script_that_does_not_train_once_is_refused(text: str, complaint: str)
 def test_a_wrong_value_of_an_option_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--set num_generations: use a number, not 'four'"):
         _convert(GUESS, num_generations="four")
+
+
+def test_the_pages_say_how_many_examples_of_trl_play() -> None:
+    found = json.loads((ROOT / "benchmarks/results/convert_trl_examples.json").read_text())
+    assert found["examples"] == found["valid jobs"] == len(found["each"])
+    page = " ".join((DOCS / "convert.md").read_text().split())
+    assert f"All {found['examples']} of TRL's examples" in page
+    assert f"{found['played']} play, in the processes of a rank" in page
+    agents = " ".join((DOCS / "agents.md").read_text().split())
+    assert f"{found['played']} of TRL's {found['examples']} examples play so, unchanged" in agents
