@@ -193,16 +193,16 @@ def test_options_of_trls_command_line_come_from_its_command(tmp_path: Path) -> N
         HEAD + "from trl import ModelConfig, TrlParser\ndef add(a): ...\n"
         "config, model = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\nconfig.beta = 0.1\n"
         "GRPOTrainer(model=model.model_name_or_path, args=config, tools=[add], reward_funcs='accuracy_reward',\n"
-        "    train_dataset=load_dataset('c/d'))\n"
+        "    train_dataset=load_dataset(model.dataset_name, split=model.dataset_train_split))\n"
     )
-    command.write_text("accelerate launch train.py --model_name_or_path a/b --temperature 0.5\n")
+    command.write_text("accelerate launch train.py --model_name_or_path a/b --temperature 0.5 --dataset_name c/d\n")
     written = CliRunner().invoke(main, ["convert", "--from", "trl", "--gpus", "2", *map(str, (script, command))])
     assert written.exit_code in (0, 5), written.stderr
     spec = list(yaml.safe_load_all(written.stdout))[1]["spec"]
     assert (spec["model"]["name"], spec["training"]["temperature"], spec["training"]["beta"]) == ("a/b", 0.5, 0.1)
-    assert spec["tools"] == [{"function": "train_code:add"}]
-    given = _convert(script.read_text(), model_name_or_path="a/c", temperature="0.7")
-    assert (given.spec["model"]["name"], given.spec["training"]["temperature"]) == ("a/c", 0.7)
+    assert (spec["dataset"], spec["tools"]) == ({"name": "c/d"}, [{"function": "train_code:add"}])
+    given = _convert(script.read_text(), model_name_or_path="a/c", temperature="0.7", dataset_name="e/f").spec
+    assert (given["model"]["name"], given["training"]["temperature"], given["dataset"]["name"]) == ("a/c", 0.7, "e/f")
 
 
 @pytest.mark.parametrize(

@@ -210,12 +210,20 @@ class Script:
         if parser.function != "ArgumentParser":  # TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
             self.is_parsed = True
             kinds = parser.arguments[0] if parser.arguments and isinstance(parser.arguments[0], tuple | list) else ()
-            return tuple(Made(call.node, call.scope, getattr(kind, "text", "")) for kind in kinds)
+            given = self.variables
+            return tuple(Made(call.node, call.scope, getattr(kind, "text", ""), (), {**given}, call) for kind in kinds)
         found = Made(call.node, call.scope, "Namespace")
         for one in parser.calls:
             if one.function == "add_argument":
                 self._argument(one, found)
         return found if call.function == "parse_args" else (found, [])
+
+    def is_of_command(self, value: Any) -> bool:
+        """Whether a value is an option of the trainer that its command line may have."""
+        if not (isinstance(value, Opaque) and isinstance(value.node, ast.Attribute)):
+            return False
+        held = self.values.of(value.node.value, value.scope)
+        return isinstance(held, Made) and isinstance(held.of, Made) and held.of.function in _PARSED
 
     def _argument(self, one: Made, found: Made) -> None:
         flags = [str(name) for name in one.arguments]

@@ -102,6 +102,8 @@ class _Reading:
 
     def _take(self, name: str, value: Any) -> None:
         """Take an option of TRL."""
+        if self._script.is_of_command(value):
+            return
         if isinstance(value, list) and value and all(isinstance(one, Opaque) for one in value):
             self._options[name] = " ".join(getattr(one, "function", one.text) for one in value)
         elif (cause := opaque(value)) and not isinstance(value, Code):
@@ -114,8 +116,7 @@ class _Reading:
             for name, one in value.options.items():
                 self._take(name, one)
             value = next(iter(value.arguments), None)
-        is_of_the_command_line = self._script.is_parsed and isinstance(value, Opaque)
-        if value is not None and not is_of_the_command_line:
+        if value is not None:
             self._take("model_name_or_path", value)
 
     def _functions(self, value: Any) -> list[str]:
