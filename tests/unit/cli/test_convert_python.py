@@ -148,6 +148,71 @@ def test_nothing_is_silently_left_out(arguments: str, before: str, told: dict[st
 
 
 @pytest.mark.parametrize(
+    ("value", "before", "expected"),
+    [
+        ("-x or y and 0.5", "x, y = 0, True", 0.5),
+        ("0.25 if not x else 1", "x = None", 0.25),
+        ("float(len(name[1:3]))", "name: str = 'abcd'", 2.0),
+        ("x['a'].get('b', 7)", "x = {'a': {**{'c': 1}}}", 7),
+        ("sum([1])", "from other import sum", None),
+        ("[0.1 * n for n in (1, 2)][0]", "", 0.1),
+        ("x['b']", "x = dict(a=1)\nx['b'] = 3\nx.update(c=2)", 3),
+        ("x['b']", "x = {'b': 1}\nif unknown:\n    x['b'] = 3", None),
+        ("x", "x = 1\nx += 1", None),
+        ("x", "x = 1\ntry:\n    x = 2\nexcept ValueError:\n    x = 3", 2),
+        ("x", "with open('a') as file:\n    x = file.read()", None),
+        ("x", "with torch.no_grad():\n    x = 3", 3),
+        ("x", "x = 1\nwhile unknown:\n    x = 2", None),
+        ("f(2, c=3)", "def f(a, b=5, *, c, d=1):\n    return a + b + c + d", 11),
+        ("f(1)", "@cache\ndef f(a):\n    return a", None),
+        ("x > 2 or x != 3", "x = 5", True),
+        ("1 if 'a' in ['a'] and 1 is not None else 2", "", 1),
+    ],
+)
+def test_values(value: str, before: str, expected: Any) -> None:
+    conversion = _convert(_trainer(f"args=GRPOConfig(beta={value})", before))
+    if expected is None:
+        assert "only a run shows" in _left(conversion)["beta"]
+    else:
+        assert conversion.spec["training"]["beta"] == expected
+
+
+def test_a_model_that_is_loaded_first_is_named_with_its_options() -> None:
+    before = "from transformers import AutoModelForCausalLM as Auto\nimport os\nos.environ['WANDB_MODE'] = 'offline'"
+    spec = _convert(_trainer("model=Auto.from_pretrained('a/b', dtype='float32')", before)).spec
+    assert spec["model"] == {"name": "a/b", "dtype": "float32"}
+    assert {"name": "WANDB_MODE", "value": "offline"} in spec["podTemplate"]["env"]
+
+
+def test_an_option_that_has_to_be_given_is_told_and_given() -> None:
+    parser = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--beta', required=True, type=float)"
+    )
+    text = _trainer("args=GRPOConfig(beta=given.beta)", f"{parser}\ngiven, rest = parser.parse_known_args()")
+    assert "only a run shows parser.add_argument('--beta'" in _left(_convert(text))["beta"]
+    assert _convert(text, beta="0.5").spec["training"]["beta"] == 0.5
+
+
+def test_a_variable_that_only_a_run_shows_is_given() -> None:
+    text = _trainer("tools=[ask]", "import games\nurl = games.find()\ndef ask(a): return url")
+    assert "url = games.find()" in _files(_convert(text))["train_code.py"]
+    assert "url = 'http://a'" in _files(_convert(text, url="http://a"))["train_code.py"]
+
+
+def test_a_name_that_is_two_things_is_refused() -> None:
+    before = (
+        "x = 1\ndef add(a): return x\ndef main():\n    x = 2\n    def sub(a): return x\n    return sub\nsub = main()"
+    )
+    with pytest.raises(ValueError, match="x is two things, of which a module can have one"):
+        _convert(_trainer("tools=[add, sub]", before))
+
+
+def test_more_than_a_configmap_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="a ConfigMap holds 1 MiB: use an image"):
+        _convert(_trainer("train_dataset=Dataset.from_list([{'prompt': str(n)} for n in range(60000)])"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "before", "tools", "code"),
     [
         ("tools=[add]", "def add(a):\n    return a + ONE\nONE = 1", "add", "ONE = 1"),
