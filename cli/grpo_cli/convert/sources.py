@@ -47,7 +47,8 @@ def dataset(draft: Draft) -> None:
     """Set `dataset`, from whichever format names one."""
     facts = draft.facts
     if "swift_dataset" in facts:
-        _swift_dataset(draft, facts["swift_dataset"])
+        if count := name_swift(draft, facts["swift_dataset"], "dataset"):
+            facts["rows"] = count
     elif "verl_files" in facts:
         name_first(draft, facts["verl_files"], "dataset")
         why = "copies reward_model.ground_truth to `solution`: docs/convert.md has it"
@@ -66,11 +67,6 @@ def dataset(draft: Draft) -> None:
             draft.left("system", text, "a file: paste its text", "dataset.systemPrompt")
         else:
             draft.set("dataset.systemPrompt", text)
-
-
-def _swift_dataset(draft: Draft, names: list[str]) -> None:
-    if count := name_swift(draft, names, "dataset"):
-        draft.facts["rows"] = count
 
 
 def name_swift(draft: Draft, names: list[str], section: str) -> int | None:

@@ -80,7 +80,7 @@ class Module:
 
     def _need(self, name: str, scope: Scope) -> None:
         home = scope.home(name)
-        if home is None or home is BUILTINS or name == "__name__" or self._homes.get(name) is home:
+        if home is BUILTINS or name == "__name__" or self._homes.get(name) is home:
             return
         value, statement = home.values[name], home.statements.get(name)
         if name in self._homes:

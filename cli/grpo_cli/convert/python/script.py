@@ -169,11 +169,7 @@ class Script:
         name = ast.unparse(node.func).rpartition(".")[2]
         made = Made(node, scope, name, arguments, options, held if is_method else None)
         self.made.append(made)
-        if isinstance(held, Made):
-            held.calls.append(made)
-            if name in _PARSED:
-                return self._parsed(held, made)
-        return made
+        return self._parsed(held, made) if isinstance(held, Made) and name in _PARSED else made
 
     def _follow(
         self,
@@ -213,8 +209,8 @@ class Script:
             given = self.variables
             return tuple(Made(call.node, call.scope, getattr(kind, "text", ""), (), {**given}, call) for kind in kinds)
         found = Made(call.node, call.scope, "Namespace")
-        for one in parser.calls:
-            if one.function == "add_argument":
+        for one in self.made:
+            if one.of is parser and one.function == "add_argument":
                 self._argument(one, found)
         return found if call.function == "parse_args" else (found, [])
 

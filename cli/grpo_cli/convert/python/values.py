@@ -19,13 +19,9 @@ class Scope:
     values: dict[str, Any] = field(default_factory=dict)
     statements: dict[str, ast.stmt] = field(default_factory=dict)  # that bind them, where every run reaches them
 
-    def home(self, name: str) -> Scope | None:
-        """Return the scope that binds `name`: this one, or one around it."""
+    def home(self, name: str) -> Scope:
+        """Return the scope that binds `name`: this one, or one around it; the outermost if none does."""
         return self if name in self.values or self.outer is None else self.outer.home(name)
-
-    def find(self, name: str) -> Any:
-        """Return the value of `name`. KeyError if it has none."""
-        return self.values[name] if name in self.values or self.outer is None else self.outer.find(name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,16 +54,10 @@ class Made(Opaque):
     arguments: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # and attributes that the script sets later
     of: Any = None  # the object whose method it is
-    calls: list[Made] = field(default_factory=list)  # of its own methods
 
 
 class OpaqueError(Exception):
-    """An expression needs the value of something opaque."""
-
-    def __init__(self, cause: Opaque) -> None:
-        """`cause`: the innermost."""
-        super().__init__(cause.text)
-        self.cause = cause
+    """An expression needs the value of something opaque, its argument."""
 
 
 def opaque(value: Any) -> Opaque | None:
@@ -112,7 +102,7 @@ class Values:
         try:
             return self._of(node, scope)
         except OpaqueError as error:
-            return error.cause
+            return error.args[0]
         except _WRONG:
             return Opaque(node, scope)
 
@@ -128,7 +118,7 @@ class Values:
             case ast.Constant():
                 return node.value
             case ast.Name():
-                return scope.find(node.id)
+                return scope.home(node.id).values[node.id]
             case ast.List():
                 return [self.of(item, scope) for item in node.elts]
             case ast.Tuple():
