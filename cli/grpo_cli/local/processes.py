@@ -49,7 +49,7 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     first = dict(
         zip(
             topology.pods,
-            itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0),
+            itertools.accumulate((g.gpus for g in topology.groups for _ in g.pods), initial=0),
             strict=False,
         )
     )
@@ -78,6 +78,7 @@ def local_contract(job: Job, topology: Topology) -> Contract:
             "transfers": tuple(
                 group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers
             ),
+            "environment_pods": (),  # tools and environments run beside each rank
             "durable": True,
         }
     )
