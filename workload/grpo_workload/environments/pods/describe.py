@@ -29,10 +29,9 @@ async def describe(client: aiohttp.ClientSession, contract: Contract, pods: Sequ
         ConfigError: see `base.Host.ready`, or groups describe the same tools differently.
         EnvironmentLostError: no pod of a group is ready after START_SECONDS.
     """
-    groups = [[pod for pod in pods if pod.group == group.name] for group in contract.environment_pods]
-    found = await asyncio.gather(
-        *(_describe_group(client, sorted(group, key=lambda pod: pod.place)) for group in groups)
-    )
+    in_order = sorted(pods, key=lambda pod: pod.place)
+    groups = [[pod for pod in in_order if pod.group == group.name] for group in contract.environment_pods]
+    found = await asyncio.gather(*(_describe_group(client, group) for group in groups))
     together = Description(tools=found[0].tools, environments={})
     for group, one in zip(contract.environment_pods, found, strict=True):
         known = {name: together.environments.get(name, own) for name, own in one.environments.items()}
