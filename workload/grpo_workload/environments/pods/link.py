@@ -74,7 +74,7 @@ class Link:
             if isinstance(error, TimeoutError):
                 raise LinkLostError(f"did not open a session within {CONNECT_SECONDS:g} s") from error
             if isinstance(error, aiohttp.ClientError | OSError):
-                raise LinkLostError(_text(error)) from error
+                raise LinkLostError(f"cannot be reached: {_text(error)}") from error
             raise
 
     async def ask(self, request: Reset | Call | End, count: int, seconds: float) -> list[tuple[Answer, bytes]]:
@@ -104,10 +104,12 @@ class Link:
     async def _ask(self, frame: bytes) -> tuple[Answer, bytes]:
         if not self._frames.empty():
             raise LinkLostError("sent what nobody asked for")
+        if self._reader.done():
+            raise LinkLostError(self._reader.result())
         try:
             await self._socket.send_bytes(frame)
         except (aiohttp.ClientError, OSError) as error:
-            raise LinkLostError(_text(error)) from error
+            raise LinkLostError(f"broke the connection: {_text(error)}") from error
         return await self._next()
 
     async def _next(self) -> tuple[Answer, bytes]:
@@ -129,7 +131,7 @@ class Link:
             if message.type is aiohttp.WSMsgType.BINARY:
                 await self._frames.put(message.data)
             elif message.type is aiohttp.WSMsgType.ERROR:
-                return _text(message.data)
+                return f"broke the connection: {_text(message.data)}"
             elif message.type is aiohttp.WSMsgType.TEXT:
                 return "sent something that is no answer: text"
             else:
