@@ -111,8 +111,7 @@ class PodServer:
         try:
             await self._serve(socket)
         except InvalidMessageError as error:
-            logger.warning("%s sent something that is no request: %s", request.remote, error)
-            await socket.close(code=WSCloseCode.PROTOCOL_ERROR)
+            await _refuse(socket, error)
         except TimeoutError:
             logger.warning("%s connected, and asked for no session", request.remote)
         except ConnectionError as error:
@@ -197,9 +196,16 @@ async def _answer(socket: web.WebSocketResponse, session: Session, frame: bytes)
             await socket.send_bytes(messages.pack(answer, behind))
     except ConnectionError:
         return  # nobody waits for it any more
-    except Exception as error:
-        logger.warning("a session ends: %s: %s", type(error).__name__, error, exc_info=True)
+    except InvalidMessageError as error:
+        await _refuse(socket, error)
+    except Exception:
+        logger.exception("a session has failed")
         await socket.close(code=WSCloseCode.INTERNAL_ERROR)
+
+
+async def _refuse(socket: web.WebSocketResponse, error: InvalidMessageError) -> None:
+    logger.warning("a connection ends, as something came that is no request: %s", error)
+    await socket.close(code=WSCloseCode.PROTOCOL_ERROR)
 
 
 async def _act(session: Session, request: messages.Request) -> list[tuple[Answer, bytes]]:
