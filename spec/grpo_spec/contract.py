@@ -102,7 +102,7 @@ class TransferGroup(Section):
 
 
 class EnvironmentGroup(Section):
-    """Environment pods of one kind. They are there before an attempt begins, and outlive it; any of them may be away."""
+    """Environment pods of one kind. They are there before an attempt, and outlive it; any may be away."""
 
     name: str
     sessions: int = Field(ge=1, description="Most sessions that are open at a time on one pod.")

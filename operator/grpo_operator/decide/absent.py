@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 
 
 def find_missing(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Missing | None:
-    """Return the first pod that should exist and does not; those that the job needs come first, environment pods last."""
+    """Return the first pod that should exist and does not; needed ones first, environment pods last."""
     if is_terminal(status):
         return None
     if is_between_attempts(status):

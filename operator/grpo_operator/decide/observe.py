@@ -135,7 +135,7 @@ def observe(
         pods={pod.name: pod for pod in own if pod.is_of_an_attempt},
         environment_pods={pod.name: pod for pod in own if pod.role == names.Role.ENVIRONMENT},
         downloaders=tuple(pod for pod in own if pod.role == names.ROLE_DOWNLOAD),
-        gone={pod.uid: pod.without(over) for pod in gone if pod.is_of_an_attempt},
+        gone={pod.uid: pod.without(over) for pod in gone},
         children=tuple(child for owner, child in others if owner == uid),
         foreign=(*(f"pod/{pod.name}" for pod in left), *map(_describe, foreign)),
         abandoned=(

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from grpo_cli.local.processes import free_ports, local_contract
+from grpo_cli.local.variables import variables
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job, plan_topology
-from support.control_plane.jobs import spec
+from support.control_plane.jobs import spec, world
 
 
 def test_each_pod_has_its_own_ports_and_devices() -> None:
@@ -89,3 +90,20 @@ def test_processes_get_the_variables_whose_values_the_manifest_has(tmp_path: Pat
     assert "of podTemplate, not set here: TOKEN: only a cluster has their values" in ended.stdout, ended.stderr
     assert ended.stdout.count("ended with 3 and no result") == 2
     assert {name: (tmp_path / name).read_text() for name in ("j-a-0", "j-b-0")} == {"j-a-0": "job", "j-b-0": "group"}
+
+
+def test_environments_run_beside_ranks_with_the_variables_of_environment_pods() -> None:
+    env = [{"name": "KEY", "value": "k"}, {"name": "MINE", "value": "pod's"}]
+    server = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+    made, topology = world(
+        tools=[{"function": "m:f"}],
+        environmentPods={"groups": [{"name": "boxes", "podTemplate": {"env": env}}]},
+        podTemplate={"env": [{"name": "MINE", "value": "job's"}]},
+        generation=server,
+    )
+    assert local_contract(made, topology).environment_pods == ()
+    assert variables(made, topology).by_pod == {
+        "job-a-0": {"KEY": "k", "MINE": "job's"},
+        "job-b-0": {"KEY": "k", "MINE": "job's"},
+        "job-gen-0": {"MINE": "job's"},
+    }
