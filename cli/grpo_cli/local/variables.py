@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_operator.api.names import Role
 from grpo_operator.layout.pods import pod_settings
 from grpo_operator.layout.topology import Job, Topology
 
@@ -18,20 +17,13 @@ class Variables:
 
 
 def variables(job: Job, topology: Topology) -> Variables:
-    """Return the variables of each pod: those of its group's podTemplate over those of the job's.
-
-    Here tools and environments run beside each rank, so trainer pods also get the variables of environment pods.
-    """
+    """Return the variables of each pod: those of its group's podTemplate over those of the job's."""
     by_pod: dict[str, dict[str, str]] = {}
     elsewhere: dict[str, None] = {}
-    beside: dict[str, str] = {}
-    for group in (*topology.environment_groups, *topology.groups):
+    for group in (*topology.groups, *topology.environment_groups):
         template = pod_settings(job, group)
         values = {one.name: one.value or "" for one in template.env if one.value_from is None}
-        if group.role is Role.ENVIRONMENT:
-            beside |= values
-        else:
-            by_pod |= dict.fromkeys(group.pods, beside | values if group.role is Role.TRAINER else values)
+        by_pod |= dict.fromkeys(group.pods, values)
         elsewhere |= dict.fromkeys(one.name for one in template.env if one.value_from is not None)
         elsewhere |= dict.fromkeys(["envFrom"] if template.env_from else [])
     return Variables(by_pod, tuple(elsewhere))

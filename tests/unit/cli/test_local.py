@@ -92,18 +92,24 @@ def test_processes_get_the_variables_whose_values_the_manifest_has(tmp_path: Pat
     assert {name: (tmp_path / name).read_text() for name in ("j-a-0", "j-b-0")} == {"j-a-0": "job", "j-b-0": "group"}
 
 
-def test_environments_run_beside_ranks_with_the_variables_of_environment_pods() -> None:
+def test_environment_pods_have_addresses_and_variables_of_their_own() -> None:
     env = [{"name": "KEY", "value": "k"}, {"name": "MINE", "value": "pod's"}]
     server = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
     made, topology = world(
         tools=[{"function": "m:f"}],
-        environmentPods={"groups": [{"name": "boxes", "podTemplate": {"env": env}}]},
+        environmentPods={"groups": [{"name": "boxes", "replicas": 2, "podTemplate": {"env": env}}]},
         podTemplate={"env": [{"name": "MINE", "value": "job's"}]},
         generation=server,
     )
-    assert local_contract(made, topology).environment_pods == ()
+    contract = local_contract(made, topology)
+    (group,) = contract.environment_pods
+    ports = [int(address.removeprefix("127.0.0.1:")) for address in group.addresses]
+    others = [contract.master_port, *(member.status_port for member in contract.members)]
+    assert len({*ports, *others}) == 2 + len(others)
     assert variables(made, topology).by_pod == {
-        "job-a-0": {"KEY": "k", "MINE": "job's"},
-        "job-b-0": {"KEY": "k", "MINE": "job's"},
+        "job-a-0": {"MINE": "job's"},
+        "job-b-0": {"MINE": "job's"},
         "job-gen-0": {"MINE": "job's"},
+        "job-boxes-0": {"KEY": "k", "MINE": "pod's"},
+        "job-boxes-1": {"KEY": "k", "MINE": "pod's"},
     }
