@@ -103,7 +103,7 @@ class SessionRequest:
     environment: str | None  # None: tools alone
     row: bytes  # pickled arguments of `reset`; only processes that run users' code unpickle them
     seed: int  # of the random numbers of its processes, 62 bits
-    wants_reward: bool  # whether `end` calls `get_reward`, where objects have it
+    wants_reward: bool  # whether `end` calls `get_reward`, which objects have then
     wants_state: bool  # whether `end` returns the state
 
 

@@ -16,7 +16,7 @@ from grpo_workload.ranks.seeds import sample_seed
 
 
 class EpisodeSession:
-    """Acts on the processes of this rank."""
+    """Acts on processes of this machine."""
 
     def __init__(self, tools: Mapping[str, Pool], environment: Pool | None, request: SessionRequest) -> None:
         """Take what a session acts on.
@@ -74,13 +74,13 @@ class EpisodeSession:
         """Return reward and state: see `base.Session.end`."""
         if self._environment is None:
             return None, None
-        wants_reward = self._request.wants_reward and self._environment.has_reward
-        if not (wants_reward or self._request.wants_state):
+        wants_reward, wants_state = self._request.wants_reward, self._request.wants_state
+        if not (wants_reward or wants_state):
             return None, None
-        request = Finish(wants_reward=wants_reward, wants_state=self._request.wants_state)
+        request = Finish(wants_reward=wants_reward, wants_state=wants_state)
         reply, state = await self._ask_environment(request, "in get_reward")
         self._environment.tell_left_out(reply.left_out)
-        return reply.reward if wants_reward else None, state if self._request.wants_state else None
+        return reply.reward if wants_reward else None, state if wants_state else None
 
     async def close(self) -> None:
         """Give the environment back; one that does something still is killed."""

@@ -68,13 +68,14 @@ class RankSessions:
             ConfigError: the row chooses no environment of the job, or does not pickle.
         """
         chosen, is_choice = self._chosen(columns), len(self._factories) > 1
+        known = None if chosen is None else self._description.environments.get(chosen)
         row = {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)}
         return self._host.begin(
             SessionRequest(
                 environment=chosen,
                 row=b"" if chosen is None else _pickled(chosen, row),
                 seed=seed,
-                wants_reward=self._wants_reward,
+                wants_reward=self._wants_reward and known is not None and known.has_reward,
                 wants_state=self.wants_state,
             )
         )

@@ -125,7 +125,7 @@ async def test_more_answers_than_were_asked_for_and_too_long_ones(serve, rank, m
 
 async def test_a_pod_that_answers_pings_alone_has_a_deadline(serve, rank, monkeypatch):
     monkeypatch.setattr("grpo_workload.environments.pods.session.MARGIN_SECONDS", 0.2 - 30)
-    sessions = rank(await serve(pretend(pack(Answer()), pack(Answer()))))
+    sessions = rank(await serve(pretend(pack(Answer()), pack(Answer()))), wants_state=True)
     session = sessions.open({}, 1)
     await session.reset()
     begun = time.monotonic()
@@ -225,7 +225,10 @@ async def test_nonsense_to_a_pod_costs_that_connection_alone(pod, rank):
             answers = [messages.unpack_answer((await socket.receive()).data)[0] for _ in range(2)]
             assert "its request raised UnpicklingError" in answers[1].error
     assert server._num_open == 0
-    assert (await act(rank(address), ("total", {})))[0].content == "3"
+    sessions = rank(address)
+    for _ in range(3):
+        assert (await act(sessions, ("total", {})))[0].content == "3"
+        assert server._num_open == 0, "its place is free before the rank hears of the end"
 
 
 async def test_rows_that_are_too_long_for_a_frame_are_refused(rank, monkeypatch):

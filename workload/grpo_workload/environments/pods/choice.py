@@ -92,10 +92,15 @@ def choose(pods: Iterable[Pod], tried: Collection[Pod], now: float) -> Pod | Non
     return min(left, key=lambda pod: (pod.num_open / pod.sessions, pod.place), default=None)
 
 
+def are_full(pods: Iterable[Pod]) -> bool:
+    """Whether there is a pod that can be used, and has all its sessions."""
+    return any(pod.is_full or pod.num_open >= pod.sessions for pod in pods)
+
+
 def complaint(pods: Sequence[Pod], seconds: float) -> str:
     """Say that no session could be opened for so long, and what to do."""
     names = ", ".join(f"environmentPods.groups[{name}]" for name in dict.fromkeys(pod.group for pod in pods))
-    if any(pod.is_full or pod.num_open >= pod.sessions for pod in pods):
+    if are_full(pods):
         total = sum(pod.sessions for pod in pods)
         return (
             f"{names}: no session became free for {seconds:g} s; {len(pods)} pods have {total}. Raise `replicas`, or "

@@ -13,7 +13,7 @@ import aiohttp
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import Description, EnvironmentLostError, SessionRequest
-from grpo_workload.environments.pods.choice import Pod, choose, complaint, pods_of
+from grpo_workload.environments.pods.choice import Pod, are_full, choose, complaint, pods_of
 from grpo_workload.environments.pods.describe import describe
 from grpo_workload.environments.pods.link import AwayError, Link, LinkLostError
 from grpo_workload.environments.pods.messages import MAX_BEHIND, Open
@@ -116,9 +116,8 @@ class PodHost:
 
     def _check_wait(self, pods: list[Pod], since: float) -> None:
         now = time.monotonic()
-        is_full = any(pod.is_full or pod.num_open >= pod.sessions for pod in pods)
         text = complaint(pods, now - since)
-        if now - since >= (FULL_SECONDS if is_full else AWAY_SECONDS):
+        if now - since >= (FULL_SECONDS if are_full(pods) else AWAY_SECONDS):
             raise EnvironmentLostError("connection", text)
         if now - max(since, self._told_at) >= _TELL_SECONDS:
             self._told_at = now

@@ -104,7 +104,11 @@ class PodServer:
 
     async def _serve_session(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(
-            heartbeat=messages.HEARTBEAT_SECONDS, max_msg_size=MAX_FRAME, compress=False, timeout=_CLOSE_SECONDS
+            heartbeat=messages.HEARTBEAT_SECONDS,
+            max_msg_size=MAX_FRAME,
+            compress=False,
+            timeout=_CLOSE_SECONDS,
+            autoclose=False,  # a rank that hears of its end may open another session
         )
         await socket.prepare(request)
         self._sockets.add(socket)

@@ -78,6 +78,9 @@ class PodSession:
 
     async def end(self) -> tuple[float | None, bytes | None]:
         """Return reward and state: see `base.Session.end`."""
+        asked = self._request
+        if asked.environment is None or not (asked.wants_reward or asked.wants_state):
+            return None, None  # a pod that is away costs no episode then
         ((answer, behind),) = await self._ask(End(), 1, self._limits.environment, "in get_reward")
         return answer.reward, behind if answer.has_state else None
 
