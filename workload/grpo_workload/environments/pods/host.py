@@ -19,6 +19,7 @@ from grpo_workload.environments.pods.link import AwayError, Link, LinkLostError
 from grpo_workload.environments.pods.messages import MAX_BEHIND, Open
 from grpo_workload.environments.pods.session import Limits, PodSession
 from grpo_workload.environments.user_process import IMPORT_SECONDS
+from grpo_workload.environments.zygote import allow_open_files
 from grpo_workload.ranks.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class PodHost:
 
     def __init__(self, contract: Contract, rank: int) -> None:
         """Ask nobody yet."""
+        allow_open_files()  # each session has a connection
         self._contract = contract
         self._pods = pods_of(contract.environment_pods, rank)
         self._thread = LoopThread("environment pods")
