@@ -66,10 +66,9 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
-        "affinity": _affinity(user.affinity if serves else _near_each_other(job, user.affinity), avoid),
+        "affinity": _affinity(user.affinity if serves else _near_each_other(job, group, user.affinity), avoid),
         "topologySpreadConstraints": [
-            {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}, **one}
-            for one in user.topology_spread_constraints
+            {"labelSelector": _own_pods(job, group), **one} for one in user.topology_spread_constraints
         ],
         "schedulerName": user.scheduler_name,
         "priorityClassName": user.priority_class_name,
@@ -108,14 +107,25 @@ def topology_key(job: Job) -> str | None:
     return None if job.queue or job.admission else job.spec.scheduling.topology_key  # Kueue chooses the place
 
 
-def _near_each_other(job: Job, user: Manifest) -> Manifest:
+def _own_pods(job: Job, group: Group) -> Manifest:
+    """Return the selector of the pods that a pod is near to, or away from: environment pods only know each other."""
+    mine = {names.LABEL_JOB_UID: job.uid}
+    if group.role is Role.ENVIRONMENT:
+        return {"matchLabels": mine | {names.LABEL_ROLE: group.role.value}}
+    if job.spec.environment_pods is None:
+        return {"matchLabels": mine}
+    others = {"key": names.LABEL_ROLE, "operator": "NotIn", "values": [Role.ENVIRONMENT.value]}
+    return {"matchLabels": mine, "matchExpressions": [others]}
+
+
+def _near_each_other(job: Job, group: Group, user: Manifest) -> Manifest:
     """Return the user's affinity, and to the job's own pods by `scheduling.topologyKey`.
 
     The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
     """
     if (label := topology_key(job)) is None:
         return user
-    own: Manifest = {"topologyKey": label, "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
+    own: Manifest = {"topologyKey": label, "labelSelector": _own_pods(job, group)}
     policy = job.spec.scheduling.topology_policy
     key = f"{policy.lower()}DuringSchedulingIgnoredDuringExecution"
     pod = _inner(user, "podAffinity", dict, "affinity")
