@@ -38,6 +38,12 @@ def find_wait(status: GRPOJobStatus, topology: Topology, observed: Observed) -> 
     )
 
 
+def find_limits(status: GRPOJobStatus, topology: Topology, observed: Observed) -> dict[str, int]:
+    """Return that StatefulSets of an attempt that waits for environment pods have no pod; empty if it does not wait."""
+    waits = find_wait(status, topology, observed)
+    return {group.statefulset: 0 for group in topology.groups} if waits else {}
+
+
 def describe(topology: Topology, observed: Observed) -> str:
     """Say how many environment pods are ready, and what the first other one does; an empty text without such pods."""
     groups = topology.environment_groups

@@ -135,7 +135,7 @@ def plan(
     return Plan(
         status=new,
         mode=_mode(new, topology, observed, refused=obstacle is not None),
-        limits=_limits(draft, topology, observed),
+        limits=environment_pods.find_limits(new, topology, observed) or find_limits(draft, topology, observed),
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
@@ -243,12 +243,6 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
     if not (is_terminal(draft.status) or attempts.is_between_attempts(draft.status)):
         spares = find_spare_failures(draft.status, topology, observed, policy, draft.now)
         restarts.replace_spares(draft, spares, observed)
-
-
-def _limits(draft: Draft, topology: Topology, observed: Observed) -> Mapping[str, int]:
-    if environment_pods.find_wait(draft.status, topology, observed):
-        return {group.statefulset: 0 for group in topology.groups}
-    return find_limits(draft, topology, observed)
 
 
 def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed, *, refused: bool) -> Mode:

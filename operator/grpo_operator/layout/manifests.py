@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
+from grpo_operator.layout.affinity import topology_key
 from grpo_operator.layout.contracts import make_contract, make_environment_contract
 from grpo_operator.layout.metadata import Manifest, metadata
 from grpo_operator.layout.pods import (
@@ -17,7 +18,6 @@ from grpo_operator.layout.pods import (
     pod_settings,
     pod_template,
     port_numbers,
-    topology_key,
 )
 from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.queueing import admit

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate, merge
+from grpo_operator.layout.affinity import affinity, inner, own_pods
 from grpo_operator.layout.fabric import fabric_environment, rdma_resources
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.topology import Group, Job
@@ -16,7 +16,6 @@ from grpo_spec import contract as c
 from grpo_spec.contract import Device
 from grpo_spec.schema import dump
 
-T = TypeVar("T", dict[str, Any], list[Any])
 SAVE_SECONDS = 300
 """Default grace period: saving a 7B model with its optimizer takes a minute or two on network storage."""
 
@@ -66,10 +65,9 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
-        "affinity": _affinity(user.affinity if serves else _near_each_other(job, user.affinity), avoid),
+        "affinity": affinity(job, group, user.affinity, avoid),
         "topologySpreadConstraints": [
-            {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}, **one}
-            for one in user.topology_spread_constraints
+            {"labelSelector": own_pods(job, group), **one} for one in user.topology_spread_constraints
         ],
         "schedulerName": user.scheduler_name,
         "priorityClassName": user.priority_class_name,
@@ -103,39 +101,6 @@ def pod_settings(job: Job, group: Group) -> PodTemplate:
     return merge(base, group.spec.pod_template)
 
 
-def topology_key(job: Job) -> str | None:
-    """Return the node label by which Kubernetes' scheduler puts the job's pods near each other, if it is to do so."""
-    return None if job.queue or job.admission else job.spec.scheduling.topology_key  # Kueue chooses the place
-
-
-def _near_each_other(job: Job, user: Manifest) -> Manifest:
-    """Return the user's affinity, and to the job's own pods by `scheduling.topologyKey`.
-
-    The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
-    """
-    if (label := topology_key(job)) is None:
-        return user
-    own: Manifest = {"topologyKey": label, "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
-    policy = job.spec.scheduling.topology_policy
-    key = f"{policy.lower()}DuringSchedulingIgnoredDuringExecution"
-    pod = _inner(user, "podAffinity", dict, "affinity")
-    terms = _inner(pod, key, list, "affinity.podAffinity")
-    near = own if policy == "Required" else {"weight": 100, "podAffinityTerm": own}
-    return {**user, "podAffinity": {**pod, key: [*terms, near]}}
-
-
-def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
-    """Return the user's affinity plus a preference for nodes not in `avoid`: no rule, since no other node may fit."""
-    node = _inner(user, "nodeAffinity", dict, "affinity")
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    preferred = _inner(node, key, list, "affinity.nodeAffinity")
-    if not avoid:
-        return user
-    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
-    elsewhere = {"weight": 100, "preference": {"matchExpressions": [away]}}
-    return {**user, "nodeAffinity": {**node, key: [*preferred, elsewhere]}}
-
-
 def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
     module, probe = _PROGRAMS[group.role]
     serves = group.role is Role.ENVIRONMENT
@@ -161,7 +126,7 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
 
 def _init_container(user: Manifest) -> Manifest:
     """Return a container of the user's with what the policy `restricted` asks for, where the user says nothing else."""
-    said = _inner(user, "securityContext", dict, "initContainers")
+    said = inner(user, "securityContext", dict, "initContainers")
     restricted = (
         {} if said.get("privileged") else {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     )
@@ -213,10 +178,10 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     serves = group.role is Role.ENVIRONMENT
     extended = {} if serves else rdma_resources(job.spec.network)
     if group.claim_template:
-        resources["claims"] = [*_inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
+        resources["claims"] = [*inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
     elif job.spec.device.resource and not serves:
         extended[job.spec.device.resource] = str(group.gpus)
-    said = {kind: _inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
+    said = {kind: inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
     for kind, values in said.items():
         if merged := values | extended:
             resources[kind] = merged
@@ -228,15 +193,6 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
         if asked:
             resources["requests"] = asked | resources.get("requests", {})
     return resources
-
-
-def _inner(holder: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
-    """Return a value of a free-form setting, empty if it is not set. Raises ValueError if it is of another kind."""
-    value = holder.get(key, kind())
-    if not isinstance(value, kind):
-        words = {dict: "an object", list: "a list"}
-        raise ValueError(f"podTemplate.{where}.{key} must be {words[kind]}, as in a pod; found {value!r}"[:1024])
-    return value
 
 
 def port_numbers(job: Job) -> dict[str, int]:

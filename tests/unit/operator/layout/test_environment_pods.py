@@ -116,6 +116,24 @@ def test_they_request_what_pods_without_gpus_do() -> None:
     }
 
 
+def test_pods_of_an_attempt_are_neither_drawn_to_their_nodes_nor_counted_with_them() -> None:
+    """They have nodes first, maybe in racks without GPUs."""
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    spec = SPEC | {"scheduling": {"topologyKey": "rack", "topologyPolicy": "Required"}}
+    spec["podTemplate"] = {"topologySpreadConstraints": [spread]}
+    group = {"name": "boxes", "podTemplate": {"topologySpreadConstraints": [spread]}}
+    children = _children(**spec | {"environmentPods": {"groups": [group]}})
+    trainer, boxes = (children["StatefulSet", name]["spec"]["template"]["spec"] for name in ("job-a", "job-boxes"))
+    (near,) = trainer["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    others = {"key": "training.grpo.dev/role", "operator": "NotIn", "values": ["environment"]}
+    mine = {"training.grpo.dev/job-uid": "uid"}
+    assert near["labelSelector"] == {"matchLabels": mine, "matchExpressions": [others]}
+    assert trainer["topologySpreadConstraints"] == [spread | {"labelSelector": near["labelSelector"]}]
+    own = {"matchLabels": mine | {"training.grpo.dev/role": "environment"}}
+    assert boxes["topologySpreadConstraints"] == [spread | {"labelSelector": own}]
+    assert "affinity" not in boxes
+
+
 def test_no_attempt_changes_them() -> None:
     first, second = _children(0, **OF_THE_JOB), _children(7, **OF_THE_JOB)
     for place in [("StatefulSet", "job-boxes"), ("ConfigMap", "job.boxes"), ("NetworkPolicy", "job.environments")]:
