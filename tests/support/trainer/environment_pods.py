@@ -12,6 +12,7 @@ from grpo_cli.local.processes import free_ports
 from grpo_devcluster.progress import wait_until
 from grpo_spec import contract as c
 from grpo_spec.schema import WITHOUT_RULES
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.pods.host import PodHost
 from grpo_workload.environments.sessions import RankSessions
 
@@ -85,14 +86,15 @@ class EnvironmentPod:
         return self.process.wait(60), time.monotonic() - begun
 
 
-def contract_of(config, *addresses, sessions=64, groups=None) -> c.Contract:
+def contract_of(config: TrainerConfig, *addresses: str, sessions=64, groups=None) -> c.Contract:
     """Return the contract of a rank with pods at these addresses, in one group unless `groups` says otherwise."""
+    group = {"name": "games", "sessions": sessions, "environments": [one.name for one in config.environments]}
     values = {
         "job": JOB,
         "attempt": 0,
         "device": "cpu",
         "members": [{"pod": "job-0", "group": "main", "host": "127.0.0.1", "gpus": 1, "rankOffset": 0}],
-        "environmentPods": groups or [{"name": "games", "sessions": sessions, "addresses": addresses}],
+        "environmentPods": groups or [group | {"addresses": addresses}],
         "durable": True,
         "config": config,
     }

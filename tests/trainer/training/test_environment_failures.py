@@ -70,7 +70,7 @@ def test_a_pod_that_is_killed_while_episodes_begin_costs_a_second_try(
     config["environments"][0]["params"] = {"folder": str(tmp_path)}
     config["rewards"].append({"name": "drawn", "environment": {}})
     pods = [EnvironmentPod(tmp_path / name, TrainerConfig.model_validate(config)) for name in ("a", "b")]
-    groups = [{"name": "games", "sessions": 8, "addresses": [pod.address for pod in pods]}]
+    groups = [{"name": "games", "sessions": 8, "environments": ["game"], "addresses": [pod.address for pod in pods]}]
     try:
         for pod in pods:
             pod.wait_until_ready()

@@ -20,7 +20,7 @@ class Pod:
     address: str
     group: str
     sessions: int  # at a time
-    environments: Collection[str]  # empty: all
+    environments: Collection[str]
     place: int  # breaks ties; each rank begins with another pod
     num_open: int = 0  # sessions of this rank, also those that are being opened
     is_full: bool = False
@@ -31,7 +31,7 @@ class Pod:
 
     def serves(self, environment: str | None) -> bool:
         """Whether it has this environment; all have tools."""
-        return environment is None or not self.environments or environment in self.environments
+        return environment is None or environment in self.environments
 
     def has_room(self, now: float) -> bool:
         """Whether to ask it for a session."""
