@@ -96,10 +96,12 @@ class Link:
         return found
 
     async def close(self) -> None:
-        """Close the connection; the pod then ends the session."""
-        self._reader.cancel()
-        await asyncio.wait([self._reader])
-        await self._socket.close()
+        """Close the connection, and wait until the pod has ended the session."""
+        try:
+            await self._socket.close()
+        finally:  # not before: aiohttp waits for no answer after a read that was cancelled
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
 
     async def _ask(self, frame: bytes) -> tuple[Answer, bytes]:
         if not self._frames.empty():
