@@ -20,7 +20,8 @@ def check_room(contract: Contract) -> None:
     later = training.max_staleness * training.prompts_per_step * training.num_generations
     if contract.config.generation.topology is not Topology.COLOCATE or not later:
         return
-    for name in [one.name for one in contract.config.environments] or [None]:
+    names: list[str | None] = [one.name for one in contract.config.environments]
+    for name in names or [None]:
         groups = [one for one in contract.environment_pods if name is None or name in one.environments]
         room = sum(one.sessions * len(one.addresses) for one in groups)
         if room <= later:
