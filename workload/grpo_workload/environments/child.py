@@ -111,9 +111,10 @@ class _Tools:
                 where = request.name
                 return self._invoke(request), b""
             if isinstance(request, Reset):
+                row = pickle.loads(request.row)
                 where = "reset"
                 seed_all(request.seed)
-                return {"text": self._observation(request)}, b""
+                return {"text": self._observation(row)}, b""
             assert isinstance(request, Finish)
             where = "get_reward"
             return self._finish(request)
@@ -138,10 +139,10 @@ class _Tools:
                 raise
             return {"text": as_error(str(error) or type(error).__name__), "is_failed": True}
 
-    def _observation(self, request: Reset) -> str:
+    def _observation(self, row: dict[str, Any]) -> str:
         reset = self._method("reset")
-        _check_arguments(reset, request.row)
-        result = self._run(reset, dict(request.row))
+        _check_arguments(reset, row)
+        result = self._run(reset, row)
         if not (result is None or isinstance(result, str | list)):
             as_text(result)  # an image has a message of its own
             raise ResultError(f"returned a {type(result).__name__}; return text, or None")

@@ -48,7 +48,7 @@ class Kill:
 class Reset:
     """A request to an environment to begin an episode."""
 
-    row: Mapping[str, Any]
+    row: bytes  # the pickled arguments of `reset`
     seed: int  # of Python's, numpy's and torch's random numbers, 32 bits
 
 
