@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -55,20 +55,22 @@ def prompt(step: int, position: int) -> str:
     return f"{step:04d}".ljust(PROMPT_TOKENS - 1, "x") + "abcdefgh"[position]
 
 
-def write_prompts(file: Path, steps: int) -> None:
-    """Write a dataset of which each step takes prompts of all positions, although the trainer shuffles it."""
+def write_prompts(file: Path, steps: int, make: Callable[[int, int], Any] = prompt) -> None:
+    """Write a dataset of which each step takes prompts of all positions, although the trainer shuffles it.
+
+    `make` returns the prompt of a step and a position.
+    """
     from grpo_spec.training import TrainingConfig
     from grpo_workload.algorithm.samples import Prompt
     from grpo_workload.data.prompt_source import PromptSource
 
-    texts = [""] * steps * NUM_PROMPTS
+    prompts: list[Any] = [None] * steps * NUM_PROMPTS
     seed = TrainingConfig.model_fields["seed"].default
-    rows = [{"prompt": text} for text in texts]
-    source = PromptSource(rows, lambda index, row: Prompt(index=index, text="", token_ids=()), seed=seed)
+    source = PromptSource([{}] * len(prompts), lambda index, row: Prompt(index=index, text="", token_ids=()), seed=seed)
     for step in range(steps):
         for position in range(NUM_PROMPTS):
-            texts[source.draw(step, position, NUM_PROMPTS).index] = prompt(step, position)
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+            prompts[source.draw(step, position, NUM_PROMPTS).index] = make(step, position)
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +87,16 @@ class Lengths:
 
     def variables(self, folder: Path) -> dict[str, str]:
         """Return variables with which vLLM imposes these lengths; `folder` gets the plugin's entry point."""
-        info = folder / "grpo_bench-0.dist-info"
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-bench\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(
-            "[vllm.general_plugins]\ngrpo_bench = benchmarks.common.lengths:impose\n"
-        )
-        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-        return {VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": path}
+        return entry_point(folder, "benchmarks.common.lengths:impose") | {VARIABLE: json.dumps(asdict(self))}
+
+
+def entry_point(folder: Path, function: str) -> dict[str, str]:
+    """Return variables with which vLLM calls `function` as a plugin; `folder` gets the entry point."""
+    info = folder / "grpo_bench-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-bench\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\ngrpo_bench = {function}\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 class Imposer:

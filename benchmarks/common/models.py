@@ -16,7 +16,10 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qw
     "1.5": (1536, 8960, 28, 12, 2),
     "3": (2048, 11008, 36, 16, 2),
     "7": (3584, 18944, 28, 28, 4),
+    "14": (5120, 13824, 48, 40, 8),
+    "32": (5120, 27648, 64, 40, 8),
 }
+TIED = ("tiny", "0.1", "0.5", "1.5", "3")
 VOCABULARY = 151_936
 
 
@@ -32,7 +35,7 @@ def config_of(kind: str, size: str, **fields: Any) -> Any:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "tie_word_embeddings": size != "7",
+        "tie_word_embeddings": size in TIED,
     }
     return AutoConfig.for_model(kind, **shape | fields)
 

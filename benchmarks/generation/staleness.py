@@ -4,10 +4,10 @@
     python -m benchmarks.generation.staleness --device cpu --size tiny --row server:lognormal:1 --output out.jsonl
     python -m benchmarks.generation.staleness --summary out.jsonl
 
-A row is TOPOLOGY:LENGTHS:STALENESS, a job by `grpo run`. Topologies: server, one rank and one engine on a GPU each;
-colocate, one rank on one GPU; colocate2, two ranks, each on its own. Lengths: lognormal, 64 to 2048 tokens, or equal,
-512 tokens; the same in each step of each row (`benchmarks.common.lengths`). A step trains on 64 completions of 8
-prompts of 256 tokens.
+A row is TOPOLOGY:LENGTHS:STALENESS, a job by `grpo run`. Topologies: server, one rank and one engine on a GPU each, or
+server3+1, so many ranks and engines; colocate, one rank on one GPU; colocate2, two ranks, each on its own. Lengths:
+lognormal, 64 to 2048 tokens, or equal, 512 tokens; the same in each step of each row (`benchmarks.common.lengths`). A
+step trains on 64 completions of 8 prompts of 256 tokens.
 
 Tokens per second are those of the measured steps' completions by the seconds of these steps. The first 2 + STALENESS
 steps are not measured: they compile, and sampling ahead begins with them. Jobs would take more steps, so that the last
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -61,6 +62,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 KEPT = (
     "time/",
     "staleness/",
+    "engines/",
     "trained/sampling/",
     "completions/",
     "ranks/",
@@ -78,17 +80,24 @@ class Row:
     topology: str
     lengths: str
     staleness: int
+    ranks: int
+    engines: int  # 0: inside the ranks
 
     @classmethod
     def parse(cls, name: str) -> Row:
         """Parse TOPOLOGY:LENGTHS:STALENESS. Raises UsageError for a row that does not exist."""
-        match name.split(":"):
-            case ["server" | "colocate" | "colocate2" as topology, "lognormal" | "equal" as lengths, staleness] if (
-                staleness.isdigit()
-            ):
-                return cls(name=name, topology=topology, lengths=lengths, staleness=int(staleness))
-        raise click.UsageError(
-            f"--row {name}: use server, colocate or colocate2, lognormal or equal, and a number, with colons"
+        if not (row := re.fullmatch(r"(server|colocate)(?:(\d)(?:\+(\d))?)?:(lognormal|equal):(\d+)", name)):
+            raise click.UsageError(
+                f"--row {name}: use server, server3+1, colocate or colocate2; lognormal or equal; a number; with colons"
+            )
+        topology, ranks, engines, lengths, staleness = row.groups()
+        return cls(
+            name=name,
+            topology=topology,
+            lengths=lengths,
+            staleness=int(staleness),
+            ranks=int(ranks or 1),
+            engines=int(engines or 1) if topology == "server" else 0,
         )
 
 
@@ -226,7 +235,8 @@ def spec(row: Row, device: str, model: Path, prompts: Path, longest: int) -> dic
     """Spec of the job that runs a row."""
     generation: dict[str, Any] = deepcopy(ENGINES[device])
     if row.topology == "server":
-        generation |= {"topology": "Server", "server": {"groups": [{"name": "e", "gpus": 1}]}}
+        groups = [{"name": f"e{number}", "gpus": 1} for number in range(row.engines)]
+        generation |= {"topology": "Server", "server": {"groups": groups}}
     if device == "cuda":
         generation |= {"gpuMemoryUtilization": 0.6 if row.topology == "server" else 0.3}
     half = {"zeroStage": 0, "optimizerDtype": "bfloat16"}
@@ -244,7 +254,7 @@ def spec(row: Row, device: str, model: Path, prompts: Path, longest: int) -> dic
         },
         "parallelism": half | {"gradientCheckpointing": True},
         "generation": generation,
-        "trainer": {"groups": [{"name": "t", "gpus": 2 if row.topology == "colocate2" else 1}]},
+        "trainer": {"groups": [{"name": "t", "gpus": row.ranks}]},
         "storage": {"checkpointEverySteps": 1000},
         "rendezvous": {"timeoutSeconds": 300},
     }

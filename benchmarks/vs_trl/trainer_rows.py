@@ -64,7 +64,7 @@ def _trl(row: Row, model: Path, device: str, longest: int) -> Prepared:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    _patch_engine(device)
+    patch_engine(device)
     is_half = "fp32" not in row.options
     micro_batch = row.micro_batch or MICRO_BATCH
     config = GRPOConfig(
@@ -131,7 +131,7 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         "generation": {
             "gpuMemoryUtilization": 0.3,
             "maxModelLen": PROMPT_TOKENS + longest,
-            "engineArgs": _engine_arguments(device),
+            "engineArgs": engine_arguments(device),
         },
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 1000},
@@ -166,7 +166,7 @@ def _micro_batches(options: frozenset[str]) -> dict[str, int]:
     return tokens if "uncapped" in options else tokens | {"perDeviceTrainBatchSize": MICRO_BATCH}
 
 
-def _engine_arguments(device: str) -> dict[str, Any]:
+def engine_arguments(device: str) -> dict[str, Any]:
     """Arguments of vLLM on both sides.
 
     Decoding steps use CUDA graphs without compilation, so that a row starts in seconds. The other two are TRL's.
@@ -186,7 +186,7 @@ def _engine_arguments(device: str) -> dict[str, Any]:
     return arguments | {"compilation_config": graphs}
 
 
-def _patch_engine(device: str) -> None:
+def patch_engine(device: str) -> None:
     """Give TRL's engine the arguments that TRL has no setting for, and on CPUs the one push that works there."""
     from trl.generation.vllm_generation import VLLMGeneration
     from vllm import LLM
@@ -198,7 +198,7 @@ def _patch_engine(device: str) -> None:
     def built(llm: Any, *args: Any, **arguments: Any) -> None:
         if device == "cpu":
             arguments |= {"kv_cache_memory_bytes": 2**28, "enable_sleep_mode": False}
-        build(llm, *args, **{**arguments, **_engine_arguments(device)})
+        build(llm, *args, **{**arguments, **engine_arguments(device)})
 
     def push(generation: Any) -> None:
         weights = generation._iter_named_params()

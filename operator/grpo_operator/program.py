@@ -104,7 +104,8 @@ class Program:
         return await self._reconciler.reconcile(key)
 
     def _pod_deleted(self, key: Key, pod: ObservedPod) -> None:
-        self.jobs.of(key).deleted_pods.remember(pod)
+        if pod.is_of_an_attempt:  # how others end is recorded nowhere
+            self.jobs.of(key).deleted_pods.remember(pod)
 
     def _job_seen(self, key: Key, raw: Object) -> None:
         if (raw["spec"].get("managedBy") or names.CONTROLLER) == names.CONTROLLER:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from grpo_spec.environments import EnvironmentConfig, ToolConfig
 from grpo_spec.generation import Topology
 from grpo_spec.schema import Section
 from grpo_spec.trainer import TrainerConfig
@@ -23,6 +24,8 @@ TERMINATION_LOG = "/dev/termination-log"
 
 MASTER_PORT = 29500
 STATUS_PORT = 29501
+ENVIRONMENT_PORT = 29502
+"""Port of environment pods. No field: the network of their node is not theirs, so nothing else takes it."""
 
 # Variables that the operator sets on the container. `grpo run` sets the same ones on its local processes.
 ENV_CONTRACT = "GRPO_CONTRACT"
@@ -98,6 +101,15 @@ class TransferGroup(Section):
     port: int = Field(ge=1, le=65535)
 
 
+class EnvironmentGroup(Section):
+    """Environment pods of one kind. They are there before an attempt, and outlive it; any may be away."""
+
+    name: str
+    sessions: int = Field(ge=1, description="Most sessions that are open at a time on one pod.")
+    environments: tuple[str, ...] = Field((), description="Names of the job's environments that it serves.")
+    addresses: tuple[str, ...] = Field(min_length=1, description="host:port of each of its pods.")
+
+
 class JobRef(Section):
     """Identity of the job."""
 
@@ -111,6 +123,17 @@ class JobRef(Section):
         return f"{self.namespace}/{self.name}/{self.uid}"
 
 
+class EnvironmentPodContract(Section):
+    """Everything that an environment pod is told: its file is at `CONTRACT_PATH`, and does not change with attempts."""
+
+    job: JobRef
+    group: str
+    port: int = Field(ENVIRONMENT_PORT, ge=1, le=65535)
+    sessions: int = Field(ge=1, description="Most sessions that are open at a time on this pod.")
+    tools: tuple[ToolConfig, ...] = Field((), description="All tools of the job.")
+    environments: tuple[EnvironmentConfig, ...] = Field((), description="The environments that this group serves.")
+
+
 class Contract(Section):
     """Everything that a pod must know about the job. All pods of an attempt read the same bytes."""
 
@@ -122,6 +145,9 @@ class Contract(Section):
     engines: tuple[Engine, ...] = Field((), description="Empty for Colocate.")
     transfers: tuple[TransferGroup, ...] = Field(
         (), description="One group over all engines (Server), or one per trainer pod (NodeLocal)."
+    )
+    environment_pods: tuple[EnvironmentGroup, ...] = Field(
+        (), description="Where tools and environments run. Empty: in processes beside each rank."
     )
     master_port: int = Field(MASTER_PORT, ge=1, le=65535)
     timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous and of collectives.")

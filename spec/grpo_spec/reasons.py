@@ -74,6 +74,7 @@ class Reason(StrEnum):
     CONTAINER_WAITING = "ContainerWaiting"
     STARTING = "Starting"
     NODE_NOT_READY = "NodeNotReady"
+    WAITING_FOR_ENVIRONMENTS = "WaitingForEnvironments"
     WAITING_FOR_ENGINES = "WaitingForEngines"
     WAITING_FOR_PEERS = "WaitingForPeers"
     ALL_RANKS_RUNNING = "AllRanksRunning"

@@ -97,12 +97,15 @@ class Section(BaseModel):
         return self
 
     def _duplicates(self) -> Iterator[str]:
-        """Yield what is twice in a list with a key, as the API server does for `x-kubernetes-list-map-keys`."""
+        """Yield what is twice in a list with a key or in a set, as the API server finds it by these extensions."""
         for name, field in type(self).model_fields.items():
             extra: Any = field.json_schema_extra or {}
             for key in extra.get("x-kubernetes-list-map-keys", ()):
                 counts = Counter(getattr(one, key) for one in getattr(self, name) or ())
                 yield from (f"{to_camel(name)} has {key} {one!r} twice" for one, count in counts.items() if count > 1)
+            if extra.get("x-kubernetes-list-type") == "set":
+                once = Counter(getattr(self, name))
+                yield from (f"{to_camel(name)} has {one!r} twice" for one, count in once.items() if count > 1)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

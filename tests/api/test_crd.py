@@ -170,6 +170,10 @@ UNREAD = [
         *REFUSED,
         ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),
         ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "spec.environments[1]: Duplicate value: "),
+        (
+            {"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}},
+            "spec.environmentPods.groups[0].environments[1]: Duplicate value: ",
+        ),
     ],
 )
 def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:

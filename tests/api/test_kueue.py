@@ -127,6 +127,21 @@ def _pods(jobs: Jobs, name: str) -> list[dict[str, Any]]:
     return jobs.list("pod", f"training.grpo.dev/job={name}")
 
 
+def test_environment_pods_are_admitted_with_the_job_and_their_quota_is_given_back(jobs: Jobs, queue: str) -> None:
+    groups = [{"name": "boxes", "replicas": 2}]
+    jobs.apply(_queued("acts", tools=[{"function": "m:f"}], environmentPods={"groups": groups}))
+    jobs.wait_for("acts", "Running", "True")
+    sets = _workload(jobs, "acts")["spec"]["podSets"]
+    assert [(one["name"], one["count"]) for one in sets] == [("a", 1), ("b", 1), ("boxes", 2)]
+    pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in _pods(jobs, "acts")}
+    assert sorted(pods) == ["acts-a-0", "acts-b-0", "acts-boxes-0", "acts-boxes-1"]
+    assert {*pods.values()} <= {*NODES}
+    jobs("patch", "grpo", "acts", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.wait_for("acts", "Suspended", "True")
+    assert not _pods(jobs, "acts")
+    wait_until(lambda: not jobs.list("workloads.kueue.x-k8s.io"), "its Workload is deleted", 30, interval=0.2)
+
+
 def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when_it_ends(
     jobs: Jobs, queue: str
 ) -> None:

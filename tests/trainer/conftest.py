@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,15 +146,26 @@ def run_program(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., list[A
 
 @pytest.fixture
 def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ranks]:
-    """Function start_training(config, world_size, uid=..., **env); the run's folder is below tmp_path / "data"."""
+    """Function start_training(config, world_size, uid=..., environment_pods=..., **env).
 
-    def start(config: dict[str, Any], world_size: int, *, uid: str = "uid", **env: str) -> Ranks:
+    The run's folder is below tmp_path / "data". `environment_pods`: groups, as a contract has them.
+    """
+
+    def start(
+        config: dict[str, Any],
+        world_size: int,
+        *,
+        uid: str = "uid",
+        environment_pods: Sequence[dict[str, Any]] = (),
+        **env: str,
+    ) -> Ranks:
         contract = {
             "contractVersion": 1,
             "job": {"namespace": "ns", "name": "job", "uid": uid},
             "attempt": 0,
             "device": "cpu",
             "members": [{"pod": "job-0", "group": "a", "host": "127.0.0.1", "gpus": world_size, "rankOffset": 0}],
+            "environmentPods": environment_pods,
             "timeoutSeconds": 300,
             "durable": True,
             "config": config,

@@ -32,7 +32,7 @@ EXIT_LEFT = 5
     "settings",
     multiple=True,
     metavar="NAME=value",
-    help="Value of a variable that the script does not set, or not without being run; may be repeated.",
+    help="Value of a variable, or an option, that a script does not set, or not without being run; may be repeated.",
 )
 @click.option("--strict", is_flag=True, help="Write nothing, and fail, if an option has no place in a job.")
 def convert(
@@ -49,8 +49,8 @@ def convert(
     """Convert a configuration of another trainer to a GRPOJob.
 
     FILES are a YAML file of TRL (as `trl grpo --config` takes it) and one of accelerate, or a shell script that calls
-    `trl grpo`, `swift rlhf` or `verl.trainer.main_ppo`. Scripts are read and never run. The manifest goes to stdout or
-    --output. What became of every option goes to stderr.
+    `trl grpo`, `swift rlhf` or `verl.trainer.main_ppo`, or a script in Python that calls TRL's GRPOTrainer. Scripts are
+    read and never run. The manifest goes to stdout or --output. What became of every option goes to stderr.
 
     \b
     Exit codes:

@@ -99,7 +99,7 @@ def _follow(kube: Kube, job: str, timeout: float | None, *, refused_is_end: bool
 @click.command()
 @job_argument
 @click.option("--rank", type=click.IntRange(min=0), help="Only lines of this global rank.")
-@click.option("--role", type=click.Choice(["trainer", "engine"]), help="Only pods of this role.")
+@click.option("--role", type=click.Choice(["trainer", "engine", "environment"]), help="Only pods of this role.")
 @click.option("-f", "--follow", is_flag=True, help="Continue until the job has ended, through restarts.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Begin with this many last lines per pod.")
 @click.option("-p", "--previous", is_flag=True, help="Only containers that have ended, of pods that hold their result.")

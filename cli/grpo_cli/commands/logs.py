@@ -28,7 +28,7 @@ from grpo_operator.decide.observed_pod import read_pod
 
 COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
 POLL_SECONDS = 2.0
-ENGINES = {"trainer": names.Role.TRAINER, "engine": names.Role.GENERATION}
+ROLES = {"trainer": names.Role.TRAINER, "engine": names.Role.GENERATION, "environment": names.Role.ENVIRONMENT}
 
 
 def print_logs(kube: Kube, job: str, *, rank: int | None, role: str | None, tail: int | None, previous: bool) -> None:
@@ -71,7 +71,7 @@ class _Wanted:
             pod
             for pod in pods
             if self._pod in (None, pod["metadata"]["name"])
-            and (self._role is None or pod["metadata"]["labels"].get(names.LABEL_ROLE) == ENGINES[self._role])
+            and (self._role is None or pod["metadata"]["labels"].get(names.LABEL_ROLE) == ROLES[self._role])
         ]
 
     def line(self, line: Line) -> bool:
@@ -166,6 +166,11 @@ def _no_pods(job: Object, role: str | None) -> CliError:
     if role == "engine" and not any(group.role == names.Role.GENERATION for group in status.groups):
         return CliError(
             f"job {name} has no engine pods: engines run in the trainer pods; use --role trainer", Exit.NOT_FOUND
+        )
+    if role == "environment" and not any(group.role == names.Role.ENVIRONMENT for group in status.groups):
+        return CliError(
+            f"job {name} has no environment pods: tools and environments run beside each rank; use --role trainer",
+            Exit.NOT_FOUND,
         )
     failure = "; `grpo status` shows the last lines of the failed pod" if status.last_failure else ""
     return CliError(

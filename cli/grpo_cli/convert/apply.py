@@ -11,8 +11,9 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
-from grpo_cli.convert.read import SERVER, Source
+from grpo_cli.convert.read import SERVER
 from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
+from grpo_cli.convert.source import Source
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
@@ -32,7 +33,7 @@ def apply(source: Source, draft: Draft) -> None:
     for name, text in source.environment.items():
         applying.variable(name, text)
     for name, why in source.remarks:
-        draft.left(name, "", f"{why}: give with --set what the script needs of it", "")
+        draft.left(name, "", why, "")
 
 
 def apply_defaults(sources: Sequence[Source], draft: Draft) -> None:
@@ -93,7 +94,7 @@ class _Applying:
 
     def _take(self, name: str, value: Any, row: Row) -> None:
         harmless = any(v.equal(value, one) for one in row.harmless)
-        unknown = name in self.source.unknown and row.kind is not Kind.NOT_NEEDED
+        unknown = name in self.source.unknown and bool(row.field or row.kind is Kind.LEFT)
         if unknown and row.field in _NEEDED:
             raise ValueError(f"{self.source.file}: {name}: {value} has no value: {self._why(name)}")
         if v.is_none(value) and row.default is UNSET and not harmless:

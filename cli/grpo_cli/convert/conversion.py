@@ -9,14 +9,16 @@ from pathlib import PurePath
 from typing import Any
 
 from grpo_cli.convert.apply import apply, apply_defaults
-from grpo_cli.convert.draft import Draft, to_yaml
-from grpo_cli.convert.read import Source
+from grpo_cli.convert.draft import Draft, files_to_yaml, to_yaml
+from grpo_cli.convert.python.trainer import FOLDER
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.settle import Given, settle
+from grpo_cli.convert.source import Moved, Source
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 
 _FIRST = ("accelerate",)  # read first, so that what the trainer is told has precedence
+_LARGEST = 1_000_000  # letters of a ConfigMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +48,46 @@ def convert(sources: Sequence[Source], given: Given, name: str | None = None) ->
         named = {option for option, value in source.options.items() if _is_of(value, files)}
         for option in sorted(named):
             draft.find(Kind.NOT_NEEDED, option, source.options[option], "that file is read, too", "")
+        if source.moved:
+            draft.facts |= {"rows": source.moved.rows} if source.moved.rows else {}
+            if source.moved.preprocess:
+                draft.set("dataset.preprocess", source.moved.preprocess, "the script's map")
         apply(replace(source, options={k: v for k, v in source.options.items() if k not in named}), draft)
     for format_ in dict.fromkeys(source.format for source in sources):
         apply_defaults([source for source in sources if source.format == format_], draft)
     settle(draft, given)
+    name = name or _name(draft)
+    moved = next((source.moved for source in sources if source.moved and source.moved.files), None)
+    if moved:
+        _mount(moved, draft, name)
     spec = draft.spec()
     parse_spec(spec)
-    return Conversion(_manifest(name or _name(spec), spec, draft), spec, tuple(draft.findings))
+    return Conversion(_manifest(name, spec, draft, moved), spec, tuple(draft.findings))
 
 
 def _is_of(value: Any, files: set[str]) -> bool:
     return isinstance(value, str) and PurePath(value).suffix != "" and PurePath(value).name in files
 
 
-def _name(spec: dict[str, Any]) -> str:
-    model = spec["model"]
-    last = str(model.get("name") or model.get("path")).rstrip("/").rsplit("/", 1)[-1]
+def _name(draft: Draft) -> str:
+    model = draft.fields.get("model.name") or draft.fields["model.path"]
+    last = str(model).rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "grpo"
 
 
-def _manifest(name: str, spec: dict[str, Any], draft: Draft) -> str:
+def _mount(moved: Moved, draft: Draft, name: str) -> None:
+    """Give the pods what was taken of a script."""
+    if (size := sum(map(len, moved.files.values()))) > _LARGEST:
+        raise ValueError(f"the script's code and rows have {size} letters, and a ConfigMap holds 1 MiB: use an image")
+    draft.fields.setdefault("podTemplate.env", []).append({"name": "PYTHONPATH", "value": FOLDER})
+    draft.set("podTemplate.volumes", [{"name": "code", "configMap": {"name": f"{name}-code"}}])
+    draft.set("podTemplate.volumeMounts", [{"name": "code", "mountPath": FOLDER}])
+    if moved.packages:
+        note = "imported by the script's code: they must be in the image (docs/custom-image.md)"
+        draft.find(Kind.DIFFERENT, "packages", ", ".join(moved.packages), note, "image")
+
+
+def _manifest(name: str, spec: dict[str, Any], draft: Draft, moved: Moved | None) -> str:
     left = [finding for finding in draft.findings if finding.kind is Kind.LEFT]
     head = ["# Written by `grpo convert`. See what it becomes: grpo render FILE"]
     if left:
@@ -73,6 +95,8 @@ def _manifest(name: str, spec: dict[str, Any], draft: Draft) -> str:
         head += [f"#   {finding.name} = {finding.value}: {finding.note}" for finding in left]
     if "claimName" not in spec.get("storage", {}):
         head.append("# Name a claim in storage.claimName: without one, checkpoints are lost with the pods.")
+    if moved:
+        head.append(files_to_yaml(f"{name}-code", moved.files) + "---")
     document = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
     comments = {f"spec.{path}": comment for path, comment in draft.comments.items()}
     return "\n".join(head) + "\n" + to_yaml(document, comments)

@@ -14,6 +14,8 @@ _ORDER = [
     "device",
     "model",
     "dataset",
+    "tools",
+    "environments",
     "rewards",
     "training",
     "evaluation",
@@ -89,6 +91,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(list, _Dumper.list_node)
+
+
+def files_to_yaml(name: str, files: dict[str, str]) -> str:
+    """Return a ConfigMap of texts as YAML, in which they can be read and changed."""
+    metadata = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    text: str = yaml.dump(metadata, sort_keys=False) + "data:\n"
+    for file, content in files.items():
+        text += f"  {file}: |\n" + "".join(f"    {line}\n" if line else "\n" for line in content.split("\n")[:-1])
+    return text
 
 
 def to_yaml(document: dict[str, Any], comments: dict[str, str]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 import yaml
 
 from grpo_cli.convert.accelerate import ACCELERATE
+from grpo_cli.convert.python.trainer import read_trainer
 from grpo_cli.convert.shell.script import Command, Script
 from grpo_cli.convert.shell.state import is_mark
+from grpo_cli.convert.source import Source
 from grpo_cli.convert.trl import TRL
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
@@ -36,26 +37,14 @@ _LAUNCHER_FLAGS = {
 _LAUNCHER_MODULES = {"launch", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The options of one file."""
-
-    file: str
-    format: str
-    options: dict[str, Any]
-    environment: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
-    remarks: tuple[tuple[str, str], ...] = ()  # what else a script does, and why it may matter
-    used: frozenset[str] = frozenset()  # variables of --set that the script uses
-    is_command: bool = False  # what a command says has precedence over what its files say
-
-
 def read(file: str, text: str, format_: str | None = None, variables: Mapping[str, str] | None = None) -> list[Source]:
     """Return the options in `text`; a script may have a command that trains and others that serve the model.
 
     `variables` fill those that a script does not set. Raises ValueError saying what is wrong with the file, and what
     was found instead of options.
     """
+    if PurePath(file).suffix == ".py":
+        return [read_trainer(file, text, variables or {})]
     if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
         return _script(file, text, format_, variables or {})
     try:
@@ -200,7 +189,10 @@ def _source(file: str, format_: str, options: dict[str, Any], command: Command |
             return [shown(item) for item in value]
         return script.shown(value) if isinstance(value, str) else value
 
-    remarks = [(f"source {name}", f"line {line}: its variables are not known") for line, name in script.sourced]
+    remarks = [
+        (f"source {name}", f"line {line}: its variables are not known: give with --set what the script needs of it")
+        for line, name in script.sourced
+    ]
     return Source(
         file,
         format_,

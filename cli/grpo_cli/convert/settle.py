@@ -37,6 +37,7 @@ def settle(draft: Draft, given: Given) -> None:
     _steps(draft, given, per_push)
     settle_loss(draft)
     _length(draft)
+    _tool_turns(draft)
     settle_evaluation(draft, given.rows, per_push)
     _trackers(draft)
 
@@ -186,6 +187,16 @@ def _length(draft: Draft) -> None:
         completion = draft.value("training.maxCompletionLength")
         why = f"prompts of {prompt} tokens and completions of {completion}"
         draft.set("generation.maxModelLen", prompt + completion, why)
+
+
+def _tool_turns(draft: Draft) -> None:
+    if (turns := draft.facts.get("tool_turns")) is None:
+        return
+    if draft.fields.keys() & {"tools", "environments"}:
+        draft.set("training.maxToolCallingIterations", turns)
+    else:
+        note = "no file names tools: name them in tools or environments, and set training.maxToolCallingIterations"
+        draft.left("max_tool_calling_iterations", turns, note, "training.maxToolCallingIterations")
 
 
 def _trackers(draft: Draft) -> None:

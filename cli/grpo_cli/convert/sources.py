@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
+from grpo_cli.convert.python.trainer import SCORED_BY_ITSELF
 from grpo_cli.convert.rows import Kind
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
@@ -15,6 +16,7 @@ _ACCURACY = {"name": "accuracy", "accuracy": {}}
 _BUILT_IN = {
     "accuracy": _ACCURACY,
     "accuracy_reward": _ACCURACY,
+    SCORED_BY_ITSELF: {"name": "environment", "environment": {}},
     "format": {"name": "format", "format": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
     "think_format_reward": {"name": "format", "format": {"pattern": "<think>(?!.*<think>).*?</think>.*"}},
 }
@@ -45,7 +47,8 @@ def dataset(draft: Draft) -> None:
     """Set `dataset`, from whichever format names one."""
     facts = draft.facts
     if "swift_dataset" in facts:
-        _swift_dataset(draft, facts["swift_dataset"])
+        if count := name_swift(draft, facts["swift_dataset"], "dataset"):
+            facts["rows"] = count
     elif "verl_files" in facts:
         name_first(draft, facts["verl_files"], "dataset")
         why = "copies reward_model.ground_truth to `solution`: docs/convert.md has it"
@@ -55,7 +58,7 @@ def dataset(draft: Draft) -> None:
         _name(draft, str(facts["dataset"]))
         if configs := facts.get("dataset_configs"):
             draft.set("dataset.config", configs[0])
-    else:
+    elif "dataset.path" not in draft.fields:
         draft.set("dataset.name", "organization/dataset", _FILL_IN)
         draft.left("dataset", "not said", _FILL_IN, "dataset.name")
     if system := facts.get("system"):
@@ -64,11 +67,6 @@ def dataset(draft: Draft) -> None:
             draft.left("system", text, "a file: paste its text", "dataset.systemPrompt")
         else:
             draft.set("dataset.systemPrompt", text)
-
-
-def _swift_dataset(draft: Draft, names: list[str]) -> None:
-    if count := name_swift(draft, names, "dataset"):
-        draft.facts["rows"] = count
 
 
 def name_swift(draft: Draft, names: list[str], section: str) -> int | None:
@@ -144,11 +142,12 @@ def _reward(draft: Draft, name: str) -> dict[str, Any]:
         return _BUILT_IN[name]
     if name == "soft_overlong":
         return _soft_overlong(draft)
-    short = re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "reward"
+    short = v.slug(name)
     if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*", name):
-        module, _, function = name.rpartition(".")
-        draft.find(Kind.DIFFERENT, "reward", name, "the module must be on PYTHONPATH in the image", "rewards")
-        return {"name": short, "function": f"{module}:{function}"}
+        draft.find(
+            Kind.DIFFERENT, "reward", name, "a module on PYTHONPATH: in the image, or in the ConfigMap", "rewards"
+        )
+        return {"name": short, "function": v.function(name)}
     function = f"my_rewards:{_identifier(name)}"
     near = f", or use factory: trl.rewards:{_OF_TRL[name]}" if name in _OF_TRL else ""
     draft.left("reward", name, f"not built in: write {function}{near} (docs/rewards.md)", "rewards")

@@ -148,8 +148,8 @@ GENERATION = rows(
         "it makes samples differ from the policy (docs/training.md): remove it", 0, "[]"),
     left("stop_token_ids", "training.stop takes texts; generation_config.json of the model lists tokens", "[]"),
     fields("dataset", "chat_template_kwargs"),
-    left("max_tool_calling_iterations",
-        "tools are arguments in Python: name them in tools or environments, and set training.maxToolCallingIterations"),
+    differs("max_tool_calling_iterations", "training.maxToolCallingIterations@tool_turns",
+        "with tools or environments, which only a script in Python can name"),
     differs("use_vllm", "generation.engine@use_vllm", "vLLM samples; Transformers is for debugging", default=False),
     differs("vllm_mode", "generation.topology@vllm_mode",
         "colocate is Colocate, server is Server (docs/topologies.md)"),
@@ -217,6 +217,21 @@ OLDER = rows(
     left("dataset_prompt_column", "the column is prompt: rename it in dataset.preprocess (docs/datasets.md)", "prompt"),
 )
 
+# Arguments of GRPOTrainer in a script in Python; its model and args are read as options.
+TRAINER = rows(
+    differs("train_dataset", "dataset.path", "the rows that the script lists, as a file of the ConfigMap"),
+    differs("tools", "tools", "moved to a module, in the ConfigMap", convert=v.tools),
+    differs("environment_factory", "environments", "moved to a module, in the ConfigMap", convert=v.environments),
+    left("eval_dataset", "name other rows in evaluation.dataset (docs/evaluation.md)"),
+    differs("processing_class", "", "the model's own; model.chatTemplate sets another template"),
+    left("callbacks", "code inside the loop: metrics and trackers report (docs/metrics.md)",
+        "RichProgressCallback", "ProgressCallback", "PrinterCallback"),
+    left("rollout_func", "write it as an environment (docs/agents.md)"),
+    left("optimizers optimizer_cls_and_kwargs", "the optimizer is AdamW"),
+    left("reward_processing_classes", "serve reward models, and ask them in a function (docs/rewards.md)"),
+    left("quantization_config", FOUR_BIT + ": set lora.loadIn4Bit"),
+)
+
 SERVER = under("rollout.",  # of `trl vllm-serve`, and of `swift rollout`
     differs("vllm_tensor_parallel_size tensor_parallel_size", "generation.tensorParallel", "generation.tensorParallel"),
     differs("vllm_data_parallel_size data_parallel_size", "generation.server@server_copies",
@@ -232,4 +247,5 @@ COMMAND = rows(
     differs("accelerate_config", "parallelism@deepspeed", "its stage, as its name says", convert=v.accelerate_config),
 )
 
-TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER, SERVER, COMMAND)
+TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER, TRAINER, SERVER,
+    COMMAND)

@@ -146,6 +146,28 @@ def one_of(words: dict[Any, str], otherwise: str) -> Callable[[Any], Any]:
     return convert
 
 
+def tools(value: Any) -> list[dict[str, Any]]:
+    """Return functions, given by dotted paths, as entries of a job."""
+    return [{"function": function(path)} for path in names(value)]
+
+
+def environments(value: Any) -> list[dict[str, Any]]:
+    """Return the factory of environments, given by its dotted path, as the entry of a job."""
+    path = one_name(value)
+    return [{"name": slug(path), "factory": function(path)}]
+
+
+def function(path: str) -> str:
+    """Return module:function of a dotted path."""
+    module, _, name = path.rpartition(".")
+    return f"{module}:{name}"
+
+
+def slug(name: str) -> str:
+    """Return the last part of a path as the name of an entry."""
+    return re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "entry"
+
+
 def target_modules(value: Any) -> list[str]:
     """Return names of modules; all-linear stands for all linear layers."""
     return [name.replace("all_linear", "all-linear") for name in texts(value)]

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,9 +14,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_cli.local.environment_pods import EnvironmentPods
+from grpo_cli.local.pod_process import launch, state_folder
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import Job, Topology
-from grpo_spec import contract as c
 from grpo_spec.contract import Contract, Engine, Member
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome, Progress
@@ -49,11 +49,12 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     first = dict(
         zip(
             topology.pods,
-            itertools.accumulate((g.spec.gpus for g in topology.groups for _ in g.pods), initial=0),
+            itertools.accumulate((g.gpus for g in topology.groups for _ in g.pods), initial=0),
             strict=False,
         )
     )
-    ports = iter(free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers)))
+    served = sum(len(group.addresses) for group in contract.environment_pods)
+    ports = iter(free_ports(1 + len(contract.members) + len(contract.engines) + len(contract.transfers) + served))
     here = "127.0.0.1"
     visible = [
         int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip().isdigit()
@@ -78,6 +79,10 @@ def local_contract(job: Job, topology: Topology) -> Contract:
             "transfers": tuple(
                 group.model_copy(update={"host": here, "port": next(ports)}) for group in contract.transfers
             ),
+            "environment_pods": tuple(
+                group.model_copy(update={"addresses": tuple(f"{here}:{next(ports)}" for _ in group.addresses)})
+                for group in contract.environment_pods
+            ),
             "durable": True,
         }
     )
@@ -94,25 +99,26 @@ def run(
 
     `variables`: by pod, what its processes get besides the variables of this process. `show` is called
     every second with the progress of rank 0, once it has any. A trainer pod that fails ends the others: their launchers
-    notice that a peer is gone, as in a cluster. An engine pod that fails ends the run. Engine pods are ended when the
-    trainer pods have ended.
+    notice that a peer is gone, as in a cluster. An engine pod that fails ends the run; an environment pod begins again.
+    Both are ended when the trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
     path = output / "contract.json"
     path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
     trainers = {
-        member.pod: _launch("grpo_workload.trainer_pod", member.pod, path, output, variables[member.pod])
+        member.pod: launch("grpo_workload.trainer_pod", member.pod, path, output, variables[member.pod])
         for member in contract.members
     }
     engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
     engines = {
-        pod: _launch("grpo_workload.engine_pod", pod, path, output, variables[pod]) for pod in sorted(engine_pods)
+        pod: launch("grpo_workload.engine_pod", pod, path, output, variables[pod]) for pod in sorted(engine_pods)
     }
     processes = trainers | engines
+    environments = EnvironmentPods(job, topology, contract, output, variables)
 
     def report() -> None:
-        if progress := read_progress(_state(output, contract.master.pod)):
+        if progress := read_progress(state_folder(output, contract.master.pod)):
             show(progress)
 
     # Exits through `finally`: no pod outlives this process.
@@ -122,13 +128,15 @@ def run(
             one.poll() is None for one in engines.values()
         ):
             report()
+            environments.restart()
             time.sleep(1)
         ended_by_itself = {pod for pod, one in processes.items() if one.poll() is not None}
     finally:
-        for process in processes.values():
+        started = [*processes.values(), *environments.processes.values()]
+        for process in started:
             if process.poll() is None:
                 process.terminate()
-        for process in processes.values():
+        for process in started:
             process.wait()
     report()
     counted = sorted(ended_by_itself | trainers.keys(), key=lambda pod: (pod in trainers, pod))
@@ -136,33 +144,13 @@ def run(
     return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
 
 
-def _state(output: Path, pod: str) -> Path:
-    return output / "pods" / pod
-
-
-def _launch(
-    module: str, pod: str, contract: Path, output: Path, variables: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    state = _state(output, pod)
-    state.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | variables
-    environment |= {
-        c.ENV_POD_NAME: pod,
-        c.ENV_POD_UID: pod,
-        c.ENV_CONTRACT: str(contract),
-        c.ENV_STATE_DIR: str(state),
-        c.ENV_DATA_DIR: str(output / "data"),
-        c.ENV_TERMINATION_LOG: str(state / "termination-log"),
-    }
-    with (state / "launcher.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
-
-
 def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
-    message = _state(output, pod) / "termination-log"
+    message = state_folder(output, pod) / "termination-log"
     if message.exists():
         return Outcome.model_validate_json(message.read_text())
-    text = f"the launcher of {pod} ended with {returncode} and no result: see {_state(output, pod) / 'launcher.log'}"
+    text = (
+        f"the launcher of {pod} ended with {returncode} and no result: see {state_folder(output, pod) / 'launcher.log'}"
+    )
     return Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)
 
 

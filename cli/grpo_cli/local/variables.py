@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_operator.api.pod_template import merge
+from grpo_operator.layout.pods import pod_settings
 from grpo_operator.layout.topology import Job, Topology
 
 
@@ -20,8 +20,8 @@ def variables(job: Job, topology: Topology) -> Variables:
     """Return the variables of each pod: those of its group's podTemplate over those of the job's."""
     by_pod: dict[str, dict[str, str]] = {}
     elsewhere: dict[str, None] = {}
-    for group in topology.groups:
-        template = merge(job.spec.pod_template, group.spec.pod_template)
+    for group in (*topology.groups, *topology.environment_groups):
+        template = pod_settings(job, group)
         values = {one.name: one.value or "" for one in template.env if one.value_from is None}
         by_pod |= dict.fromkeys(group.pods, values)
         elsewhere |= dict.fromkeys(one.name for one in template.env if one.value_from is not None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_cli.screen import words
+from grpo_operator.api.names import Role
+from grpo_operator.decide.environment_pods import is_ready, why_not_ready
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.layout.topology import Topology
 
@@ -16,7 +18,7 @@ class PodTrouble:
     """Pods that are not ready for the same cause."""
 
     pods: Sequence[str]
-    ranks: str  # their ranks as ranges; empty for engines
+    ranks: str  # their ranks as ranges; empty for others than trainer pods
     cause: str
 
 
@@ -34,7 +36,7 @@ def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodT
     """Return the pods of the topology that are not ready, by cause, in order of ranks."""
     there = {pod["metadata"]["name"]: pod for pod in pods}
     causes: dict[str, list[str]] = {}
-    for pod in topology.pods:
+    for pod in (*topology.pods, *topology.environment_pods):
         if cause := _cause(read_pod(there[pod]), there[pod]) if pod in there else "does not exist yet":
             causes.setdefault(cause, []).append(pod)
     ranks = ranks_of(topology)
@@ -51,6 +53,8 @@ def leftovers(pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
 
 
 def _cause(pod: ObservedPod, raw: Mapping[str, Any]) -> str:
+    if pod.role == Role.ENVIRONMENT:
+        return "" if is_ready(pod) else why_not_ready(pod)
     if pod.outcome is not None:
         code = f", exit code {pod.outcome.exit_code}" if pod.outcome.exit_code >= 0 else ""
         return f"ended: {pod.outcome.reason}{code}"

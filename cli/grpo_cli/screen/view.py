@@ -89,9 +89,7 @@ def make_view(
         next_restart=_next_restart(status, now) if restarting else "",
         gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting", "Restarting") else "",
         groups=status.groups,
-        shapes={group.name: f"{group.spec.replicas} x {group.spec.gpus}" for group in topology.groups}
-        if topology
-        else {},
+        shapes=_shapes(topology) if topology else {},
         troubles=_troubles(topology, pods, status),
         rank_phases=_by_phase(report.rank_phases),
         doing=report.progress.phase if report.progress and phase == "Running" else "",
@@ -105,11 +103,20 @@ def make_view(
     )
 
 
+def _shapes(topology: Topology) -> dict[str, str]:
+    """Return the number of pods of each group, and their GPUs."""
+    groups = (*topology.groups, *topology.environment_groups)
+    return {one.name: f"{one.spec.replicas} x {one.gpus}" for one in groups}
+
+
 def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus) -> list[PodTrouble]:
     if topology is None or status.attempt is None or is_terminal(status):
         return []
-    if holds(status, Condition.RESTARTING) or rests(status):
+    if rests(status):
         return leftovers(pods)
+    if holds(status, Condition.RESTARTING):
+        stay = topology.environment_pods
+        return leftovers([pod for pod in pods if pod["metadata"]["name"] not in stay])
     return troubles(topology, pods)
 
 

@@ -50,6 +50,7 @@ _COLUMNS = (
     ("Generation", "string", ".status.summary.generation", 0),
     ("Restarts", "integer", ".status.restarts.total", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Environments", "string", ".status.summary.environments", 1),
     ("Best", "string", ".status.summary.best", 1),
     ("Reason", "string", ".status.summary.reason", 1),
     ("Message", "string", ".status.summary.message", 1),

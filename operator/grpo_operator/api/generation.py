@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_operator.api.pod_template import GpuGroup, list_map
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.schema import Rule, Section
 
 
-class GenerationGroup(PodGroup):
+class GenerationGroup(GpuGroup):
     """Generation pods of one kind; each pod runs one vLLM engine."""
 
     RULES = (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_operator.api.pod_template import GpuGroup, list_map
 from grpo_spec.contract import Device
 from grpo_spec.schema import LabelKey, ObjectName, ResourceName, Rule, Section
 
@@ -27,7 +27,7 @@ class DeviceConfig(Section):
         return self.resource_name or ("nvidia.com/gpu" if self.type is Device.CUDA else None)
 
 
-class TrainerGroup(PodGroup):
+class TrainerGroup(GpuGroup):
     """Trainer pods of one kind, with one rank for each GPU.
 
     Groups may differ in GPUs; all ranks form one process group.

@@ -39,6 +39,7 @@ FREE_WHILE_SUSPENDED = (
     "commonAnnotations",
     "podTemplate",
     "cache",
+    "environmentPods",
 )
 FREE = (
     "failurePolicy",
@@ -82,8 +83,9 @@ _SAME_GENERATION = f"({_unchanged('generation')}) || ({_SCALED})"
 
 
 _GROUPS = (
-    "(self.spec.trainer.groups.map(g, g.name) + (has(self.spec.generation.server)"
-    " ? self.spec.generation.server.groups.map(g, g.name) : []))"
+    "(self.spec.trainer.groups.map(g, g.name)"
+    " + (has(self.spec.generation.server) ? self.spec.generation.server.groups.map(g, g.name) : [])"
+    " + (has(self.spec.environmentPods) ? self.spec.environmentPods.groups.map(g, g.name) : []))"
 )
 _FITS = f"size(self.metadata.name) + 1 + size(n) <= {names.MAX_CHILD_NAME}"
 _IS_GANG = "has({0}.spec.scheduling) && has({0}.spec.scheduling.gang)"

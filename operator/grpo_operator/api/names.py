@@ -97,6 +97,7 @@ class Role(StrEnum):
 
     TRAINER = "trainer"
     GENERATION = "generation"
+    ENVIRONMENT = "environment"
 
 
 class Condition(StrEnum):
@@ -160,6 +161,16 @@ def policy_name(job: str) -> str:
 def engine_policy_name(job: str) -> str:
     """Return the name of the NetworkPolicy of the engine pods. No job has this name: theirs have no dots."""
     return f"{job}.engines"
+
+
+def environment_policy_name(job: str) -> str:
+    """Return the name of the NetworkPolicy of the environment pods."""
+    return f"{job}.environments"
+
+
+def environment_map_name(job: str, group: str) -> str:
+    """Return the name of the ConfigMap that the pods of an environment group read. No contract has a dot."""
+    return f"{job}.{group}"
 
 
 def pod_host(pod: str, job: str, namespace: str) -> str:

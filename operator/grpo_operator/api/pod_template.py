@@ -170,16 +170,21 @@ class PodGroup(Section):
         description="Name of the group, unique in the job; its pods are called <job>-<group>-<ordinal>."
     )
     replicas: int = Field(1, ge=1, le=4096, description="Number of pods in the group.")
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate,
+        description="Pod settings of this group, merged over spec.podTemplate like a strategic merge patch.",
+    )
+
+
+class GpuGroup(PodGroup):
+    """Pods of one kind, with GPUs."""
+
     gpus: int = Field(ge=1, le=64, description="Number of GPUs of each pod.")
     resource_claim_template_name: ObjectName | None = Field(
         None,
         description="ResourceClaimTemplate that asks for the GPUs of each pod, `gpus` of them: dynamic resource "
         "allocation, in place of device.resourceName. Set it where a DRA driver publishes the cluster's GPUs, and to "
         "choose GPUs by their attributes.",
-    )
-    pod_template: PodTemplate = Field(
-        default_factory=PodTemplate,
-        description="Pod settings of this group, merged over spec.podTemplate like a strategic merge patch.",
     )
 
 

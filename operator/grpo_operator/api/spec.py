@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from grpo_operator.api import names
+from grpo_operator.api.environment_pods import ENVIRONMENT_POD_RULES, EnvironmentPodsSpec
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.faults import explain
 from grpo_operator.api.generation import GenerationSpec
@@ -159,8 +160,15 @@ class GRPOJobSpec(TrainerConfig):
                 or s.training.max_staleness > 0
             ),
         ),
+        *ENVIRONMENT_POD_RULES,
     )
 
+    environment_pods: EnvironmentPodsSpec | None = Field(
+        None,
+        description="Pods in which tools and environments run, where they are not to run in processes beside each "
+        "rank. Set it where they need more CPUs or memory than trainer pods have, or must be kept apart from the "
+        "job's data.",
+    )
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")] = Field(
         names.DEFAULT_IMAGE,
         description="Image of all pods: the workload image of the operator's release, or one built on it.",
@@ -237,8 +245,12 @@ class GRPOJobSpec(TrainerConfig):
 
     @property
     def pod_groups(self) -> tuple[PodGroup, ...]:
-        """All groups of pods: trainer pods, then engine pods."""
-        return (*self.trainer.groups, *(self.generation.server.groups if self.generation.server else ()))
+        """All groups of pods: trainer pods, then engine pods, then environment pods."""
+        return (
+            *self.trainer.groups,
+            *(self.generation.server.groups if self.generation.server else ()),
+            *(self.environment_pods.groups if self.environment_pods else ()),
+        )
 
     @property
     def ports(self) -> tuple[int, ...]:

@@ -31,9 +31,11 @@ class GroupStatus(StatusSection):
     """State of a group's pods."""
 
     name: str = Field(max_length=63, description="Name of the group.")
-    role: str = Field(max_length=16, description="Role of its pods: trainer or generation.")
+    role: str = Field(max_length=16, description="Role of its pods: trainer, generation or environment.")
     desired: int = Field(description="Number of pods that the spec asks for.")
-    ready: int = Field(description="Number of pods that are ready: their ranks or their engine run.")
+    ready: int = Field(
+        description="Number of pods that are ready: their ranks, their engine or their environments run."
+    )
     incarnation: int = Field(
         0,
         description="Number of times that a pod of the group was replaced while the trainer waited "
@@ -137,6 +139,7 @@ class Summary(StatusSection):
     generation: str = Field(
         "", max_length=32, description="Ready / all generation pods, or the topology if it has no generation pods."
     )
+    environments: str = Field("", max_length=32, description="Ready / all environment pods, if it has any.")
     reason: str = Field("", max_length=128, description="Why the job is in this phase, as one word.")
     message: str = Field("", max_length=32768, description="Why the job is in this phase, as a sentence.")
 

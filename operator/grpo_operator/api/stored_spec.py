@@ -67,11 +67,16 @@ def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
 def _running(status: GRPOJobStatus) -> dict[str, Any]:
     """Return the sections that say which pods the attempt has."""
     groups = {
-        role: [{"name": g.name, "replicas": g.desired, "gpus": 1} for g in status.groups if g.role == role]
+        role: [
+            {"name": g.name, "replicas": g.desired} | ({} if role is Role.ENVIRONMENT else {"gpus": 1})
+            for g in status.groups
+            if g.role == role
+        ]
         for role in Role
     }
     engines = {"topology": "Server", "server": {"groups": groups[Role.GENERATION]}}
     return {
         "trainer": {"groups": groups[Role.TRAINER]},
         "generation": engines if groups[Role.GENERATION] else {},
+        "environmentPods": {"groups": groups[Role.ENVIRONMENT]} if groups[Role.ENVIRONMENT] else None,
     }

@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 
 
 def find_missing(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Missing | None:
-    """Return the first pod that should exist and does not; those that the job needs come first."""
+    """Return the first pod that should exist and does not; needed ones first, environment pods last."""
     if is_terminal(status):
         return None
     if is_between_attempts(status):
@@ -47,10 +47,11 @@ def find_missing(status: GRPOJobStatus, topology: Topology, observed: Observed) 
         there = {pod.controller for pod in observed.downloaders}
         return None if tried is None or tried.uid in there else Missing("", tried)
     sets = {child.name: child for child in observed.children if child.kind == "StatefulSet"}
-    for name in (*topology.needed_pods, *topology.elastic_pods):
+    for name in (*topology.needed_pods, *topology.elastic_pods, *topology.environment_pods):
         group, _, ordinal = name.rpartition("-")
         if (
             name not in observed.pods
+            and name not in observed.environment_pods
             and group in sets
             and int(ordinal) < (sets[group].raw["spec"].get("replicas") or 0)
         ):

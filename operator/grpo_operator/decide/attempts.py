@@ -68,7 +68,7 @@ def begin(draft: Draft, topology: Topology) -> None:
 
 def accept(draft: Draft, topology: Topology) -> None:
     """Say that nothing is in the way of an attempt."""
-    shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.spec.gpus}" for group in topology.groups)
+    shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.gpus}" for group in topology.groups)
     message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
     if draft.job.ignored:
         message += f"; this operator does not know, and ignores, {', '.join(draft.job.ignored)}"

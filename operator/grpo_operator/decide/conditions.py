@@ -155,6 +155,7 @@ def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
         best=f"{_short(tried.best_metric)}@{tried.best_step}" if tried and tried.best_metric is not None else "",
         trainer=_ready(status, Role.TRAINER),
         generation=_ready(status, Role.GENERATION) or topology,
+        environments=_ready(status, Role.ENVIRONMENT),
         reason=reason,
         message=explaining.message if explaining else "",
     )

@@ -10,7 +10,7 @@ from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import node_lost_since, seconds_between
-from grpo_operator.decide.conditions import is_terminal
+from grpo_operator.decide.conditions import is_terminal, rests
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.objects import finalizers_of
 from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
@@ -45,10 +45,17 @@ def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str
     replaced = {one.uid for one in status.members if one.replacing and is_due(one.replace_time, now)}
     sets = {child.uid for child in observed.children if child.kind == "StatefulSet"}
     ends = is_terminal(status) or is_between_attempts(status)
-    deletions = []
+    stops = is_terminal(status) or rests(status)
+    environments = observed.environment_pods.values()
+    deletions = [
+        Deletion("Pod", pod.name, pod.uid)
+        for pod in environments
+        if stops and pod.deletion_time is None and has_no_set(pod, sets)
+    ]
     # The Job that downloads makes no other pod before its last one has ended.
     downloading = [pod for pod in observed.downloaders if pod.deletion_time is not None and not pod.outcome]
-    for pod in (*observed.pods.values(), *downloading):
+    ending = [pod for pod in environments if pod.deletion_time is not None]
+    for pod in (*observed.pods.values(), *downloading, *ending):
         if pod.deletion_time is None:
             if pod.uid in replaced or pod.attempt != status.created_for or (ends and has_no_set(pod, sets)):
                 deletions.append(Deletion("Pod", pod.name, pod.uid))
@@ -75,12 +82,13 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
-def find_left(observed: Observed, now: str) -> dict[str, str]:
+def find_left(observed: Observed, now: str, *, of_attempts: bool = False) -> dict[str, str]:
     """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
-    keeps come first.
+    keeps come first. `of_attempts`: without environment pods, which stay between attempts.
     """
     downloading = [pod for pod in observed.downloaders if pod.outcome is None]
-    left = {pod.name: _hindrance(pod, observed, now) for pod in (*observed.pods.values(), *downloading)}
+    environments = () if of_attempts else observed.environment_pods.values()
+    left = {pod.name: _hindrance(pod, observed, now) for pod in (*observed.pods.values(), *downloading, *environments)}
     return dict(sorted(left.items(), key=lambda one: (not one[1], one[0])))
 
 

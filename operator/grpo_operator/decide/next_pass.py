@@ -81,7 +81,8 @@ def is_quiet(status: GRPOJobStatus, observed: Observed) -> bool:
         return False
     if observed.lost_nodes or observed.absent_nodes or observed.ready_nodes or holds(status, Condition.BLOCKED):
         return False
-    if any(pod.deletion_time is not None for pod in observed.pods.values()):
+    pods = (*observed.pods.values(), *observed.environment_pods.values())
+    if any(pod.deletion_time is not None for pod in pods):
         return False
     return not any(one.replacing or one.outcome or one.disruption for one in status.members)
 

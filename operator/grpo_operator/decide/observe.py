@@ -45,7 +45,10 @@ class Observed:
     """The state of a job's children at one moment."""
 
     pods: Mapping[str, ObservedPod]
-    """Existing pods, by name."""
+    """Existing pods of attempts, by name."""
+
+    environment_pods: Mapping[str, ObservedPod] = field(default_factory=dict)
+    """Existing environment pods, by name."""
 
     downloaders: tuple[ObservedPod, ...] = ()
     """Pods of the Job that downloads."""
@@ -125,12 +128,14 @@ def observe(
         return label if pod.controller in gone_sets else sets.get(pod.controller, "")
 
     whose = [(owner_of_pod(label, pod), pod.without(over)) for label, pod in pods]
+    own = [pod for owner, pod in whose if owner == uid]
     left = [pod for owner, pod in whose if owner not in ("", uid)]
     foreign = [child for owner, child in others if owner not in ("", uid)]
     return Observed(
-        pods={pod.name: pod for owner, pod in whose if owner == uid and not pod.downloads},
-        downloaders=tuple(pod for owner, pod in whose if owner == uid and pod.downloads),
-        gone={pod.uid: pod.without(over) for pod in gone if not pod.downloads},
+        pods={pod.name: pod for pod in own if pod.is_of_an_attempt},
+        environment_pods={pod.name: pod for pod in own if pod.role == names.Role.ENVIRONMENT},
+        downloaders=tuple(pod for pod in own if pod.role == names.ROLE_DOWNLOAD),
+        gone={pod.uid: pod.without(over) for pod in gone},
         children=tuple(child for owner, child in others if owner == uid),
         foreign=(*(f"pod/{pod.name}" for pod in left), *map(_describe, foreign)),
         abandoned=(
@@ -185,6 +190,7 @@ def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
         or ((was_running or something_ended) and not pod.ready and not pod.outcome)
     ]
     leaving = [pod for pod in observed.downloaders if pod.deletion_time and not pod.outcome]
+    leaving += [pod for pod in observed.environment_pods.values() if pod.deletion_time]
     return frozenset(pod.node for pod in (*suspect, *leaving) if pod.node is not None)
 
 

@@ -49,12 +49,17 @@ class ObservedPod:
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
     finalizers: str = ""  # those that keep it in any case
-    downloads: bool = False  # a pod of the Job that downloads, which belongs to no attempt
+    role: str = ""  # as its label says
     controller: str = ""  # UID of the StatefulSet that deletes it when the time comes
     controller_place: tuple[str, str] = ("", "")  # its kind and name
     is_orphan: bool = False  # it has no controller, so nothing ends it
     deleted_for_good: bool = False  # without a grace period: only finalizers keep it
     told: int | None = None  # the attempt that begins in it, as its annotation says
+
+    @property
+    def is_of_an_attempt(self) -> bool:
+        """Whether it is neither an environment pod nor one of the Job that downloads."""
+        return self.role not in (names.ROLE_DOWNLOAD, names.Role.ENVIRONMENT)
 
     @property
     def outcome(self) -> MemberOutcome | None:
@@ -98,7 +103,7 @@ def read_pod(pod: Object) -> ObservedPod:
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(finalizers_of(pod), container),
         finalizers=finalizers_of(pod),
-        downloads=labels.get(names.LABEL_ROLE) == names.ROLE_DOWNLOAD,
+        role=text(labels.get(names.LABEL_ROLE)),
         controller=text(controller_of(pod).get("uid")),
         controller_place=(text(controller_of(pod).get("kind")), text(controller_of(pod).get("name"))),
         is_orphan=not controller_of(pod),

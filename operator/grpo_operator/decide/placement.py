@@ -92,8 +92,8 @@ def _held(topology: Topology, pods: Sequence[ObservedPod]) -> tuple[Group, ...]:
     if topology.gang_pods:
         return () if _placed(pods, topology.gang_pods) else topology.elastic_groups
     looked_at = {pod.name for pod in pods if pod.node is not None or pod.unschedulable is not None}
-    most = max((group.spec.gpus for group in topology.groups if not looked_at.issuperset(group.needed_pods)), default=0)
-    return tuple(group for group in topology.groups if group.spec.gpus < most)
+    most = max((group.gpus for group in topology.groups if not looked_at.issuperset(group.needed_pods)), default=0)
+    return tuple(group for group in topology.groups if group.gpus < most)
 
 
 def _placed(pods: Sequence[ObservedPod], names: Sequence[str]) -> bool:

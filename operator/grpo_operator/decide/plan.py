@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.decide import attempts, downloading, in_place, lifecycle, queueing, restarts
+from grpo_operator.decide import attempts, downloading, environment_pods, in_place, lifecycle, queueing, restarts
 from grpo_operator.decide.blame import (
     EFFECTS,
     Reports,
@@ -51,7 +51,8 @@ class Mode(StrEnum):
 
     KEEP = "keep"  # change no child: no attempt has begun, the next one is to begin in the same pods, or the job ends
     RUN = "run"  # all pods of the spec
-    ENGINES_ONLY = "engines-only"  # trainer pods end; engines stay until the last trainer pod is gone
+    ENGINES_ONLY = "engines-only"  # trainer pods end; others stay until the last trainer pod is gone
+    ENVIRONMENTS_ONLY = "environments-only"  # the pods of the attempt end, and the next one finds its environments
     STOPPED = "stopped"  # no pod
 
 
@@ -133,8 +134,8 @@ def plan(
     new = draft.finish()
     return Plan(
         status=new,
-        mode=_mode(new, topology, observed),
-        limits=find_limits(draft, topology, observed),
+        mode=_mode(new, topology, observed, refused=obstacle is not None),
+        limits=environment_pods.find_limits(new, topology, observed) or find_limits(draft, topology, observed),
         deletions=find_deletions(job, new, observed, now),
         scale=find_scale(job, topology, new, observed),
         queue=queueing.find_steps(job, topology, new, observed, now, refused=obstacle is not None),
@@ -148,11 +149,11 @@ def plan(
 def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
     """Plan a pass over an ended job: record how its last pods end, and delete the job after its time to live."""
     draft = Draft(status, job, now)
-    if observed.pods or observed.gone or any(group.ready for group in status.groups):
+    if observed.pods or observed.environment_pods or observed.gone or any(group.ready for group in status.groups):
         record(draft, topology, observed, {})
     _observe(draft, topology, observed, {})
     new = draft.finish()
-    due = POLL_SECONDS if observed.pods else None
+    due = POLL_SECONDS if observed.pods or observed.environment_pods else None
     if job.spec.ttl_seconds_after_finished is not None and status.completion_time is not None:
         remaining = job.spec.ttl_seconds_after_finished - seconds_between(status.completion_time, now)
         if remaining <= 0:
@@ -222,7 +223,9 @@ def _wait_for_next_attempt(draft: Draft, topology: Topology, observed: Observed)
         if keeps_pods(draft.status) and (why := in_place.find_hindrance(draft, observed)):
             restarts.recreate(draft, why)
         kept = keeps_pods(draft.status)
-        left = in_place.find_running(draft.status, observed) if kept else find_left(observed, draft.now)
+        left = (
+            in_place.find_running(draft.status, observed) if kept else find_left(observed, draft.now, of_attempts=True)
+        )
         lifecycle.name_left(draft, left, observed.foreign)
 
 
@@ -242,9 +245,13 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
         restarts.replace_spares(draft, spares, observed)
 
 
-def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed) -> Mode:
+def _mode(status: GRPOJobStatus, topology: Topology, observed: Observed, *, refused: bool) -> Mode:
     if status.attempt is None or keeps_pods(status):
         return Mode.KEEP
     if rests(status) and observed.pods.keys() & topology.trainer_pods:
-        return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the engines for it
-    return Mode.STOPPED if is_terminal(status) or attempts.is_between_attempts(status) else Mode.RUN
+        return Mode.ENGINES_ONLY  # ranks finish their step before they save, and may need the others for it
+    if is_terminal(status) or rests(status):
+        return Mode.STOPPED
+    if attempts.is_between_attempts(status):
+        return Mode.ENVIRONMENTS_ONLY if topology.environment_groups and not refused else Mode.STOPPED
+    return Mode.RUN

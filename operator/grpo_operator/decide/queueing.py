@@ -16,7 +16,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import attempts
 from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.conditions import find, holds, is_terminal
+from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed
 from grpo_operator.layout.queueing import wanted_name
@@ -98,7 +98,8 @@ def find_steps(
         return QueueSteps(
             patches=tuple((one, _finish(one, status, now)) for one in found if not _holds(one, "Finished"))
         )
-    if not attempts.is_between_attempts(status) or observed.pods:
+    has_pods = observed.pods or (rests(status) and observed.environment_pods)
+    if not attempts.is_between_attempts(status) or has_pods:
         ready = holds(status, Condition.RUNNING)
         return QueueSteps(patches=_ready(found, now, ready=ready))
     waits = observed.has_queues and not (job.spec.suspend or refused or observed.foreign)

@@ -12,6 +12,7 @@ from grpo_operator.decide.attempts import is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.edits import edit
+from grpo_operator.decide.environment_pods import is_ready
 from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
@@ -149,6 +150,7 @@ def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None
     """Record how many pods each group has and how many are ready."""
     incarnations = {group.name: group.incarnation for group in draft.status.groups}
     ready = {pod.name for pod in observed.pods.values() if pod.ready and pod.attempt == draft.status.created_for}
+    ready |= {pod.name for pod in observed.environment_pods.values() if is_ready(pod)}
     groups = tuple(
         GroupStatus(
             name=group.name,
@@ -157,7 +159,7 @@ def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None
             ready=len(ready & set(group.pods)),
             incarnation=incarnations.get(group.name, 0),
         )
-        for group in topology.groups
+        for group in (*topology.groups, *topology.environment_groups)
     )
     draft.update(groups=groups, elastic=_elastic_status(draft, topology, observed))
 

@@ -6,6 +6,7 @@ from math import log2
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide import environment_pods
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import Reports, hang_seconds, idle_seconds
 from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
@@ -51,7 +52,9 @@ def _why_none_runs(status: GRPOJobStatus) -> tuple[Reason, str]:
 
 def _observe_running(draft: Draft, topology: Topology, observed: Observed, reports: Reports) -> None:
     pods = pods_of_attempt(draft, topology, observed)
-    if (obstacle := find_obstacle(topology, pods, observed.why_absent)) is not None:
+    if (waits := environment_pods.find_wait(draft.status, topology, observed)) is not None:
+        draft.set(Condition.SCHEDULED, False, *waits)
+    elif (obstacle := find_obstacle(topology, pods, observed.why_absent)) is not None:
         draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
     else:
         draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
@@ -71,7 +74,8 @@ def _running(
         return (
             True,
             Reason.ALL_RANKS_RUNNING,
-            f"all {expected} pods are ready{_elastic(draft.status, topology, observed)}{_still(progress, draft)}",
+            f"all {expected} pods are ready{_elastic(draft.status, topology, observed)}"
+            f"{environment_pods.describe(topology, observed)}{_still(progress, draft)}",
         )
     silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
     if silent:

@@ -119,3 +119,5 @@ def _templates(spec: GRPOJobSpec) -> Iterator[tuple[str, PodTemplate]]:
         yield f"spec.trainer.groups[{number}].podTemplate", group.pod_template
     for number, engines in enumerate(spec.generation.server.groups if spec.generation.server else ()):
         yield f"spec.generation.server.groups[{number}].podTemplate", engines.pod_template
+    for number, served in enumerate(spec.environment_pods.groups if spec.environment_pods else ()):
+        yield f"spec.environmentPods.groups[{number}].podTemplate", served.pod_template

@@ -1,9 +1,10 @@
-"""The contract of an attempt: what every pod of it reads. Pure."""
+"""The contract of an attempt, which every pod of it reads, and those of environment pods. Pure."""
 
 from __future__ import annotations
 
-from grpo_operator.layout.topology import Job, Topology
-from grpo_spec.contract import Contract
+from grpo_operator.api.environment_pods import EnvironmentPodGroup
+from grpo_operator.layout.topology import Group, Job, Topology
+from grpo_spec.contract import ENVIRONMENT_PORT, Contract, EnvironmentGroup, EnvironmentPodContract
 from grpo_spec.schema import WITHOUT_RULES
 from grpo_spec.training import TrainingConfig
 
@@ -19,6 +20,7 @@ def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
         "members": topology.members,
         "engines": topology.engines,
         "transfers": topology.transfers,
+        "environment_pods": tuple(_addresses(job, group) for group in topology.environment_groups),
         "master_port": job.spec.rendezvous.port,
         "timeout_seconds": job.spec.rendezvous.timeout_seconds,
         "restart_engines": job.spec.failure_policy.on_generation_failure == "RestartGeneration",
@@ -27,6 +29,37 @@ def make_contract(job: Job, topology: Topology, attempt: int) -> Contract:
         "config": config.model_copy(update={"training": training}),
     }
     return Contract.model_validate(values, context=WITHOUT_RULES)
+
+
+def make_environment_contract(job: Job, group: Group) -> EnvironmentPodContract:
+    """Return what every pod of an environment group reads."""
+    names = _served(job, group)
+    values = {
+        "job": job.ref,
+        "group": group.name,
+        "sessions": _spec(group).sessions,
+        "tools": job.spec.tools,
+        "environments": tuple(one for one in job.spec.environments if one.name in names),
+    }
+    return EnvironmentPodContract.model_validate(values, context=WITHOUT_RULES)
+
+
+def _addresses(job: Job, group: Group) -> EnvironmentGroup:
+    return EnvironmentGroup(
+        name=group.name,
+        sessions=_spec(group).sessions,
+        environments=_served(job, group),
+        addresses=tuple(f"{job.host(pod)}:{ENVIRONMENT_PORT}" for pod in group.pods),
+    )
+
+
+def _served(job: Job, group: Group) -> tuple[str, ...]:
+    return _spec(group).environments or tuple(one.name for one in job.spec.environments)
+
+
+def _spec(group: Group) -> EnvironmentPodGroup:
+    assert isinstance(group.spec, EnvironmentPodGroup)
+    return group.spec
 
 
 def smaller_micro_batches(training: TrainingConfig, halvings: int) -> TrainingConfig:

@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_operator.api import names
-from grpo_operator.api.pod_template import merge
-from grpo_operator.layout.contracts import make_contract
+from grpo_operator.api.names import Role
+from grpo_operator.layout.affinity import topology_key
+from grpo_operator.layout.contracts import make_contract, make_environment_contract
 from grpo_operator.layout.metadata import Manifest, metadata
-from grpo_operator.layout.pods import APP_PROTOCOLS, pod_template, port_numbers, topology_key
+from grpo_operator.layout.pods import (
+    APP_PROTOCOLS,
+    environment_ports,
+    pod_settings,
+    pod_template,
+    port_numbers,
+)
 from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.queueing import admit
 from grpo_operator.layout.topology import Group, Job, Topology
@@ -34,8 +41,10 @@ def manifests(
     first = attempt if created_for is None else created_for
     guard = network_policies(job) if policies else []
     gang = [pod_group(job, topology, first)] if topology.gang_pods else []
-    shared = [service(job), *guard, contract_map(job, topology, attempt, first), *gang]
-    return [*shared, *(statefulset(job, group, first, avoid) for group in topology.groups)]
+    maps = [environment_map(job, group) for group in topology.environment_groups]
+    shared = [service(job), *guard, contract_map(job, topology, attempt, first), *maps, *gang]
+    environments = [statefulset(job, group, first) for group in topology.environment_groups]
+    return [*shared, *environments, *(statefulset(job, group, first, avoid) for group in topology.groups)]
 
 
 def service(job: Job) -> Manifest:
@@ -59,7 +68,7 @@ def service(job: Job) -> Manifest:
                     "appProtocol": APP_PROTOCOLS.get(name, "tcp"),
                     "targetPort": port,
                 }
-                for name, port in port_numbers(job).items()
+                for name, port in (port_numbers(job) | environment_ports(job)).items()
             ],
         },
     }
@@ -84,12 +93,23 @@ def contract_map(job: Job, topology: Topology, attempt: int, created_for: int) -
     }
 
 
+def environment_map(job: Job, group: Group) -> Manifest:
+    """Return the ConfigMap that the pods of an environment group read. It outlives attempts."""
+    contract = make_environment_contract(job, group)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, names.environment_map_name(job.name, group.name), group=group),
+        "data": {"contract.json": contract.model_dump_json(by_alias=True, exclude_none=True, indent=1)},
+    }
+
+
 def pod_group(job: Job, topology: Topology, attempt: int) -> Manifest:
     """Return the PodGroup that gives all pods of an attempt nodes at once, or none.
 
     Other fields than the policy need feature gates of their own. An API server drops fields whose gate is off.
     """
-    priority = merge(job.spec.pod_template, topology.groups[0].spec.pod_template).priority_class_name
+    priority = pod_settings(job, topology.groups[0]).priority_class_name
     key = topology_key(job) if job.spec.scheduling.topology_policy == "Required" else None
     return {
         "apiVersion": names.api_version(names.GANG_KIND),
@@ -111,10 +131,11 @@ def statefulset(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ())
     (kubernetes#67250).
     """
     selector = {names.LABEL_JOB_UID: job.uid, names.LABEL_GROUP: group.name}
+    of_attempt = None if group.role is Role.ENVIRONMENT else attempt
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(job, group.statefulset, attempt=attempt, group=group),
+        "metadata": metadata(job, group.statefulset, attempt=of_attempt, group=group),
         "spec": {
             "replicas": group.spec.replicas,
             "serviceName": job.name,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate, merge
+from grpo_operator.layout.affinity import affinity, inner, own_pods
 from grpo_operator.layout.fabric import fabric_environment, rdma_resources
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.topology import Group, Job
@@ -16,12 +16,20 @@ from grpo_spec import contract as c
 from grpo_spec.contract import Device
 from grpo_spec.schema import dump
 
-T = TypeVar("T", dict[str, Any], list[Any])
 SAVE_SECONDS = 300
 """Default grace period: saving a 7B model with its optimizer takes a minute or two on network storage."""
 
 CLAIM = "gpus"
 """Name of the resource claim in pods: that of the group's ResourceClaimTemplate."""
+
+_PROGRAMS = {
+    Role.TRAINER: ("grpo_workload.trainer_pod", {"path": "/readyz", "port": "status"}),
+    Role.GENERATION: ("grpo_workload.engine_pod", {"path": "/health", "port": "engine"}),
+    Role.ENVIRONMENT: ("grpo_workload.environment_pod", {"path": "/ready", "port": "environment"}),
+}
+"""The program of each role's pods, and what says that it is ready."""
+
+_GRACE_SECONDS = {Role.TRAINER: SAVE_SECONDS, Role.GENERATION: SAVE_SECONDS, Role.ENVIRONMENT: 30}
 
 _UID = 65532
 
@@ -31,7 +39,8 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
 
     Raises ValueError if the user's settings do not have the form of a pod's.
     """
-    user = merge(job.spec.pod_template, group.spec.pod_template)
+    user = pod_settings(job, group)
+    serves = group.role is Role.ENVIRONMENT
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -39,7 +48,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         # pod deleted while its container starts would keep its GPUs for the whole grace period. It also reaps orphans
         # of the ranks.
         "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": user.termination_grace_period_seconds or SAVE_SECONDS,
+        "terminationGracePeriodSeconds": user.termination_grace_period_seconds or _GRACE_SECONDS[group.role],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _UID,
@@ -52,14 +61,13 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "containers": [_container(job, group, user)],
         "volumes": [*volumes(job, group, user, attempt), *user.volumes],
     }
-    claim = group.spec.resource_claim_template_name
+    claim = group.claim_template
     optional = {
         "nodeSelector": user.node_selector,
         "tolerations": list(user.tolerations),
-        "affinity": _affinity(_near_each_other(job, user.affinity), avoid),
+        "affinity": affinity(job, group, user.affinity, avoid),
         "topologySpreadConstraints": [
-            {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}, **one}
-            for one in user.topology_spread_constraints
+            {"labelSelector": own_pods(job, group), **one} for one in user.topology_spread_constraints
         ],
         "schedulerName": user.scheduler_name,
         "priorityClassName": user.priority_class_name,
@@ -74,60 +82,41 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         "imagePullSecrets": list(user.image_pull_secrets),
     }
     spec |= {key: value for key, value in optional.items() if value}
-    labels = child_labels(job, attempt=attempt, group=group, user=user.labels)
+    labels = child_labels(job, attempt=None if serves else attempt, group=group, user=user.labels)
     annotations = job.spec.common_annotations | user.annotations
     return {"metadata": {"labels": labels} | ({"annotations": annotations} if annotations else {}), "spec": spec}
 
 
-def topology_key(job: Job) -> str | None:
-    """Return the node label by which Kubernetes' scheduler puts the job's pods near each other, if it is to do so."""
-    return None if job.queue or job.admission else job.spec.scheduling.topology_key  # Kueue chooses the place
+def pod_settings(job: Job, group: Group) -> PodTemplate:
+    """Return the user's pod settings of a group: those of the job with the group's own merged in.
 
+    Environment pods run what the model asks for. Of the job's settings, which may hold credentials, and what only nodes
+    with GPUs have, they get the secrets for pulling the image alone, which no container sees.
 
-def _near_each_other(job: Job, user: Manifest) -> Manifest:
-    """Return the user's affinity, and to the job's own pods by `scheduling.topologyKey`.
-
-    The scheduler does not ask it of the first pod, which finds none: it takes any node that has the label.
+    Raises ValueError if a limit is broken.
     """
-    if (label := topology_key(job)) is None:
-        return user
-    own: Manifest = {"topologyKey": label, "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}}}
-    policy = job.spec.scheduling.topology_policy
-    key = f"{policy.lower()}DuringSchedulingIgnoredDuringExecution"
-    pod = _inner(user, "podAffinity", dict, "affinity")
-    terms = _inner(pod, key, list, "affinity.podAffinity")
-    near = own if policy == "Required" else {"weight": 100, "podAffinityTerm": own}
-    return {**user, "podAffinity": {**pod, key: [*terms, near]}}
-
-
-def _affinity(user: dict[str, Any], avoid: Sequence[str]) -> Manifest:
-    """Return the user's affinity plus a preference for nodes not in `avoid`: no rule, since no other node may fit."""
-    node = _inner(user, "nodeAffinity", dict, "affinity")
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    preferred = _inner(node, key, list, "affinity.nodeAffinity")
-    if not avoid:
-        return user
-    away = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoid)}
-    elsewhere = {"weight": 100, "preference": {"matchExpressions": [away]}}
-    return {**user, "nodeAffinity": {**node, key: [*preferred, elsewhere]}}
+    base = job.spec.pod_template
+    if group.role is Role.ENVIRONMENT:
+        base = PodTemplate(image_pull_secrets=base.image_pull_secrets)
+    return merge(base, group.spec.pod_template)
 
 
 def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
-    trains = group.role is Role.TRAINER
-    module = "grpo_workload.trainer_pod" if trains else "grpo_workload.engine_pod"
-    probe = {"path": "/readyz", "port": "status"} if trains else {"path": "/health", "port": "engine"}
+    module, probe = _PROGRAMS[group.role]
+    serves = group.role is Role.ENVIRONMENT
+    ports = environment_ports(job) if serves else port_numbers(job)
     container: Manifest = {
         "name": names.CONTAINER,
         "image": job.spec.image,
         "imagePullPolicy": job.spec.image_pull_policy,
         "command": ["python", "-m", module],
-        "env": _environment(job, user),
-        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in port_numbers(job).items()],
+        "env": _environment(job, group, user),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "readinessProbe": {"httpGet": {**probe, "scheme": "HTTP"}, "periodSeconds": 2, "failureThreshold": 3},
         "resources": _resources(job, group, user),
         "securityContext": {"privileged": True}
         if user.privileged
-        else {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job)},
+        else {"allowPrivilegeEscalation": False, "capabilities": _capabilities(job, group)},
         "terminationMessagePath": c.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*mounts(job, group, user), *user.volume_mounts],
@@ -137,19 +126,20 @@ def _container(job: Job, group: Group, user: PodTemplate) -> Manifest:
 
 def _init_container(user: Manifest) -> Manifest:
     """Return a container of the user's with what the policy `restricted` asks for, where the user says nothing else."""
-    said = _inner(user, "securityContext", dict, "initContainers")
+    said = inner(user, "securityContext", dict, "initContainers")
     restricted = (
         {} if said.get("privileged") else {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     )
     return {**user, "securityContext": restricted | said}
 
 
-def _capabilities(job: Job) -> Manifest:
+def _capabilities(job: Job, group: Group) -> Manifest:
     """Return the capabilities: none (policy `restricted`), or with RDMA that to lock the memory that it registers."""
-    return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if job.spec.network.rdma_resource else {})
+    locks = job.spec.network.rdma_resource and group.role is not Role.ENVIRONMENT
+    return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if locks else {})
 
 
-def _environment(job: Job, user: PodTemplate) -> list[Manifest]:
+def _environment(job: Job, group: Group, user: PodTemplate) -> list[Manifest]:
     """Return the container's variables. The user's win, but for those by which a pod knows who it is.
 
     Kubernetes takes these over what `envFrom` has.
@@ -158,19 +148,25 @@ def _environment(job: Job, user: PodTemplate) -> list[Manifest]:
         _field(c.ENV_POD_NAME, "metadata.name"),
         _field(c.ENV_POD_UID, "metadata.uid"),
         {"name": c.ENV_CONTRACT, "value": c.CONTRACT_PATH},
-        {"name": c.ENV_STATE_DIR, "value": c.STATE_DIR},
-        {"name": c.ENV_DATA_DIR, "value": c.DATA_DIR},
         {"name": c.ENV_TERMINATION_LOG, "value": c.TERMINATION_LOG},
-        {"name": "HF_HOME", "value": c.CACHE_DIR},
         {"name": "HOME", "value": "/tmp"},
-        # The library datasets writes what it prepares, and locks, beside the files that it reads.
-        *([{"name": "HF_DATASETS_CACHE", "value": "/tmp/datasets"}] if job.spec.cache.read_only else ()),
-        *fabric_environment(job.spec.network),
+        *(() if group.role is Role.ENVIRONMENT else _of_ranks_and_engines(job)),
     ]
     # Not all that admission refuses: a job that began before it did keeps what does no harm.
     kept = {variable["name"] for variable in ours if c.is_reserved(variable["name"])} | c.RESERVED_ENV
     theirs = [dump(one) for one in user.env if one.name not in kept and not one.name.startswith("PET_")]
     return list({variable["name"]: variable for variable in [*ours, *theirs]}.values())
+
+
+def _of_ranks_and_engines(job: Job) -> list[Manifest]:
+    return [
+        {"name": c.ENV_STATE_DIR, "value": c.STATE_DIR},
+        {"name": c.ENV_DATA_DIR, "value": c.DATA_DIR},
+        {"name": "HF_HOME", "value": c.CACHE_DIR},
+        # The library datasets writes what it prepares, and locks, beside the files that it reads.
+        *([{"name": "HF_DATASETS_CACHE", "value": "/tmp/datasets"}] if job.spec.cache.read_only else ()),
+        *fabric_environment(job.spec.network),
+    ]
 
 
 def _field(name: str, path: str) -> Manifest:
@@ -179,17 +175,18 @@ def _field(name: str, path: str) -> Manifest:
 
 def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     resources: Manifest = dict(user.resources)
-    extended = rdma_resources(job.spec.network)
-    if group.spec.resource_claim_template_name:
-        resources["claims"] = [*_inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
-    elif job.spec.device.resource:
-        extended[job.spec.device.resource] = str(group.spec.gpus)
-    said = {kind: _inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
+    serves = group.role is Role.ENVIRONMENT
+    extended = {} if serves else rdma_resources(job.spec.network)
+    if group.claim_template:
+        resources["claims"] = [*inner(user.resources, "claims", list, "resources"), {"name": CLAIM}]
+    elif job.spec.device.resource and not serves:
+        extended[job.spec.device.resource] = str(group.gpus)
+    said = {kind: inner(user.resources, kind, dict, "resources") for kind in ("limits", "requests")}
     for kind, values in said.items():
         if merged := values | extended:
             resources[kind] = merged
     if job.requests is not None:  # of what has a limit alone, Kubernetes requests as much
-        gpus = group.spec.gpus if job.spec.device.type is Device.CUDA else 0
+        gpus = group.gpus if job.spec.device.type is Device.CUDA else 0
         asked = {
             key: value for key, value in job.requests.of_pod(gpus).items() if not any(key in s for s in said.values())
         }
@@ -198,21 +195,17 @@ def _resources(job: Job, group: Group, user: PodTemplate) -> Manifest:
     return resources
 
 
-def _inner(holder: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
-    """Return a value of a free-form setting, empty if it is not set. Raises ValueError if it is of another kind."""
-    value = holder.get(key, kind())
-    if not isinstance(value, kind):
-        words = {dict: "an object", list: "a list"}
-        raise ValueError(f"podTemplate.{where}.{key} must be {words[kind]}, as in a pod; found {value!r}"[:1024])
-    return value
-
-
 def port_numbers(job: Job) -> dict[str, int]:
-    """Return the ports of the Service and the containers, by name."""
+    """Return the ports of trainer and engine pods, by name."""
     ports = {"rendezvous": job.spec.rendezvous.port, "status": job.spec.rendezvous.status_port}
     generation = job.spec.generation.server or job.spec.generation.node_local
     return ports | ({"engine": generation.port, "transfer": generation.transfer_port} if generation else {})
 
 
-APP_PROTOCOLS = {"status": "http", "engine": "http"}
+def environment_ports(job: Job) -> dict[str, int]:
+    """Return the ports of environment pods, by name; none if the job has no such pods."""
+    return {"environment": c.ENVIRONMENT_PORT} if job.spec.environment_pods else {}
+
+
+APP_PROTOCOLS = {"status": "http", "engine": "http", "environment": "http"}
 """The protocol of a port, for service meshes, which would guess; on the others it is a protocol of torch's own."""

@@ -11,14 +11,16 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.layout.metadata import Manifest, metadata
 from grpo_operator.layout.topology import Job
+from grpo_spec.contract import ENVIRONMENT_PORT
 
 _LAST_PORT = 65535
 
 
 def network_policies(job: Job) -> list[Manifest]:
-    """Return the policy of trainer pods (and the pod that downloads), and with topology Server that of engine pods.
+    """Return the policy of trainer pods (and the pod that downloads), and those of engine and environment pods.
 
-    The launchers' status port is read-only, and open to all. A pod always reaches itself.
+    The launchers' status port is read-only, and open to all. A pod always reaches itself. Environment pods, which run
+    what the model asks for, are in no list of those that are let in.
     """
     server, node_local = job.spec.generation.server, job.spec.generation.node_local
     trainers, engines = _pods(job, Role.TRAINER), _pods(job, Role.GENERATION)
@@ -29,12 +31,17 @@ def network_policies(job: Job) -> list[Manifest]:
     ingress = [own, {"ports": [{"port": job.spec.rendezvous.status_port, "protocol": "TCP"}]}]
     if server is not None:  # engines receive weights in a process group of theirs and rank 0
         ingress.insert(1, {"from": [engines], "ports": _all_but(job.spec.rendezvous.port)})
-    elsewhere = {"key": names.LABEL_ROLE, "operator": "NotIn", "values": [Role.GENERATION.value]}
+    others = [Role.GENERATION.value, *([Role.ENVIRONMENT.value] if job.spec.environment_pods else [])]
+    elsewhere = {"key": names.LABEL_ROLE, "operator": "NotIn", "values": others}
     selector = {"matchLabels": {names.LABEL_JOB_UID: job.uid}, "matchExpressions": [elsewhere]}
     policies = [_policy(job, names.policy_name(job.name), selector, ingress)]
     if server is not None:
         ingress = [{"from": [trainers]}, {"from": [engines], "ports": _all_but(server.port)}]
         policies.append(_policy(job, names.engine_policy_name(job.name), engines["podSelector"], ingress))
+    if job.spec.environment_pods is not None:
+        environments = _pods(job, Role.ENVIRONMENT)["podSelector"]
+        ingress = [{"from": [trainers], "ports": [{"port": ENVIRONMENT_PORT, "protocol": "TCP"}]}]
+        policies.append(_policy(job, names.environment_policy_name(job.name), environments, ingress))
     return policies
 
 

@@ -45,7 +45,10 @@ def workload(job: Job, topology: Topology) -> Manifest:
     Raises ValueError if the user's settings do not have the form of a pod's.
     """
     assert job.queue is not None
-    spec = {"queueName": job.queue.name, "podSets": [_pod_set(job, group) for group in topology.groups]}
+    spec = {
+        "queueName": job.queue.name,
+        "podSets": [_pod_set(job, group) for group in (*topology.groups, *topology.environment_groups)],
+    }
     request = json.dumps([job.uid, job.queue.priority_class, spec], sort_keys=True)
     return {
         "apiVersion": names.api_version(names.QUEUE_KIND),
@@ -76,7 +79,7 @@ def _pod_set(job: Job, group: Group) -> Manifest:
             kept[kind] = [{key: one[key] for key in _OF_CONTAINERS if key in one} for one in pod[kind]]
     scheduling = job.spec.scheduling
     near: Manifest = {}
-    if scheduling.topology_key is not None:
+    if scheduling.topology_key is not None and group.role is not names.Role.ENVIRONMENT:
         near = {
             "topologyRequest": {
                 scheduling.topology_policy.lower(): scheduling.topology_key,

@@ -12,11 +12,10 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
-from grpo_operator.api.infrastructure import TrainerGroup
 from grpo_operator.api.names import Role
 from grpo_operator.api.placement_status import Admission
 from grpo_operator.api.pod_requests import PodRequests
-from grpo_operator.api.pod_template import PodGroup
+from grpo_operator.api.pod_template import GpuGroup, PodGroup
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
 
@@ -83,6 +82,16 @@ class Group:
         """Name of the group in the spec."""
         return self.spec.name
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the operator asks for in each pod."""
+        return self.spec.gpus if isinstance(self.spec, GpuGroup) else 0
+
+    @property
+    def claim_template(self) -> str | None:
+        """The ResourceClaimTemplate that asks for them, if they are not an extended resource."""
+        return self.spec.resource_claim_template_name if isinstance(self.spec, GpuGroup) else None
+
     @cached_property
     def pods(self) -> tuple[str, ...]:
         """Names of the pods, in the order of their ordinals."""
@@ -104,12 +113,16 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """All pod groups, the trainer pods in rank order, the engines, and the transfer groups that send them weights."""
+    """All pod groups, the trainer pods in rank order, the engines, and the transfer groups that send them weights.
+
+    `groups` are those of an attempt. Environment pods belong to none: they stay while one follows another.
+    """
 
     groups: tuple[Group, ...]
     members: tuple[Member, ...]
     engines: tuple[Engine, ...] = ()
     transfers: tuple[TransferGroup, ...] = ()
+    environment_groups: tuple[Group, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -137,6 +150,11 @@ class Topology:
         return tuple(group for group in self.groups if group.most is not None)
 
     @cached_property
+    def environment_pods(self) -> tuple[str, ...]:
+        """Names of the pods in which tools and environments run."""
+        return tuple(pod for group in self.environment_groups for pod in group.pods)
+
+    @cached_property
     def gang_pods(self) -> tuple[str, ...]:
         """Names of the pods that get nodes together, if any do."""
         return tuple(pod for group in self.groups if group.in_gang for pod in group.pods)
@@ -160,7 +178,9 @@ class Topology:
 
 def plan_topology(job: Job) -> Topology:
     """Place every rank and every engine: group by group, pod by pod, GPU by GPU, without gaps."""
-    planned = _plan_topology(job)
+    served = job.spec.environment_pods.groups if job.spec.environment_pods else ()
+    environments = tuple(_group(job, Role.ENVIRONMENT, group) for group in served)
+    planned = replace(_plan_topology(job), environment_groups=environments)
     if job.spec.scheduling.gang is None:
         return planned
     # Elastic engines would stand in for missing others.
@@ -185,7 +205,7 @@ def _plan_topology(job: Job) -> Topology:
     return Topology(groups=tuple(trainers), members=members)
 
 
-def _group(job: Job, role: Role, spec: TrainerGroup | GenerationGroup) -> Group:
+def _group(job: Job, role: Role, spec: PodGroup) -> Group:
     return Group(role=role, statefulset=names.child_name(job.name, spec.name), spec=spec)
 
 
@@ -207,8 +227,8 @@ def generation_devices(node_local: NodeLocalSpec | None, gpus: int) -> tuple[int
 def _members(job: Job, groups: Sequence[Group]) -> tuple[Member, ...]:
     members, rank = [], 0
     for group in groups:
-        kept = generation_devices(job.spec.generation.node_local, group.spec.gpus)
-        devices = tuple(device for device in range(group.spec.gpus) if device not in kept)
+        kept = generation_devices(job.spec.generation.node_local, group.gpus)
+        devices = tuple(device for device in range(group.gpus) if device not in kept)
         for pod in group.pods:
             members.append(
                 Member(
@@ -257,7 +277,7 @@ def _node_local_engines(
     job: Job, spec: NodeLocalSpec, members: Sequence[Member], groups: Sequence[Group]
 ) -> tuple[tuple[Engine, ...], tuple[TransferGroup, ...]]:
     """Return the engines next to each pod's ranks. Each pod is a transfer group, in which its first rank sends."""
-    gpus = {group.name: group.spec.gpus for group in groups}
+    gpus = {group.name: group.gpus for group in groups}
     engines, transfers = [], []
     for number, member in enumerate(members):
         devices = generation_devices(spec, gpus[member.group])

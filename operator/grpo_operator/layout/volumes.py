@@ -4,6 +4,7 @@
 |---|---|---|---|---|
 | trainer pods | read | write | write | write: checkpoints, journal, exports, datasets |
 | engine pods | read | write | write: they download the model themselves | only if the job may name it for them |
+| environment pods | one of their own | tmp | no | no |
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from grpo_spec import contract as c
 from grpo_spec.schema import dump
 
 _DATA = "data"
+_READ = {"defaultMode": 0o444}
+_CONTRACT = {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True}
+_TMP = {"name": "tmp", "mountPath": "/tmp"}
 
 
 def volumes(job: Job, group: Group, user: PodTemplate, attempt: int) -> list[Manifest]:
     """Return the volumes of a group's pods. `user`: its pod settings."""
+    if group.role is Role.ENVIRONMENT:
+        return [
+            {"name": "contract", "configMap": {"name": names.environment_map_name(job.name, group.name)} | _READ},
+            {"name": "tmp", "emptyDir": {}},
+        ]
     data = {"name": _DATA, **_storage(job.spec.storage.claim_name)}
     return [
-        {"name": "contract", "configMap": {"name": names.contract_name(job.name, attempt), "defaultMode": 0o444}},
+        {"name": "contract", "configMap": {"name": names.contract_name(job.name, attempt)} | _READ},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -37,12 +46,14 @@ def volumes(job: Job, group: Group, user: PodTemplate, attempt: int) -> list[Man
 
 def mounts(job: Job, group: Group, user: PodTemplate) -> list[Manifest]:
     """Return what the container of a group's pods mounts."""
+    if group.role is Role.ENVIRONMENT:
+        return [_CONTRACT, _TMP]
     sub_path, use = job.spec.storage.sub_path, _use_of_data(job, group, user)
     data: Manifest = {"name": _DATA, "mountPath": c.DATA_DIR} | ({"subPath": sub_path} if sub_path else {})
     return [
-        {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True},
+        _CONTRACT,
         {"name": "state", "mountPath": c.STATE_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},
+        _TMP,
         {"name": "shm", "mountPath": "/dev/shm"},
         *([data | ({"readOnly": True} if use == "read" else {})] if use else ()),
         {"name": "cache", "mountPath": c.CACHE_DIR} | ({"readOnly": True} if job.spec.cache.read_only else {}),

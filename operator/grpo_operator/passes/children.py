@@ -100,16 +100,24 @@ def _find_changes(
     return Changes(decided, stops, applies, removals)
 
 
+_STAY = {
+    Mode.STOPPED: (),
+    Mode.ENGINES_ONLY: (Role.GENERATION, Role.ENVIRONMENT),
+    Mode.ENVIRONMENTS_ONLY: (Role.ENVIRONMENT,),
+}
+"""Roles whose groups stay, in the modes in which others are stopped."""
+
+
 def groups_to_stop(children: Sequence[Child], mode: Mode) -> list[Child]:
     """Return the StatefulSets among these children that should have no pods in this mode and are not at 0 yet."""
-    if mode not in (Mode.STOPPED, Mode.ENGINES_ONLY):
+    if mode not in _STAY:
         return []
     return [
         child
         for child in children
         if child.kind == "StatefulSet"
         and child.raw["spec"].get("replicas") != 0
-        and not (mode == Mode.ENGINES_ONLY and labels_of(child.raw).get(names.LABEL_ROLE) == Role.GENERATION)
+        and labels_of(child.raw).get(names.LABEL_ROLE) not in _STAY[mode]
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grpo_operator.api.placement_status import Admission
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.queueing import QueueSteps, find_admitted
@@ -46,14 +48,17 @@ async def make(cluster: Cluster, job: Job, topology: Topology, steps: QueueSteps
     if steps.create:
         wanted = workload(job, topology)
         with error_note(f"creating Workload {wanted['metadata']['name']}"):
-            wanted["spec"] |= await _priority(cluster, job, wanted)
+            wanted["spec"] |= await _priority(cluster, job, wanted["spec"]["podSets"][: len(topology.groups)])
             answers.append(await cluster.create(wanted))
     return answers
 
 
-async def _priority(cluster: Cluster, job: Job, wanted: Object) -> Object:
-    """Return a Workload's priority: that of the job's class for queues, else of its pods' PriorityClass."""
-    of_pods = (one["template"]["spec"].get("priorityClassName") for one in wanted["spec"]["podSets"])
+async def _priority(cluster: Cluster, job: Job, sets: Sequence[Object]) -> Object:
+    """Return a Workload's priority: that of the job's class for queues, else of its pods' PriorityClass.
+
+    `sets`: pod sets of the attempt's groups. Environment pods may have a low priority, which is not the job's.
+    """
+    of_pods = (one["template"]["spec"].get("priorityClassName") for one in sets)
     if job.queue is not None and job.queue.priority_class is not None:
         group, kind, name = "kueue.x-k8s.io", "WorkloadPriorityClass", job.queue.priority_class
     elif first := next(filter(None, of_pods), None):

@@ -36,12 +36,14 @@ async def find_obstacle(
     """
     if fault := find_fault(job, allowed):
         return Reason.INVALID_SPEC, fault
-    for name in sorted({*topology.pods} & {*observed.strange_pods}):
+    for name in sorted({*topology.pods, *topology.environment_pods} & {*observed.strange_pods}):
         if taken := await find_taken(cluster, job.namespace, name, observed):
             return Reason.NAME_TAKEN, taken
     ours = {(child.kind, child.name) for child in observed.children}
     try:
-        if wrong := await _find_wrong_claim(cluster, job, topology) or await _find_missing_template(cluster, job):
+        if wrong := await _find_wrong_claim(cluster, job, topology) or await _find_missing_template(
+            cluster, job, topology
+        ):
             return wrong
         await gather_all(
             _check(cluster, child, is_ours=(child["kind"], child["metadata"]["name"]) in ours) for child in wanted
@@ -85,9 +87,9 @@ async def _find_wrong_claim(cluster: Cluster, job: Job, topology: Topology) -> t
     return None
 
 
-async def _find_missing_template(cluster: Cluster, job: Job) -> tuple[Reason, str] | None:
+async def _find_missing_template(cluster: Cluster, job: Job, topology: Topology) -> tuple[Reason, str] | None:
     """Return which ResourceClaimTemplate does not exist. The scheduler would leave pods waiting, and not say why."""
-    for name in sorted({group.resource_claim_template_name or "" for group in job.spec.pod_groups} - {""}):
+    for name in sorted({group.claim_template or "" for group in topology.groups} - {""}):
         if await cluster.get("ResourceClaimTemplate", job.namespace, name) is None:
             if not await cluster.serves("ResourceClaimTemplate"):
                 return Reason.INVALID_SPEC, _NO_CLAIMS

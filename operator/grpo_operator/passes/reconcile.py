@@ -276,7 +276,8 @@ class Reconciler:
             gone_sets={pod.controller for _, pod in read} - {"", *(child.uid for _, child in sets)},
         )
         roles = {pod["metadata"]["name"]: labels_of(pod).get(names.LABEL_ROLE, "") for pod in pods}
-        decided = rescue(job, status, {name: roles[name] for name in observed.pods}, _say(error), now)
+        there = (*observed.pods, *observed.environment_pods)
+        decided = rescue(job, status, {name: roles[name] for name in there}, _say(error), now)
         _, written = await self._publish(key, raw, status, decided)
         await self._tell(raw, decided if written else None, now)
         await self._applier.stop(job, groups_to_stop(observed.children, decided.mode))

@@ -85,13 +85,15 @@ def check_it_is_true(job: Job, topology: Topology, status: GRPOJobStatus, observ
     assert not holds(status, Condition.SCHEDULED) or [pod.node is not None for pod in own] == [True] * len(seen)
     assert not holds(status, Condition.RUNNING) or [pod.ready for pod in own] == [True] * len(seen)
     assert not holds(status, Condition.HUNG) or own
+    ready += sum(pod.ready for pod in observed.environment_pods.values())
     assert status.attempt is None or sum(group.ready for group in status.groups) <= ready
     assert (status.elastic is None) == (not topology.elastic_groups or status.attempt is None)
     if is_terminal(status) or is_between_attempts(status):
         assert not holds(status, Condition.SCHEDULED)
         assert not holds(status, Condition.RUNNING)
-    rests = status.phase == "Suspended" and not observed.pods and job.spec.suspend
-    assert not (holds(status, Condition.SUSPENDED) and observed.pods)
+    left = {*observed.pods, *observed.environment_pods}
+    rests = status.phase == "Suspended" and not left and job.spec.suspend
+    assert not (holds(status, Condition.SUSPENDED) and left)
     assert holds(status, Condition.STALLED) == (status.phase == "Failed")
     is_settled = status.phase in ("Running", "Succeeded") or rests
     is_changing = status.phase != "Failed" and (holds(status, Condition.BLOCKED) or not is_settled)

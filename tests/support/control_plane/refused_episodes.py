@@ -8,6 +8,15 @@ _PLAYS = {"environments": [{"name": "agent", "program": "m:play"}]}
 _BY_ENVIRONMENT = [{"name": "r", "environment": {}}]
 _GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 
+_TWO = {"environments": [{"name": "wordle", "factory": "m:Wordle"}, {"name": "sql", "factory": "m:Sql"}]}
+
+
+def _pods(*groups: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec with these groups of environment pods, called e0, e1 and so on if they do not say."""
+    named = [{"name": f"e{number}"} | group for number, group in enumerate(groups)]
+    return {"environmentPods": {"groups": named}}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (section | change, complaint)
@@ -36,6 +45,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"tools": [{"function": "a:search"}, {"function": "b.c:search"}, {"function": "b:research"}]},
         "two functions of tools have the same name",
     ),
+    (_pods({}), "environmentPods needs tools or environments"),
+    (_PLAYS | _pods({}), "environmentPods do not go with environments[].program"),
+    (_ACTS | _pods({"podTemplate": {"hostNetwork": True}}), "must not set hostNetwork or privileged"),
+    (_ACTS | _pods({"podTemplate": {"privileged": True}}), "must not set hostNetwork or privileged"),
+    (_ACTS | _pods({"environments": ["chess"]}, {}), "environments must be names of environments"),
+    (_TOOLS | _pods({"environments": ["wordle"]}), "environments must be names of environments"),
+    (_TWO | _pods({"environments": ["sql"]}, {"environments": ["sql"]}), "must be served by a group"),
+    (_TOOLS | _pods({"name": "a"}), "groups of environmentPods must have other names than those of trainer"),
+    (
+        _TOOLS
+        | _pods({"name": "g"})
+        | {"generation": {"topology": "Server", "server": {"groups": [{"name": "g", "gpus": 1}]}}},
+        "groups of environmentPods must have other names than those of trainer and generation.server",
+    ),
 ]
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -45,4 +68,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"environments": [*_ACTS["environments"], *_PLAYS["environments"]], "training": {"maxToolCallingIterations": 4}},
     _ACTS | {"evaluation": _GYM | {"rewards": _BY_ENVIRONMENT}},
     {"tools": [{"function": "a:search"}, {"function": "a:research"}, {"function": "b.search:f"}]},
+    _TOOLS | _pods({"replicas": 4}),
+    _TWO | _pods({"environments": ["sql"]}, {"environments": ["wordle", "sql"]}),
+    _TWO | _pods({"environments": ["sql"]}, {"environments": []}) | {"podTemplate": {"hostNetwork": True}},
 ]

@@ -33,6 +33,11 @@ def is_ready(pod: Object) -> bool:
     return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", ())
 
 
+def is_of_environments(pod: Object) -> bool:
+    """Whether it is an environment pod."""
+    return bool(pod["metadata"]["labels"].get(names.LABEL_ROLE) == names.Role.ENVIRONMENT)
+
+
 class SimulatedCluster:
     """`clock` gives the seconds since START. `room`: most pods that have a node at the same time."""
 
@@ -55,7 +60,14 @@ class SimulatedCluster:
         return self.store.get(names.KIND, NAMESPACE, name)
 
     def pods(self, **labels: str) -> list[Object]:
-        """Return the pods of StatefulSets with these labels, named as in `names`: job, job_uid, attempt."""
+        """Return the pods of attempts with these labels, named as in `names`: job, uid, attempt."""
+        return [pod for pod in self._pods(**labels) if not is_of_environments(pod)]
+
+    def environment_pods(self, **labels: str) -> list[Object]:
+        """Return the environment pods with these labels."""
+        return [pod for pod in self._pods(**labels) if is_of_environments(pod)]
+
+    def _pods(self, **labels: str) -> list[Object]:
         known = {"job": names.LABEL_JOB, "uid": names.LABEL_JOB_UID, "attempt": names.LABEL_ATTEMPT}
         wanted = tuple((known[name], value) for name, value in labels.items())
         return [pod for pod in self.store.select(Selection("Pod", NAMESPACE, wanted)) if controller_of(pod)]
@@ -85,20 +97,26 @@ class SimulatedCluster:
 
     def run_kubelets(self) -> None:
         """Place pods on nodes, start them, and end those that are deleted; nothing happens on lost nodes."""
-        free, pods = [node for node in NODES if node not in self.lost], self.pods()
-        room = self.room - sum("nodeName" in pod["spec"] for pod in pods)
+        free, pods = [node for node in NODES if node not in self.lost], self._pods()
+        room = self.room - sum("nodeName" in pod["spec"] for pod in self.pods())
         for number, pod in enumerate(pods):
             node = pod["spec"].get("nodeName")
-            if node is None and (not free or room <= 0):
+            others = is_of_environments(pod)
+            if node is None and (not free or (room <= 0 and not others)):
                 self.store.edit(pod, status={"conditions": _NO_ROOM})
             elif node is None:
-                room -= 1
+                room -= not others
                 placed = {**pod["spec"], "nodeName": free[number % len(free)]}
                 self.store.edit(pod, spec=placed, status={"podIP": f"10.0.0.{number}", "conditions": []})
             elif node in self.lost:
                 continue
             elif "deletionTimestamp" in pod["metadata"]:
                 self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+            elif others:
+                restarts = pod["status"].get("restarts", 0)
+                running = {"name": names.CONTAINER, "restartCount": restarts, "state": {"running": {}}}
+                ready = () if pod["status"].get("sick") else _READY
+                self.store.edit(pod, status={"containerStatuses": [running], "conditions": ready})
             elif not pod["status"].get("containerStatuses"):
                 running = {"name": names.CONTAINER, "restartCount": 0, "state": {"running": {}}}
                 began = {"containerStatuses": [running], "attempt": self._contract(pod), "over": False}
@@ -158,6 +176,11 @@ class SimulatedCluster:
         not_ready = [{"type": "Ready", "status": "False"}]
         self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready, "over": True})
 
+    def disturb_environments(self, pod: Object, *, sick: bool) -> None:
+        """End the container of an environment pod. Its kubelet restarts it, and it is ready again unless it is sick."""
+        status = {"restarts": pod["status"].get("restarts", 0) + 1, "sick": sick, "conditions": []}
+        self.store.edit(pod, status=status)
+
     def evict_by_kubelet(self, pod: Object, *, own_fault: bool) -> None:
         """Fail a pod because its node runs short of something, or because of a limit of its own; its StatefulSet
         replaces it at once.
@@ -176,7 +199,7 @@ class SimulatedCluster:
         """Cut a node off: its pods are no longer ready, and no kubelet ends them."""
         self.lost[node] = self.store.time()
         self._put_node(node)
-        for pod in self.pods():
+        for pod in self._pods():
             if pod["spec"].get("nodeName") == node:
                 self.store.edit(pod, status={"conditions": [{"type": "Ready", "status": "False"}]})
 
@@ -189,7 +212,7 @@ class SimulatedCluster:
                 self.store.edit(pod, status={"conditions": _READY})
 
     def _owned(self, group: Object) -> Iterator[Object]:
-        for pod in self.pods():
+        for pod in self._pods():
             if pod["metadata"]["ownerReferences"][0]["uid"] == group["metadata"]["uid"]:
                 yield pod
 

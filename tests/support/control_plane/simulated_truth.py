@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 from grpo_operator.api import names
+from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.conditions import is_terminal, keeps_pods
-from grpo_operator.decide.objects import controller_of
+from grpo_operator.decide.conditions import find, is_terminal, keeps_pods, rests
+from grpo_operator.decide.objects import controller_of, labels_of
 from grpo_spec.reasons import Reason
 from support.control_plane.children import job_of
 from support.control_plane.memory_api import Request
 from support.control_plane.memory_store import Change, Object, Place
-from support.control_plane.simulated_cluster import NAMESPACE, SimulatedCluster, attempt_in, is_ready
+from support.control_plane.simulated_cluster import (
+    NAMESPACE,
+    SimulatedCluster,
+    attempt_in,
+    is_of_environments,
+    is_ready,
+)
 from support.control_plane.simulated_operator import Pass
 
 _FROZEN = ("attempt", "phase", "restarts", "last_failure", "completion_time", "active_seconds")
@@ -81,6 +88,10 @@ class Truth:
             self._must(runs and is_kept and told == str(status.attempt), f"{request} announces attempt {told}")
         elif request.verb == "scale":
             self._must(not runs, f"{request} stops an attempt that runs")
+            accepted = find(status, Condition.ACCEPTED)
+            ends = is_terminal(status) or rests(status) or (accepted is not None and accepted.status == "False")
+            is_kept = child is not None and labels_of(child).get(names.LABEL_ROLE) == names.Role.ENVIRONMENT
+            self._must(ends or not is_kept, f"{request} takes the environments from the next attempt")
         elif request.kind == "Pod":
             assert child is not None
             self._check_deletion(request, child, status, runs=runs)
@@ -89,9 +100,13 @@ class Truth:
             self._must(request.name != contract, f"{request} takes away what the attempt needs")
 
     def _check_deletion(self, request: Request, pod: Object, status: GRPOJobStatus, *, runs: bool) -> None:
+        is_given_up = "deletionTimestamp" in pod["metadata"] and pod["spec"].get("nodeName") in self._cluster.lost
+        if is_of_environments(pod):
+            ends = is_terminal(status) or rests(status)
+            self._must(ends or is_given_up, f"{request} deletes an environment pod")
+            return
         member = next((m for m in status.members if m.uid == pod["metadata"]["uid"]), None)
         is_old = not runs or pod["metadata"]["labels"][names.LABEL_ATTEMPT] != str(status.created_for)
-        is_given_up = "deletionTimestamp" in pod["metadata"] and pod["spec"].get("nodeName") in self._cluster.lost
         is_replaced = member is not None and member.replacing and (member.replace_time or "") <= self._store.time()
         self._must(is_old or is_given_up or is_replaced, f"{request} deletes a pod of the attempt")
 
@@ -104,6 +119,8 @@ class Truth:
             self._courses[after["metadata"]["resourceVersion"]] = _course(after)
         if change.kind == names.KIND and before is not None and after is not None:
             self._check_status(after, read_status(before.get("status")), read_status(after.get("status")))
+        elif change.kind == "Pod" and after is not None and is_of_environments(after):
+            return
         elif change.kind == "Pod" and before is None and after is not None and controller_of(after):
             self._check_new_pod(after)
         elif change.kind == "Pod" and after is not None and is_ready(after):

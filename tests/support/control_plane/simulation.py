@@ -188,6 +188,8 @@ class Simulation:
         for place in [*self.truth.foreign]:
             del self.truth.foreign[place]
             self.cluster.store.remove(*place)
+        for pod in self.cluster.environment_pods():
+            self.cluster.disturb_environments(pod, sick=False)
         for node in [*self.cluster.lost]:
             self.cluster.return_node(node)
         self.cluster.store.compact()  # events may have been lost: all is listed again
@@ -200,12 +202,15 @@ class Simulation:
 
     def _check_outcome(self, raw: Object) -> None:
         status, pods = self.status(raw["metadata"]["name"]), self.cluster.pods(uid=raw["metadata"]["uid"])
+        environments = self.cluster.environment_pods(uid=raw["metadata"]["uid"])
         if is_terminal(status) or raw["spec"].get("suspend"):
             assert is_terminal(status) or holds(status, Condition.SUSPENDED)
-            assert not pods, "GPUs are given back"
+            assert not [*pods, *environments], "GPUs are given back"
             return
         assert status.phase == "Running"
-        groups = plan_topology(parsed(**raw["spec"])).groups
+        planned = plan_topology(parsed(**raw["spec"]))
+        groups = planned.groups
+        assert len(environments) == len(planned.environment_pods)
         assert len(pods) == sum(group.spec.replicas for group in groups)
         assert {pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in pods} == {str(status.created_for)}
         assert {attempt_in(pod) for pod in pods} == {status.attempt}

@@ -5,14 +5,15 @@ from pathlib import Path
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.base import ToolCall
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.processes import Processes
+from grpo_workload.environments.sessions import RankSessions
 
 USER = "support.trainer.user_tools"
 COUNTER = {"name": "counter", "factory": f"{USER}:Counter", "params": {"start": 3}}
 
 
-def start(*tools, environments=(), wants_reward=False, wants_state=False, environ=None):
-    """Start the processes of tools, by name in `user_tools` or as the job has them, and of environments."""
+def make_config(*tools, environments=()):
+    """Return a job with tools, by name in `user_tools` or as the job has them, and environments."""
     config = {
         "model": {"name": "unused"},
         "dataset": {"name": "unused"},
@@ -22,7 +23,14 @@ def start(*tools, environments=(), wants_reward=False, wants_state=False, enviro
         "tools": [{"function": f"{USER}:{tool}"} if isinstance(tool, str) else tool for tool in tools],
         "environments": list(environments),
     }
-    sessions = ProcessSessions(TrainerConfig.model_validate(config), environ or os.environ, wants_reward=wants_reward)
+    return TrainerConfig.model_validate(config)
+
+
+def start(*tools, environments=(), wants_reward=False, wants_state=False, environ=None):
+    """Start the processes of tools and environments, as `make_config` takes them."""
+    config = make_config(*tools, environments=environments)
+    processes = Processes(config.tools, config.environments, environ or os.environ)
+    sessions = RankSessions(processes, config, wants_reward=wants_reward)
     sessions.wants_state = wants_state
     return sessions
 

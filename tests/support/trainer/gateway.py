@@ -6,7 +6,8 @@ import os
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.chat_words import ChatWords
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.processes import Processes
+from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.generation.episode_draft import Turn
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.gateway.programs import Programs
@@ -35,12 +36,8 @@ def config_of(program=f"{USER}:any_of_them", training=None, **more):
 
 def start(config):
     """Start the program's zygote, and wait until it is ready."""
-    sessions = ProcessSessions(config, os.environ, wants_reward=True)
-    try:
-        sessions.ready()
-    except BaseException:
-        sessions.close()
-        raise
+    sessions = RankSessions(Processes(config.tools, config.environments, os.environ), config, wants_reward=True)
+    sessions.ready()
     return sessions
 
 

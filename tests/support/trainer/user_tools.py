@@ -95,17 +95,19 @@ def give(kind: str) -> object:
     Args:
         kind: What.
     """
-    return {
+    found = {
         "none": None,
         "dict": {"a": 1},
         "list": [1, "two"],
         "blocks": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}],
         "surrogate": "cut \ud83d",
         "big": "x" * ((1 << 20) + 5),
+        "huge": lambda: "é" * 10_000_000,
         "numbers": f"{random.random()} {np.random.random()}",
         "variables": sorted(os.environ),
         "pid": os.getpid(),
     }[kind]
+    return found() if callable(found) else found
 
 
 def meet(folder: str, name: str, other: str) -> str:

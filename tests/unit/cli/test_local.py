@@ -1,19 +1,24 @@
 """`grpo run` starts all pods on one machine: no port and no device is assigned twice, and each has its variables."""
 
+import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from grpo_cli.local.environment_pods import EnvironmentPods
 from grpo_cli.local.processes import free_ports, local_contract
+from grpo_cli.local.variables import variables
+from grpo_devcluster.progress import wait_until
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job, plan_topology
-from support.control_plane.jobs import spec
+from support.control_plane.jobs import spec, world
 
 
 def test_each_pod_has_its_own_ports_and_devices() -> None:
@@ -89,3 +94,58 @@ def test_processes_get_the_variables_whose_values_the_manifest_has(tmp_path: Pat
     assert "of podTemplate, not set here: TOKEN: only a cluster has their values" in ended.stdout, ended.stderr
     assert ended.stdout.count("ended with 3 and no result") == 2
     assert {name: (tmp_path / name).read_text() for name in ("j-a-0", "j-b-0")} == {"j-a-0": "job", "j-b-0": "group"}
+
+
+def test_environment_pods_have_addresses_and_variables_of_their_own() -> None:
+    env = [{"name": "KEY", "value": "k"}, {"name": "MINE", "value": "pod's"}]
+    server = {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}}
+    made, topology = world(
+        tools=[{"function": "m:f"}],
+        environmentPods={"groups": [{"name": "boxes", "replicas": 2, "podTemplate": {"env": env}}]},
+        podTemplate={"env": [{"name": "MINE", "value": "job's"}]},
+        generation=server,
+    )
+    contract = local_contract(made, topology)
+    (group,) = contract.environment_pods
+    ports = [int(address.removeprefix("127.0.0.1:")) for address in group.addresses]
+    others = [contract.master_port, *(member.status_port for member in contract.members)]
+    assert len({*ports, *others}) == 2 + len(others)
+    assert variables(made, topology).by_pod == {
+        "job-a-0": {"MINE": "job's"},
+        "job-b-0": {"MINE": "job's"},
+        "job-gen-0": {"MINE": "job's"},
+        "job-boxes-0": {"KEY": "k", "MINE": "pod's"},
+        "job-boxes-1": {"KEY": "k", "MINE": "pod's"},
+    }
+
+
+def test_an_environment_pod_that_ends_begins_again(tmp_path: Path) -> None:
+    env = [{"name": "PYTHONPATH", "value": os.pathsep.join(sys.path)}]
+    made, topology = world(
+        tools=[{"function": "support.trainer.user_tools:add"}],
+        environmentPods={"groups": [{"name": "boxes", "podTemplate": {"env": env}}]},
+        generation={"engine": "vLLM"},
+    )
+    contract = local_contract(made, topology)
+    address = contract.environment_pods[0].addresses[0]
+
+    def is_ready() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"http://{address}/ready", timeout=10) as response:
+            return response.status == 200
+        return False
+
+    pods = EnvironmentPods(made, topology, contract, tmp_path, variables(made, topology).by_pod)
+    try:
+        wait_until(is_ready, "the pod is ready", 120)
+        first = pods.processes["job-boxes-0"]
+        pods.restart()
+        assert pods.processes["job-boxes-0"] is first
+        first.kill()
+        first.wait()
+        assert not is_ready()
+        pods.restart()
+        wait_until(is_ready, "the pod is ready again", 120)
+    finally:
+        for process in pods.processes.values():
+            process.kill()
+            process.wait()

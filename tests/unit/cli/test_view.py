@@ -14,6 +14,7 @@ from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.terminal import line, screen, show
 from grpo_cli.screen.training import LauncherReport
 from grpo_cli.screen.view import JobView, make_view
+from grpo_operator.api import names
 from grpo_spec.reports import EvaluationProgress, Progress
 from support.control_plane.jobs import spec
 from support.paths import DOCS
@@ -282,6 +283,30 @@ def test_a_restarting_job_shows_when_and_what_it_waits_for() -> None:
     assert CURES["RankFailed"] in shown
     due = job("Restarting", restarting, nextRestartTime="2026-01-01T00:59:00Z")
     assert "when the last attempt has no pod left" in text(view(due))
+
+
+def test_environment_pods_are_shown_with_their_own_words_and_are_not_waited_for_between_attempts() -> None:
+    spec_ = {"tools": [{"function": "m:f"}], "environmentPods": {"groups": [{"name": "boxes", "replicas": 2}]}}
+    died = {"restartCount": 3, "lastState": {"terminated": {"exitCode": 1, "message": "boom", "reason": "Error"}}}
+    loops = {"name": "grpo", **died, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}}
+    again = READY | {"containerStatuses": [{"name": "grpo", **died, "state": {"running": {}}}]}
+    pods = [
+        pod("math-a-0", **READY),
+        pod("math-b-0", **READY),
+        pod("math-boxes-0", containerStatuses=[loops]),
+        pod("math-boxes-1", **again),
+    ]
+    for one in pods[2:]:
+        one["metadata"]["labels"] = {names.LABEL_ROLE: "environment"}
+    groups = [{"name": "boxes", "role": "environment", "desired": 2, "ready": 1, "incarnation": 0}]
+    shown = text(view(job("Running", RUNNING, spec_=spec_, groups=groups), *pods))
+    assert "math-boxes-0: ended 3 times, CrashLoopBackOff; the last one as Error: boom" in shown
+    assert "math-boxes-1" not in shown
+    assert re.search(r"boxes +environment +1/2 +2 x 0", shown)
+    restarting = condition("Restarting", "True", "Restarting", "rank 2 failed; restart 1 of 3")
+    left = text(view(job("Restarting", restarting, spec_=spec_, nextRestartTime=START), *pods[1:]))
+    assert "math-b-0: being ended, with the last attempt" in left
+    assert "math-boxes" not in left
 
 
 def test_a_job_without_an_operator_says_so() -> None:

@@ -28,8 +28,9 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.environments.base import ToolCall
+from grpo_workload.environments.processes import Processes
 from grpo_workload.environments.results import is_connection
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.policy.adapters.four_bit import quantize
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.loss.own_loss import OwnLoss
@@ -239,7 +240,8 @@ def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await session.close()
         return reward
 
-    sessions = ProcessSessions(config, os.environ, wants_reward=bool(config.environments))
+    processes = Processes(config.tools, config.environments, os.environ)
+    sessions = RankSessions(processes, config, wants_reward=bool(config.environments))
     try:
         sessions.ready()
         assert asyncio.run(play()) == (1.0 if config.environments else None)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from pydantic import BaseModel, ConfigDict
+
 from grpo_workload.environments.requests import Endpoint
 
 
@@ -122,4 +124,52 @@ class Sessions(Protocol):
         Raises:
             ConfigError: the row chooses no environment of the job.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequest:
+    """What a host is asked for: one session."""
+
+    environment: str | None  # None: tools alone
+    row: bytes  # pickled arguments of `reset`, or a program's row; only processes that run users' code unpickle them
+    seed: int  # of the random numbers of its processes, 62 bits
+    wants_reward: bool  # whether `end` calls `get_reward`, which objects have then
+    wants_state: bool  # whether `end` returns the state
+
+
+class EnvironmentDescription(BaseModel):
+    """An environment, once an object of it was made."""
+
+    model_config = ConfigDict(strict=True)
+    schemas: list[dict[str, Any]]  # of its methods
+    has_reward: bool  # whether it has `get_reward`
+
+
+class Description(BaseModel):
+    """Tools as JSON schemas, and environments by name."""
+
+    model_config = ConfigDict(strict=True)
+    tools: list[dict[str, Any]]
+    environments: dict[str, EnvironmentDescription]
+
+
+class Host(Protocol):
+    """Where sessions run: processes beside the rank, or pods."""
+
+    async def ready(self) -> Description:
+        """Wait until users' modules are imported, and an environment of each kind was made.
+
+        Raises:
+            ConfigError: this cannot be done; names the field.
+            EnvironmentLostError: it takes too long, a process ended, or a connection was lost.
+        """
+        ...
+
+    def begin(self, request: SessionRequest) -> Session | Program:
+        """Return a new session; its `reset` is what waits for a place."""
+        ...
+
+    def close(self) -> None:
+        """End everything. Sessions are closed before."""
         ...

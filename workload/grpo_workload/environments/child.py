@@ -118,9 +118,10 @@ class _Tools:
                 where = "program"
                 return {"reward": self._play(request)}, b""
             if isinstance(request, Reset):
+                row = pickle.loads(request.row)
                 where = "reset"
                 seed_all(request.seed)
-                return {"text": self._observation(request)}, b""
+                return {"text": self._observation(row)}, b""
             assert isinstance(request, Finish)
             where = "get_reward"
             return self._finish(request)
@@ -147,10 +148,10 @@ class _Tools:
                 raise
             return {"text": as_error(str(error) or type(error).__name__), "is_failed": True}
 
-    def _observation(self, request: Reset) -> str:
+    def _observation(self, row: dict[str, Any]) -> str:
         reset = self._method("reset")
-        _check_arguments(reset, request.row)
-        result = self._run(reset, dict(request.row))
+        _check_arguments(reset, row)
+        result = self._run(reset, row)
         if not (result is None or isinstance(result, str | list)):
             as_text(result)  # an image has a message of its own
             raise ResultError(f"returned a {type(result).__name__}; return text, or None")
@@ -162,13 +163,14 @@ class _Tools:
         return {"reward": reward, "state_bytes": len(state), "left_out": left_out}, state
 
     def _play(self, request: Play) -> float | None:
+        row = pickle.loads(request.row)
         seed_all(request.seed)
         end = request.endpoint
         # What the openai package reads, and most that is built on it; the user may have passed on an account.
         own = {"OPENAI_BASE_URL": end.base_url, "OPENAI_API_KEY": end.api_key}
         os.environ |= {} if own.keys() & os.environ.keys() else own
         os.environ |= {name: f"{LOOPBACK},{os.environ.get(name, '')}" for name in ("NO_PROXY", "no_proxy")}
-        returned = self._run(self._function, {"row": dict(request.row)} | _arguments(end))
+        returned = self._run(self._function, {"row": row} | _arguments(end))
         return None if returned is None else as_reward(returned)
 
     def _method(self, name: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from grpo_workload.environments.base import CAUSES, EnvironmentLostError
 from grpo_workload.environments.channel import Channel, InvalidReplyError, Reply, is_quiet, pickled, send
 from grpo_workload.environments.endings import DYING_SECONDS
 from grpo_workload.environments.requests import Finish, Fork, Invoke, Kill, Orders, Play, Reset
-from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, pickles
+from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess
 
 _REPORT_SECONDS = DYING_SECONDS + 2  # after which a zygote that says nothing hangs
 _ROOM_SECONDS = 0.01  # after which a zygote's socket may have room again
@@ -108,7 +108,7 @@ class ChildHandle:
             EnvironmentLostError: it took longer, its process ended, or the environment failed.
             ConfigError: a user's mistake.
         """
-        message = self._pickled(request)
+        message = pickled(request)
         self.is_idle = False
         try:
             async with asyncio.timeout(seconds):
@@ -176,14 +176,3 @@ class ChildHandle:
             return None
         finally:
             self._channel.close()
-
-    def _pickled(self, request: Reset | Invoke | Finish | Play) -> bytes:
-        try:
-            return pickled(request)
-        except Exception as error:  # whatever the objects raise
-            row = request.row if isinstance(request, Reset | Play) else {}
-            column = next((name for name in row if not pickles(row[name])), "prompt")
-            raise ConfigError(
-                f"{self._entry}: column {column} cannot be sent to the environment's process ({type(error).__name__}: "
-                f"{error}); let dataset.preprocess remove it or turn it into text"
-            ) from error

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from grpo_workload.environments.base import EnvironmentLostError
+from grpo_workload.environments.base import EnvironmentLostError, SessionRequest
 from grpo_workload.environments.child_handle import ChildHandle
 from grpo_workload.environments.pool import Pool
 from grpo_workload.environments.requests import Endpoint, Play
@@ -17,9 +14,9 @@ _DOING = "in its program, since the model's last answer"
 class ProgramSession:
     """Runs the program once, in a process of this episode alone: what it leaves behind ends with it."""
 
-    def __init__(self, pool: Pool, row: Mapping[str, Any], seed: int) -> None:
-        """`row`: the program's first argument; `seed`: of its random numbers, 62 bits."""
-        self._pool, self._row, self._seed = pool, row, seed
+    def __init__(self, pool: Pool, request: SessionRequest) -> None:
+        """`request`: has the program's row, and the seed of its random numbers."""
+        self._pool, self._request = pool, request
         self._child: ChildHandle | None = None
 
     @property
@@ -30,7 +27,7 @@ class ProgramSession:
     async def run(self, endpoint: Endpoint) -> float | None:
         """Play the episode to its end: see `base.Program.run`."""
         self._child = await self._pool.take()
-        request = Play(row=self._row, seed=sample_seed(self._seed, 0, 0) % 2**32, endpoint=endpoint)
+        request = Play(row=self._request.row, seed=sample_seed(self._request.seed, 0, 0) % 2**32, endpoint=endpoint)
         reply, _ = await self._child.ask(request, None, "in its program")
         return reply.reward
 

@@ -57,7 +57,7 @@ class Kill:
 class Reset:
     """A request to an environment to begin an episode."""
 
-    row: Mapping[str, Any]
+    row: bytes  # the pickled arguments of `reset`
     seed: int  # of Python's, numpy's and torch's random numbers, 32 bits
 
 
@@ -95,6 +95,6 @@ class Endpoint:
 class Play:
     """A request to a program to play an episode."""
 
-    row: Mapping[str, Any]
+    row: bytes  # pickled
     seed: int  # as of Reset
     endpoint: Endpoint

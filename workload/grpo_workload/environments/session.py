@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from grpo_workload.environments.base import EpisodeTimeoutError, ToolCall, ToolResult
+from grpo_workload.environments.base import EpisodeTimeoutError, SessionRequest, ToolCall, ToolResult
 from grpo_workload.environments.channel import Reply
 from grpo_workload.environments.child_handle import ChildHandle
 from grpo_workload.environments.pool import Pool
@@ -17,30 +16,17 @@ from grpo_workload.ranks.seeds import sample_seed
 
 
 class EpisodeSession:
-    """Acts on the processes of this rank."""
+    """Acts on processes of this machine."""
 
-    def __init__(
-        self,
-        tools: Mapping[str, Pool],
-        environment: Pool | None,
-        row: Mapping[str, Any],
-        seed: int,
-        *,
-        wants_reward: bool,
-        wants_state: bool,
-    ) -> None:
+    def __init__(self, tools: Mapping[str, Pool], environment: Pool | None, request: SessionRequest) -> None:
         """Take what a session acts on.
 
         Args:
             tools: by name, those of the row's environment too.
             environment: None for a job with tools alone.
-            row: arguments of `reset`.
-            seed: of its random numbers, 62 bits.
-            wants_reward: whether `end` calls `get_reward`.
-            wants_state: whether `end` returns the state.
+            request: the rest.
         """
-        self._tools, self._environment, self._row, self._seed = tools, environment, row, seed
-        self._wants_reward, self._wants_state = wants_reward, wants_state
+        self._tools, self._environment, self._request = tools, environment, request
         self._child: ChildHandle | None = None  # that holds the environment
         self._num_calls = 0
 
@@ -49,7 +35,7 @@ class EpisodeSession:
         if self._environment is None:
             return ""
         self._child = await self._environment.take()
-        request = Reset(row=self._row, seed=self._seed_of(0))
+        request = Reset(row=self._request.row, seed=self._seed_of(0))
         return (await self._ask_environment(request, "in reset"))[0].text
 
     async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
@@ -88,13 +74,13 @@ class EpisodeSession:
         """Return reward and state: see `base.Session.end`."""
         if self._environment is None:
             return None, None
-        wants_reward = self._wants_reward and self._environment.has_reward
-        if not (wants_reward or self._wants_state):
+        wants_reward, wants_state = self._request.wants_reward, self._request.wants_state
+        if not (wants_reward or wants_state):
             return None, None
-        request = Finish(wants_reward=wants_reward, wants_state=self._wants_state)
+        request = Finish(wants_reward=wants_reward, wants_state=wants_state)
         reply, state = await self._ask_environment(request, "in get_reward")
         self._environment.tell_left_out(reply.left_out)
-        return reply.reward if wants_reward else None, state if self._wants_state else None
+        return reply.reward if wants_reward else None, state if wants_state else None
 
     async def close(self) -> None:
         """Give the environment back; one that does something still is killed."""
@@ -132,7 +118,7 @@ class EpisodeSession:
         return await self._child.ask(request, self._environment.timeout_seconds, doing)
 
     def _seed_of(self, number: int) -> int:
-        return sample_seed(self._seed, number, 0) % 2**32
+        return sample_seed(self._request.seed, number, 0) % 2**32
 
 
 def _failed(message: str) -> ToolResult:

@@ -1,64 +1,46 @@
-"""All tools and environments of a rank, in their processes: `base.Sessions`."""
+"""All tools and environments of a rank, wherever they run: `base.Sessions`."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.tool_schemas import COLUMN, ToolSchemas, environment_of
-from grpo_workload.environments.pool import Pool
-from grpo_workload.environments.program_session import ProgramSession
-from grpo_workload.environments.session import EpisodeSession
-from grpo_workload.environments.zygote import allow_open_files
+from grpo_workload.environments.base import Description, Host, Program, Session, SessionRequest
+from grpo_workload.environments.user_process import pickles
 from grpo_workload.ranks.loop_thread import LoopThread
 
 
-class ProcessSessions:
-    """The processes of this rank. Sessions that are open use one event loop."""
+class RankSessions:
+    """What episodes of this rank act on. Sessions that are open use one event loop."""
 
-    def __init__(self, config: TrainerConfig, environ: Mapping[str, str], *, wants_reward: bool) -> None:
-        """Start the processes, which import users' modules; `ready` waits for that.
-
-        They end with the calling thread.
+    def __init__(self, host: Host, config: TrainerConfig, *, wants_reward: bool) -> None:
+        """Take what `ready` waits for.
 
         Args:
+            host: where sessions run.
             config: the job, with tools or environments.
-            environ: the rank's variables.
             wants_reward: whether a reward is `environment`: sessions end with `get_reward`.
-
-        Raises:
-            ConfigError: a variable in an entry's `env` is not set.
         """
-        self._wants_reward = wants_reward
+        self._host, self._wants_reward = host, wants_reward
+        self._factories = {one.name: f"environments[{one.name}].factory" for one in config.environments}
         self.wants_state = False
         """Whether sessions end with the pickled state. Set it where users' rewards read `environments`."""
-        self._tools: list[Pool] = []
-        self._environments: dict[str, Pool] = {}
-        allow_open_files()
-        try:
-            for tool in config.tools:
-                self._tools.append(Pool(tool, environ))
-            for environment in config.environments:
-                self._environments[environment.name] = Pool(environment, environ)
-        except ConfigError:
-            self.close()
-            raise
+        self._description = Description(tools=[], environments={})
 
     def ready(self) -> None:
-        """Wait until all modules are imported, and an environment of each kind was made.
+        """Wait until the host is ready.
 
         Raises:
-            ConfigError: this cannot be done, a tool cannot be described, or two have one name; names the fields.
-            EnvironmentLostError: a process ended, took more than IMPORT_SECONDS, or lost a connection.
+            ConfigError: see `base.Host.ready`, or no environment has the reward that the job asks for.
+            EnvironmentLostError: see `base.Host.ready`.
         """
         thread = LoopThread("begin of tools and environments")
         try:
-            for pool in self._pools():
-                thread.run(pool.ready())  # all of them import meanwhile
-            for name in self._environments or (None,):
-                self._by_name(name)
+            self._description = thread.run(self._host.ready())
             self._check_rewards()
         except BaseException:
             self.close()
@@ -69,12 +51,13 @@ class ProcessSessions:
     @property
     def schemas(self) -> ToolSchemas:
         """The tools of all rows as JSON schemas, once all are ready."""
+        found = self._description.environments
         return ToolSchemas(
-            tools=[schema for pool in self._tools for schema in pool.schemas],
-            environments={name: list(pool.schemas) for name, pool in self._environments.items()},
+            tools=self._description.tools,
+            environments={name: found[name].schemas for name in self._factories if name in found},
         )
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> EpisodeSession | ProgramSession:
+    def open(self, columns: Mapping[str, Any], seed: int) -> Session | Program:
         """Return a new session for an episode of a row.
 
         Args:
@@ -82,56 +65,47 @@ class ProcessSessions:
             seed: 62 bits, of the random numbers of its processes.
 
         Raises:
-            ConfigError: the row chooses no environment of the job.
+            ConfigError: the row chooses no environment of the job, or does not pickle.
         """
-        chosen = self._chosen(columns)
-        is_choice = len(self._environments) > 1
+        chosen, is_choice = self._chosen(columns), len(self._factories) > 1
+        known = None if chosen is None else self._description.environments.get(chosen)
         row = {name: value for name, value in columns.items() if not (is_choice and name == COLUMN)}
-        environment = None if chosen is None else self._environments[chosen]
-        if environment is not None and environment.is_program:
-            return ProgramSession(environment, row, seed)
-        return EpisodeSession(
-            self._by_name(chosen),
-            environment,
-            row,
-            seed,
-            wants_reward=self._wants_reward,
-            wants_state=self.wants_state,
+        return self._host.begin(
+            SessionRequest(
+                environment=chosen,
+                row=b"" if chosen is None else _pickled(chosen, row),
+                seed=seed,
+                wants_reward=self._wants_reward and known is not None and known.has_reward,
+                wants_state=self.wants_state,
+            )
         )
 
     def close(self) -> None:
-        """End all processes. Sessions are closed before."""
-        for pool in self._pools():
-            pool.close()
-
-    def _pools(self) -> list[Pool]:
-        return [*self._tools, *self._environments.values()]
+        """End the host. Sessions are closed before."""
+        self._host.close()
 
     def _chosen(self, columns: Mapping[str, Any]) -> str | None:
         """Return the environment of a row; None in a job without any."""
-        known = self._environments
+        known = self._factories
         if (name := environment_of(columns, known)) is None and known:
             given = columns.get(COLUMN)
             what = f"`{COLUMN}` of a row is {given!r}" if COLUMN in columns else f"a row has no column `{COLUMN}`"
             raise ConfigError(f"environments: {what}; it must be one of {', '.join(known)}, the names of environments")
         return name
 
-    def _by_name(self, environment: str | None) -> dict[str, Pool]:
-        """Return the tools of a row by name. ConfigError if two have one."""
-        found: dict[str, Pool] = {}
-        for pool in [*self._tools, *([self._environments[environment]] if environment is not None else [])]:
-            for schema in pool.schemas:
-                name = schema["function"]["name"]
-                if name in found:
-                    raise ConfigError(
-                        f"{found[name].field} and {pool.field}: both have a tool {name}, and a call names one of them; "
-                        "rename one"
-                    )
-                found[name] = pool
-        return found
-
     def _check_rewards(self) -> None:
-        scored = [pool.has_reward for pool in self._environments.values()]
-        if self._wants_reward and not any(scored):
-            fields = ", ".join(pool.field for pool in self._environments.values())
+        has_reward = any(one.has_reward for one in self._description.environments.values())
+        if self._wants_reward and not has_reward:
+            fields = ", ".join(self._factories.values())
             raise ConfigError(f"{fields}: a reward is `environment`, and no environment has a method get_reward")
+
+
+def _pickled(environment: str, row: Mapping[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(row)
+    except Exception as error:  # whatever the objects raise
+        column = next((name for name in row if not pickles(row[name])), "prompt")
+        raise ConfigError(
+            f"environments[{environment}]: column {column} cannot be sent to the environment's process "
+            f"({type(error).__name__}: {error}); let dataset.preprocess remove it or turn it into text"
+        ) from error

@@ -63,7 +63,8 @@ class UserProcess:
         """
         if missing := [name for name in asked if name not in environ]:
             raise ConfigError(
-                f"{field}.env: {missing[0]} is not set in the trainer's pods; set it in podTemplate.env, or envFrom"
+                f"{field}.env: {missing[0]} is not set in the pods that run it; set it in their podTemplate.env, or "
+                "envFrom"
             )
         self._module, self._memory_limit = module, memory_limit
         passed = passed_environment(environ, asked)

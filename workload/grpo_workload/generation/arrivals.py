@@ -23,7 +23,7 @@ class Arrivals:
         self._sent: Tensor | None = None
 
     def received(
-        self, weights: Iterable[tuple[str, Tensor]], tell: Callable[[Tensor, int], None] = lambda *_: None
+        self, weights: Iterable[tuple[str, Tensor]], tell: Callable[[str, Tensor, int], None] = lambda *_: None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield weights without the digests that follow them (`with_sums`).
 
@@ -34,7 +34,7 @@ class Arrivals:
                 self._sent = tensor.clone()
                 continue
             self._arrived.append((name, self.take(tensor, sums=False)))
-            tell(tensor, self._arrived[-1][1])
+            tell(name, tensor, self._arrived[-1][1])
             yield name, tensor
 
     def take(self, tensor: Tensor, *, sums: bool) -> int:

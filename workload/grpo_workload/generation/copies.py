@@ -31,16 +31,37 @@ class Place(NamedTuple):
         return one.detach().as_strided(self.shape, self.stride, one.storage_offset() + self.start)
 
 
+class Source(NamedTuple):
+    """A part of a weight, as it arrives."""
+
+    weight: str
+    part: Place | None  # None: all of it, in order
+
+    def of(self, arrived: Tensor) -> Tensor | None:
+        """Return the part of the weight that has arrived; None if it has no such part."""
+        return arrived if self.part is None else self.part.of(arrived)
+
+
 class Copy(NamedTuple):
     """Values copied into a place."""
 
     digest: int  # its position in `Arrivals`
     dtype: torch.dtype
     is_sent: bool  # else a loader has computed them
+    source: Source | None = None  # where they are known to be a part of one weight, of this type
 
 
 Copied = dict[str, dict[Place, Copy | None]]
 """By parameter and place. None: computed in place."""
+
+
+class _Weight(NamedTuple):
+    """Where a weight has come, in numbers of its storage."""
+
+    name: str
+    start: int
+    numel: int
+    dtype: torch.dtype
 
 
 class Copies(TorchDispatchMode):
@@ -56,22 +77,25 @@ class Copies(TorchDispatchMode):
         self._kept = list(held(model))  # so that no other tensor gets the address of one of these
         self._owners = {one.untyped_storage()._cdata: name for name, one in self._kept}
         self._sources: dict[int, StorageWeakRef] = {}  # a reference keeps the address, not the memory
+        self._weights: dict[int, list[_Weight]] = {}  # by the storage in which they came
         self._last: tuple[Tensor, int] | None = None
         self.copied: Copied = {}
 
-    def arrived(self, tensor: Tensor, at: int) -> None:
+    def arrived(self, name: str, tensor: Tensor, at: int) -> None:
         """Note a weight before vLLM gets it, and the position of its digest."""
         self._last, storage = (tensor, at), tensor.untyped_storage()
         self._sources.setdefault(storage._cdata, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        if tensor.is_contiguous():
+            weight = _Weight(name, int(tensor.storage_offset()), tensor.numel(), tensor.dtype)
+            self._weights.setdefault(storage._cdata, []).append(weight)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what is copied, and where to."""
-        if self._last is not None:
-            address = self._last[0].untyped_storage()._cdata
-            if address in storages(written(func, args, kwargs or {})):
-                # A loader changes what has arrived, as that of GPT-OSS where biases are those of another rank.
-                self._sources.pop(address, None)
-                self._last = None
+        for address in storages(written(func, args, kwargs or {})).keys() & self._sources.keys():
+            # A loader changes what has arrived, as that of GPT-OSS where biases are those of another rank.
+            del self._sources[address]
+            self._weights.pop(address, None)
+            self._last = None
         if func is COPY and args[0].numel() and (owner := self._owners.get(args[0].untyped_storage()._cdata)):
             self._note(owner, args[0], args[1])
         return func(*args, **(kwargs or {}))
@@ -85,7 +109,20 @@ class Copies(TorchDispatchMode):
         if src.is_meta:
             copies[place] = None
         elif address not in self._owners:  # else a layer puts its own tensor back
-            copies[place] = Copy(self._digest(owner, to, src), to.dtype, address in self._sources)
+            is_sent = address in self._sources
+            copies[place] = Copy(self._digest(owner, to, src), to.dtype, is_sent, self._source(to, src))
+
+    def _source(self, to: Tensor, src: Tensor) -> Source | None:
+        if src.dtype != to.dtype or src.shape != to.shape:
+            return None
+        start = int(src.storage_offset())
+        last = start + sum((size - 1) * step for size, step in zip(src.shape, src.stride(), strict=True))
+        for weight in self._weights.get(src.untyped_storage()._cdata, ()):
+            if weight.dtype == src.dtype and weight.start <= start and last < weight.start + weight.numel:
+                is_whole = src.is_contiguous() and src.numel() == weight.numel
+                part = None if is_whole else Place(start - weight.start, tuple(src.shape), tuple(src.stride()))
+                return Source(weight.name, part)
+        return None
 
     def _digest(self, owner: str, to: Tensor, src: Tensor) -> int:
         sums = self._needs_sums(owner)
@@ -95,6 +132,21 @@ class Copies(TorchDispatchMode):
             if is_whole and src.dtype == to.dtype == tensor.dtype and src.is_contiguous() and tensor.is_contiguous():
                 return at
         return self._take(src.to(to.dtype).expand(to.shape), sums=sums)
+
+
+Recipe = dict[str, list[tuple[str, Place, Source, torch.dtype]]]
+"""By weight: the parameters and places that get parts of it."""
+
+
+def recipe_of(copied: Copied) -> Recipe | None:
+    """Return what loaders do with each weight; None if they do more than copy parts of weights as they are."""
+    recipe: Recipe = {}
+    for owner, copies in copied.items():
+        for place, copy in copies.items():
+            if copy is None or not copy.is_sent or copy.source is None:
+                return None
+            recipe.setdefault(copy.source.weight, []).append((owner, place, copy.source, copy.dtype))
+    return recipe
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_workload.generation.arrivals import Arrivals
-from grpo_workload.generation.copies import Copied, Copies, held
+from grpo_workload.generation.copies import Copied, Copies, Copy, Recipe, held, recipe_of
 from grpo_workload.weights.differ import MARK, WeightsDifferError, some
 from grpo_workload.weights.digest import digest
 
@@ -36,8 +37,17 @@ class Kind(Enum):
     MADE = "computed"
 
 
-_KINDS: WeakKeyDictionary[nn.Module, dict[str, tuple[Kind, bool]]] = WeakKeyDictionary()
-"""By model: what was learnt of its parameters, also whether what is copied into them is just what was sent."""
+@dataclass(slots=True)
+class _Learnt:
+    """What pushes have shown of a model."""
+
+    # Of its parameters, also whether what is copied into them is just what was sent.
+    kinds: dict[str, tuple[Kind, bool]] = field(default_factory=dict)
+    recipe: Recipe | None = None  # of the last push that was followed
+    is_settled: bool = False  # the push before it had the same: later ones are not followed
+
+
+_LEARNT: WeakKeyDictionary[nn.Module, _Learnt] = WeakKeyDictionary()
 
 
 class Writes:
@@ -45,10 +55,12 @@ class Writes:
 
     def __init__(self, model: nn.Module, *, is_quantized: bool) -> None:
         self._model, self._is_quantized = model, is_quantized
-        self._kinds = _KINDS.setdefault(model, {})
+        self._learnt = _LEARNT.setdefault(model, _Learnt())
+        self._kinds = self._learnt.kinds
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._arrivals = Arrivals(device)
         self._copied: Copied = {}
+        self._missing: set[str] = set()  # weights that earlier pushes had
         self._given: dict[str, list[int] | None] = {}
         self._methods: list[Any] = []
 
@@ -73,13 +85,38 @@ class Writes:
         self._methods = []
 
     def load(self, load_weights: Callable[[Any], Any], weights: Iterable[tuple[str, Tensor]]) -> Any:
-        """Call the model's `load_weights` with what arrives (`with_sums`), and follow it; return what it returns."""
+        """Call the model's `load_weights` with what arrives (`with_sums`); return what it returns.
+
+        Its copies are followed, which takes as long as a push. Once two pushes have had the same, it is enough that
+        parameters hold what these would copy.
+        """
+        if self._learnt.is_settled and self._learnt.recipe is not None:
+            return self._load_as_before(load_weights, weights, self._learnt.recipe)
         copies = Copies(self._model, self._arrivals.take, self._needs_sums)
         self._copied = copies.copied
         taken = self._arrivals.received(weights, copies.arrived)
         with copies:
             loaded = load_weights(taken)
-        for _ in taken:  # a model may ignore the last weights
+            for _ in taken:  # a model may ignore the last weights
+                pass
+        return loaded
+
+    def _load_as_before(self, load_weights: Callable[[Any], Any], weights: Iterable[Any], recipe: Recipe) -> Any:
+        self._missing = set(recipe)
+
+        def arrived(name: str, tensor: Tensor, at: int) -> None:
+            self._missing.discard(name)
+            for owner, place, source, dtype in recipe.get(name, ()):
+                part, sums = source.of(tensor), self._needs_sums(owner)
+                copy = None
+                if part is not None and part.dtype == dtype:
+                    is_taken = source.part is None and not sums
+                    copy = Copy(at if is_taken else self._arrivals.take(part, sums=sums), dtype, True, source)
+                self._copied.setdefault(owner, {})[place] = copy
+
+        taken = self._arrivals.received(weights, arrived)
+        loaded = load_weights(taken)
+        for _ in taken:
             pass
         return loaded
 
@@ -91,8 +128,10 @@ class Writes:
         """Check that parameters hold what came, once vLLM has changed their form.
 
         Raises:
-            WeightsDifferError: names parameters that do not hold what they got.
+            WeightsDifferError: names parameters that do not hold what they got, or weights that earlier pushes had.
         """
+        if self._missing:
+            raise WeightsDifferError(f"{MARK}the push has no {some(sorted(self._missing))}, which earlier ones had")
         now, copied = dict(held(self._model)), self._copied
         final = {name: self._in_place(name, now.get(name)) for name in copied if self._is(name, Kind.EXACT, None)}
         whole = {name: self._arrivals.take(now[name], sums=True) for name in copied if self._is(name, Kind.ORDER)}
@@ -112,6 +151,10 @@ class Writes:
             )
         self._kinds |= learnt
         _list(learnt)
+        if not self._learnt.is_settled:
+            recipe = recipe_of(copied)
+            self._learnt.is_settled = recipe is not None and recipe == self._learnt.recipe
+            self._learnt.recipe = recipe
 
     def _kind(
         self, name: str, one: Tensor | None, final: list[int] | None, whole: int | None, digests: list[list[int]]

@@ -33,6 +33,10 @@ class LoopThread:
         """Run `work` in the thread, and wait for it."""
         return self.submit(work).result()
 
+    async def hand_over(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the thread, and wait for it in another event loop."""
+        return await asyncio.wrap_future(self.submit(work))
+
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
         """Cancel all work, await `last` in the thread, and end it; a second call does nothing."""
         if self.is_closed:

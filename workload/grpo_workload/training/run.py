@@ -12,7 +12,7 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.origin import DataOrigin
 from grpo_workload.data.prefetch import PromptLoader
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.generation.base import Generator
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.pulse import Pulse
@@ -81,7 +81,7 @@ class Run:
     monitor: Monitor
     pulse: Pulse
     event_loop: asyncio.Runner  # one for all steps, so that async rewards can keep connections open
-    sessions: ProcessSessions | None = None  # the processes of tools and environments
+    sessions: RankSessions | None = None  # tools and environments
     begun: dict[int, BegunBatch] = field(default_factory=dict)  # batches of which completions are being sampled
 
     def card(self, step: int, metrics: Mapping[str, float], *, has_adapters: bool) -> str:

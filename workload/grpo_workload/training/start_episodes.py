@@ -1,4 +1,4 @@
-"""Starts what a job with tools or environments has besides others: their processes, and what plays episodes."""
+"""Starts what a job with tools or environments has besides others: where these run, and what plays episodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_spec.contract import Contract
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.overlong import prompt_limit
+from grpo_workload.environments.base import Host
 from grpo_workload.environments.chat_words import ChatWords
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.pods.host import PodHost
+from grpo_workload.environments.pods.room import check_room
+from grpo_workload.environments.processes import Processes
+from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.environments.words import ModelWords
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.gateway.programs import Programs
@@ -18,23 +23,30 @@ from grpo_workload.generation.limits import Limits
 from grpo_workload.rewards.scoring import Reward, wants_environments
 
 
-def start_sessions(config: TrainerConfig) -> ProcessSessions | None:
-    """Start the processes of tools and environments, and wait until they are ready; None for a job without any.
+def start_sessions(contract: Contract, rank: int) -> RankSessions | None:
+    """Start tools and environments, or find the pods that have them, and wait until they are ready; None without any.
 
     Raises:
-        ConfigError: see `ProcessSessions.ready`.
-        EnvironmentLostError: a process ended, or did not import its module in time.
+        ConfigError: see `RankSessions.ready` and `check_room`.
+        EnvironmentLostError: a process ended, or did not import its module in time; or no pod was ready in time.
     """
+    config = contract.config
     if not config.has_episodes:
         return None
+    host: Host
+    if contract.environment_pods:
+        check_room(contract)
+        host = PodHost(contract, rank)
+    else:
+        host = Processes(config.tools, config.environments, os.environ)
     rewards = (*config.rewards, *config.evaluation_rewards)
-    sessions = ProcessSessions(config, os.environ, wants_reward=any(one.environment is not None for one in rewards))
+    sessions = RankSessions(host, config, wants_reward=any(one.environment is not None for one in rewards))
     sessions.ready()
     return sessions
 
 
 def make_episodes(
-    config: TrainerConfig, tokenizer: Any, sessions: ProcessSessions | None, rewards: Sequence[Reward]
+    config: TrainerConfig, tokenizer: Any, sessions: RankSessions | None, rewards: Sequence[Reward]
 ) -> Episodes | None:
     """Return what plays episodes; None for a job without any. ConfigError if the model's chat template cannot be used.
 

@@ -60,22 +60,23 @@ class Script(Flow):
     def _declare(self, cmd: Node) -> bool | None:
         variant, flags = cmd["Variant"]["Value"], set()
         for argument in cmd.get("Args") or []:
-            if "Name" not in argument:
-                text = self.word(argument["Value"])
-                if text.startswith("-"):
-                    flags |= set(text[1:])
-                elif found := re.match(rf"({_NAME.pattern})=(.*)$", text, re.DOTALL):
-                    self._set(variant, found[1], found[2])
-                else:
-                    self.state.sourced = self.state.sourced or f"line {self._at} exports more"
-                continue
-            name = argument["Name"]["Value"]
-            self._own(variant, name)
-            if not argument.get("Naked"):
-                self.assign(argument)
-            elif self._locals is not None and variant != "export":
-                self.state.variables.pop(name, None)
-            if variant == "export" or "x" in flags:
+            name = argument["Name"]["Value"] if "Name" in argument else ""
+            text = "" if name else self.word(argument["Value"])
+            if name:
+                self._own(variant, name)
+                if not argument.get("Naked"):
+                    self.assign(argument)
+                elif self._locals is not None and variant != "export":
+                    self.state.variables.pop(name, None)
+            elif text.startswith("-"):
+                flags |= set(text[1:])
+            elif found := re.match(rf"({_NAME.pattern})=(.*)$", text, re.DOTALL):
+                name = found[1]
+                self._own(variant, name)
+                self.put(name, found[2])
+            else:
+                self.state.sourced = self.state.sourced or f"line {self._at} exports more"
+            if name and (variant == "export" or "x" in flags):
                 self.state.exported.add(name)
         if flags & set("Ainul"):
             raise RefusedError(f"{variant} -{''.join(sorted(flags))} is not read")
@@ -84,12 +85,6 @@ class Script(Flow):
     def _own(self, variant: str, name: str) -> None:
         if self._locals is not None and variant in ("local", "declare", "typeset"):
             self._locals.setdefault(name, self.state.variables.get(name))
-
-    def _set(self, variant: str, name: str, value: str) -> None:
-        self._own(variant, name)
-        self.put(name, value)
-        if variant == "export":
-            self.state.exported.add(name)
 
     def _call(self, cmd: Node) -> bool | None:
         assigns, before, substituted = cmd.get("Assigns") or [], len(self.marks), self._substitutions

@@ -13,7 +13,7 @@ from grpo_cli.convert.shell.tree import Node
 
 Part = tuple[Value, bool]  # a value, and whether it stays whole where a word is split
 _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
-_BLANKS = " \t\n"
+_SPLIT, _WHOLE = "\ue002", "\ue003"  # between two words, and before a value that is one even if it is empty
 _OF_A_RUN = re.compile(
     r"[0?$!_-]|RANDOM|SECONDS|BASH_SOURCE|HOSTNAME|PWD|OLDPWD|UID|EUID|PPID|LINENO|SHLVL|BASHPID|OSTYPE|FUNCNAME"
 )
@@ -70,25 +70,13 @@ class Words(Knowledge, ABC):
         shape = "".join(part["Value"] if part["Type"] == "Lit" else "_" for part in node["Parts"])
         if _BRACES.search(re.sub(r"\\.", "_", shape)):
             return [self.mark(node, "braces are not expanded")]
-        done: list[str] = []
-        current: str | None = None
+        text = ""
         for value, whole in self.parts(node["Parts"], False):
-            if whole and isinstance(value, str):
-                current = (current or "") + value
-                continue
-            pieces = value if whole else [piece for piece in re.split(f"[{_BLANKS}]+", _text(value)) if piece]
-            if not whole and _text(value)[:1] in _BLANKS and _text(value) and current is not None:
-                done.append(current)
-                current = None
-            for number, piece in enumerate(pieces):
-                if number:
-                    done.append(current or "")
-                    current = None
-                current = (current or "") + piece
-            if not whole and _text(value)[-1:] in _BLANKS and _text(value) and current is not None:
-                done.append(current)
-                current = None
-        return done if current is None else [*done, current]
+            if whole:
+                text += _SPLIT.join(_WHOLE + one for one in ([value] if isinstance(value, str) else value))
+            else:
+                text += re.sub(r"[ \t\n]+", _SPLIT, _text(value))
+        return [word.replace(_WHOLE, "") for word in text.split(_SPLIT) if word]
 
     def document(self, redirect: Node) -> str:
         """Return the text of a here-document; with a quoted delimiter its text means itself."""

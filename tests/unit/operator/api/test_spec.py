@@ -83,6 +83,10 @@ def test_an_error_names_the_field(change: dict, fault: str) -> None:
         *REFUSED,
         ({"tools": [{"function": "a:f"}] * 2}, "tools has function 'a:f' twice"),
         ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "environments has name 'e' twice"),
+        (
+            {"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}},
+            "environments has 'e' twice",
+        ),
     ],
 )
 def test_tools_and_environments_that_do_not_fit_are_refused(change: dict, fault: str) -> None:

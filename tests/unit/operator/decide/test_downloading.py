@@ -41,7 +41,7 @@ class Fetching(Case):
         """Let the try end with this exit code."""
         self.made("Failed", uid=uid)
         ending = Ending(ended(code, "Error"))
-        self.downloader = replace(pod("job-download-x"), downloads=True, controller=uid, endings=(ending,))
+        self.downloader = replace(pod("job-download-x"), role="download", controller=uid, endings=(ending,))
 
     def made(self, *states: str, uid: str = "j") -> None:
         """Let the Job exist, in these conditions."""
@@ -70,7 +70,7 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     first = case.look()
     assert (first.download.create, first.mode, first.status.attempt) == (True, Mode.KEEP, None)
     case.made()
-    case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
+    case.downloader = replace(pod("job-download-x"), role="download", controller="j")
     waits = case.look(at=5, said="downloads tiny: 1.50 of 9.00 GB")
     assert (waits.status.phase, waits.status.summary.reason, waits.download.create) == ("Pending", "Downloading", False)
     assert waits.status.summary.message == (
@@ -128,7 +128,7 @@ def test_the_deadline_ends_a_job_whose_download_fails_hangs_or_is_refused_and_na
     for why in ("fails", "hangs", "refused"):
         case = Fetching(cache=CACHE["cache"] | {"prefetchDeadlineSeconds": 600})
         case.made()
-        case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
+        case.downloader = replace(pod("job-download-x"), role="download", controller="j")
         if why == "fails":
             case.fails()
         if why == "refused":
@@ -164,7 +164,7 @@ def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline
     case.made()
     assert case.look().status.download is not None
     case.job = replace(case.job, spec=case.job.spec.model_copy(update={"suspend": True}))
-    case.downloader = replace(pod("job-download-x"), downloads=True, controller="j")
+    case.downloader = replace(pod("job-download-x"), role="download", controller="j")
     assert case.look().download.removals == (case.child,)
     assert case.status.download is None
     assert case.message(Condition.SUSPENDED) == "1 pods are saving and ending: job-download-x"
@@ -255,7 +255,7 @@ def test_a_pod_that_leaves_with_a_lost_node_is_given_up() -> None:
     """Its Job makes no other one before it has ended, which nobody confirms."""
     case = Fetching()
     case.made()
-    leaving = replace(pod("job-download-x"), downloads=True, node="n", deletion_time=NOW)
+    leaving = replace(pod("job-download-x"), role="download", node="n", deletion_time=NOW)
     seen = replace(observed(), children=(case.child,), downloaders=(leaving,))
     assert nodes_to_check(seen, was_running=False) == {"n"}
     seen = replace(seen, lost_nodes={"n": NOW})

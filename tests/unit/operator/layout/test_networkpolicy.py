@@ -18,8 +18,11 @@ from support.control_plane.jobs import spec
 
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "g", "replicas": 2, "gpus": 2}]}}
 NODE_LOCAL = {"topology": "NodeLocal", "nodeLocal": {"gpusPerNode": 2, "enginesPerNode": 2}}
-STATUS, RENDEZVOUS, ENGINE = 29501, 29500, 8000
-PORTS = (1, RENDEZVOUS - 1, RENDEZVOUS, STATUS, ENGINE - 1, ENGINE, ENGINE + 1, 29600, 12345, 65535)
+STATUS, RENDEZVOUS, ENGINE, ENVIRONMENT = 29501, 29500, 8000, 29502
+PORTS = (1, RENDEZVOUS - 1, RENDEZVOUS, STATUS, ENVIRONMENT, ENGINE - 1, ENGINE, ENGINE + 1, 29600, 12345, 65535)
+
+
+ENVIRONMENTS = {"tools": [{"function": "m:f"}], "environmentPods": {"groups": [{"name": "e", "replicas": 2}]}}
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def _job(name: str, namespace: str, generation: dict[str, Any]) -> tuple[list[Po
         name=name,
         uid=f"uid-of-{namespace}-{name}",
         generation=1,
-        spec=parse_spec(spec(generation=generation, trainer={"groups": groups})),
+        spec=parse_spec(spec(generation=generation, trainer={"groups": groups}, **ENVIRONMENTS)),
     )
     topology = plan_topology(made)
     children = manifests(made, topology, 0)
@@ -102,6 +105,9 @@ CLOSED = {
     ("generation", "generation"): {"Server": (ENGINE,)},
     ("trainer", "download"): {"NodeLocal": (ENGINE, ENGINE + 1)},
     ("generation", "download"): {"Server": (RENDEZVOUS,)},
+    ("trainer", "environment"): dict.fromkeys(
+        ("Server", "NodeLocal", "Colocate"), tuple(port for port in PORTS if port != ENVIRONMENT)
+    ),
 }
 """Ports that a role does not reach on another of the same job, by topology. What is not listed reaches no port."""
 
@@ -121,7 +127,7 @@ def test_a_role_reaches_the_ports_of_its_jobs_other_roles_that_it_needs_and_ever
         closed = CLOSED.get((_role(source), _role(target)), {}).get(topology, ()) if same_job else PORTS
         if (_role(source), _role(target)) not in CLOSED:
             closed = PORTS
-        opened = port == STATUS and _role(target) != "generation"
+        opened = port == STATUS and _role(target) not in ("generation", "environment")
         wanted = source == target or opened or port not in closed
         assert _allowed(policies, source, target, port) == wanted, (source.name, target.name, port)
 
@@ -129,5 +135,5 @@ def test_a_role_reaches_the_ports_of_its_jobs_other_roles_that_it_needs_and_ever
 def test_the_fields_of_the_spec_leave_no_port_out_at_either_end() -> None:
     server = {"groups": [{"name": "g", "gpus": 1}], "port": 65535}
     _, policies = _job("one", "ns", {"topology": "Server", "server": server})
-    (_, engines) = policies
+    (_, engines, _) = policies
     assert engines["spec"]["ingress"][1]["ports"] == [{"port": 1, "endPort": 65534, "protocol": "TCP"}]

@@ -100,3 +100,15 @@ def test_what_kueue_cannot_do_is_refused_and_names_the_label() -> None:
     assert "install Kueue" in (find_fault(queued(), Allowed()) or "")
     many = queued(trainer={"groups": [{"name": f"g{number}", "gpus": 1} for number in range(19)]})
     assert "at most 18 groups" in (find_fault(many, can) or "")
+
+
+def test_environment_pods_are_pod_sets_of_their_own_that_need_not_be_near() -> None:
+    one = queued(
+        tools=[{"function": "m:f"}],
+        environmentPods={"groups": [{"name": "boxes", "replicas": 3}]},
+        scheduling={"topologyKey": "rack"},
+    )
+    *_, boxes = workload(one, plan_topology(one))["spec"]["podSets"]
+    assert (boxes["name"], boxes["count"]) == ("boxes", 3)
+    assert "topologyRequest" not in boxes
+    assert boxes["template"]["spec"]["containers"][0]["resources"] == {}

@@ -30,6 +30,10 @@ SECONDS = st.integers(0, 5)
 FAULTS = st.sampled_from(
     [failure(409, "conflict"), failure(429, "busy"), failure(500, "etcd"), TimeoutError(), aiohttp.ClientError("reset")]
 )
+ENVIRONMENTS = {
+    "environments": [{"name": "wordle", "factory": "m:Wordle"}],
+    "environmentPods": {"groups": [{"name": "boxes", "replicas": 2}]},
+}
 MINE = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: "a"}
 
 
@@ -49,12 +53,21 @@ class Passes(RuleBasedStateMachine):
         strategy=st.sampled_from(["Recreate", "InPlace"]),
         ttl=st.sampled_from([{}, {}, {"ttlSecondsAfterFinished": 5}]),
         room=st.sampled_from([99, 99, 99, 0]),
+        environments=st.sampled_from([{}, ENVIRONMENTS]),
     )
     def begin(
-        self, generation: str, engines: str, trainers: str, most: int, strategy: str, ttl: dict[str, int], room: int
+        self,
+        generation: str,
+        engines: str,
+        trainers: str,
+        most: int,
+        strategy: str,
+        ttl: dict[str, int],
+        room: int,
+        environments: dict[str, Any],
     ) -> None:
         policy = POLICY | {"onTrainerFailure": trainers, "maxRestarts": most, "restartStrategy": strategy}
-        spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}, **ttl}
+        spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}, **ttl, **environments}
         self.is_elastic = generation == "elastic"
         if generation:
             policy["onGenerationFailure"] = "RestartGeneration" if self.is_elastic else engines
@@ -107,6 +120,24 @@ class Passes(RuleBasedStateMachine):
             self.world.truth.harm(pod)
             reason = "PeerLost" if code == ExitCode.PEER_LOST else "RankFailed"
             self.world.cluster.end_container(pod, code, reason)
+        self.world.go_on(seconds)
+
+    @rule(which=WHICH, how=st.sampled_from(["restart", "sick", "user", "drain", "pressure", "force"]), seconds=SECONDS)
+    def an_environment_pod_fails(self, which: int, how: str, seconds: int) -> None:
+        """No attempt ends for it: it is no harm."""
+        cluster = self.world.cluster
+        if pods := cluster.environment_pods():
+            pod = pods[which % len(pods)]
+            if how in ("restart", "sick"):
+                cluster.disturb_environments(pod, sick=how == "sick")
+            elif how == "pressure":
+                cluster.evict_by_kubelet(pod, own_fault=False)
+            elif how == "force":
+                cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+            elif how == "drain":
+                cluster.delete_pod(pod, type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI")
+            else:
+                cluster.delete_pod(pod)
         self.world.go_on(seconds)
 
     @rule(name=JOBS)

@@ -114,7 +114,7 @@ async def test_an_image_is_refused_by_name(sessions):
         (
             [{"function": f"{USER}:multiply", "env": ["NO_KEY"]}],
             [],
-            r"tools\[.*\]\.env: NO_KEY is not set in the trainer",
+            r"tools\[.*\]\.env: NO_KEY is not set in the pods that run it",
         ),
         (
             [{"function": "user_pid:pid"}],

@@ -114,7 +114,7 @@ def test_processes_end_with_their_rank(tmp_path):
 async def test_many_episodes_may_begin_and_end_at_once(own):
     """Their requests do not fit into the socket of the process that forks: 300 do on Linux, and fewer here."""
     sessions = own(environments=[COUNTER])
-    (pool,) = sessions._pools()
+    (pool,) = sessions._host.pools()
     pool._zygote.process.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     many = [sessions.open({}, seed) for seed in range(24)]
     assert all(await asyncio.gather(*(one.reset() for one in many)))

@@ -12,7 +12,8 @@ from grpo_workload.generation.episode_draft import Turn
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.limits import Limits
 from grpo_workload.training.lost_episodes import Losses, too_many
-from support.trainer.agents import COUNTER, start
+from support.trainer.agents import COUNTER, make_config, start
+from support.trainer.environment_pods import EnvironmentPod, connect
 
 END, GENERATIONS = 256, 4
 PROMPT = Prompt(index=7, text=[], token_ids=(10, 11), seed=5, columns={"level": 1})
@@ -88,6 +89,29 @@ def test_a_process_that_is_killed_costs_a_second_try(sessions):
     assert [seen(one) for one in completions] == [seen(one) for one in undisturbed]
     assert {one.episode.reward for one in completions} == {3 + 4 + 5}
     assert not any(one.is_lost for one in completions)
+
+
+def test_a_pod_that_is_killed_costs_its_episodes_a_second_try_on_the_other(sessions, tmp_path):
+    undisturbed = play(sessions)
+    config = make_config(environments=[COUNTER])
+    pods = [EnvironmentPod(tmp_path / name, config) for name in ("a", "b")]
+    on_pods = connect(config, *(pod.address for pod in pods), wants_reward=True)
+
+    def kill(number, num_turns, text):
+        if (number, num_turns) == (1, 3) and pods[0].process.poll() is None:
+            pods[0].kill()
+
+    try:
+        on_pods.ready()
+        for pod in pods:
+            pod.wait_until_ready()
+        completions = play(on_pods, kill)
+    finally:
+        on_pods.close()
+        for pod in pods:
+            pod.kill()
+    assert sum(one.episode.retries for one in completions) in (1, 2), "of the two that it has, one may have ended"
+    assert [seen(one) for one in completions] == [seen(one) for one in undisturbed]
 
 
 def test_a_reset_that_always_raises_loses_all_and_says_why(sessions):

@@ -1,13 +1,16 @@
-"""Changes that loaders make to weights before they copy them are no difference."""
+"""What loaders do with weights is learnt, proved at each push, and no difference where they change them first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from grpo_workload.generation.copies import Copies
 from grpo_workload.generation.writes import Writes
+from grpo_workload.weights.differ import WeightsDifferError
 from grpo_workload.weights.digest import with_sums
 
 
@@ -33,3 +36,59 @@ def test_a_loader_may_change_what_has_arrived() -> None:
             writes.load(model.load_weights, ((name, tensor.clone()) for name, tensor in sent))
         writes.check_arrived()
         writes.check_kept()
+
+
+class Fused(nn.Module):
+    """Stacks two weights, as vLLM's attention does, and takes the last columns of a third, as one of several ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacked = nn.Parameter(torch.zeros(8, 4), requires_grad=False)
+        self.part = nn.Parameter(torch.zeros(6, 2), requires_grad=False)
+        self.forgets = False
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        places = {"q": self.stacked[:4], "k": self.stacked[4:], "o": self.part}
+        for name, weight in weights:
+            if not (self.forgets and name == "k"):
+                places[name].copy_(weight[:, -2:] if name == "o" else weight)
+
+
+def push(model: Fused, names: str = "qko") -> Writes:
+    writes, shapes = Writes(model, is_quantized=False), {"q": (4, 4), "k": (4, 4), "o": (6, 6)}
+    with torch.no_grad(), writes:
+        weights = [(name, torch.randn(shapes[name])) for name in names]
+        writes.load(model.load_weights, with_sums(weights, "cpu"))
+    writes.check_arrived()
+    writes.check_kept()
+    return writes
+
+
+def test_after_two_pushes_alike_copies_are_proved_without_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, followed = Fused(), []
+    enter = Copies.__enter__
+    monkeypatch.setattr(Copies, "__enter__", lambda self: followed.append(1) or enter(self))
+    for _ in range(4):
+        push(model)
+    assert len(followed) == 2
+    model.forgets = True
+    with pytest.raises(WeightsDifferError, match="stacked does not hold"):
+        push(model)
+    model.forgets = False
+    with pytest.raises(WeightsDifferError, match="the push has no k, which earlier ones had"):
+        push(model, "qo")
+    push(model)
+    assert len(followed) == 2
+
+
+def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Computes(Fused):
+        def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+            super().load_weights((name, -weight if name == "q" else weight) for name, weight in weights)
+
+    followed, enter = [], Copies.__enter__
+    monkeypatch.setattr(Copies, "__enter__", lambda self: followed.append(1) or enter(self))
+    model = Computes()
+    for _ in range(4):
+        push(model)
+    assert len(followed) == 4

@@ -282,7 +282,7 @@ async def test_a_function_gets_only_the_credentials_in_its_env(monkeypatch, tmp_
     assert {name for name in seen if os.environ.get(name) == "sesame"} == {"JUDGE_API_KEY"}
     with pytest.raises(
         ValueError,
-        match=r"rewards\[mine\]\.env: NO_SUCH_KEY is not set in the trainer's pods; set it in podTemplate.env",
+        match=r"rewards\[mine\]\.env: NO_SUCH_KEY is not set in the pods that run it; set it in their podTemplate.env",
     ):
         await run(f"{USER}:names", env=["NO_SUCH_KEY"])
 

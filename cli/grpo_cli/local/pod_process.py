@@ -1,0 +1,35 @@
+"""One pod of a job as a process of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo_spec import contract as c
+
+
+def state_folder(output: Path, pod: str) -> Path:
+    """Return the folder of a pod's own files."""
+    return output / "pods" / pod
+
+
+def launch(
+    module: str, pod: str, contract: Path, output: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the program of a pod, which reads its contract from a file."""
+    state = state_folder(output, pod)
+    state.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | variables
+    environment |= {
+        c.ENV_POD_NAME: pod,
+        c.ENV_POD_UID: pod,
+        c.ENV_CONTRACT: str(contract),
+        c.ENV_STATE_DIR: str(state),
+        c.ENV_DATA_DIR: str(output / "data"),
+        c.ENV_TERMINATION_LOG: str(state / "termination-log"),
+    }
+    with (state / "launcher.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
