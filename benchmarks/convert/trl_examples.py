@@ -37,7 +37,8 @@ from grpo_operator.api.spec import parse_spec
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.base import EnvironmentLostError, ToolCall
-from grpo_workload.environments.sessions import ProcessSessions
+from grpo_workload.environments.processes import Processes
+from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.environments.state import rebuild
 
 COMMIT = "f2cd57710ae345ea6428ae95363267fcf38a3dc8"
@@ -100,7 +101,8 @@ def play(job: dict[str, Any], files: dict[str, str], calls: Calls) -> dict[str, 
     for one in job["spec"].get("environments", ()):
         one["timeoutSeconds"] = CALL_SECONDS
     spec = parse_spec(job["spec"])
-    sessions = ProcessSessions(spec.trainer_config(), os.environ, wants_reward=False)
+    config = spec.trainer_config()
+    sessions = RankSessions(Processes(config.tools, config.environments, os.environ), config, wants_reward=False)
     sessions.wants_state = True
     try:
         sessions.ready()
@@ -111,7 +113,7 @@ def play(job: dict[str, Any], files: dict[str, str], calls: Calls) -> dict[str, 
         sessions.close()
 
 
-async def _episode(sessions: ProcessSessions, spec: TrainerConfig, row: dict[str, Any], calls: Calls) -> dict[str, Any]:
+async def _episode(sessions: RankSessions, spec: TrainerConfig, row: dict[str, Any], calls: Calls) -> dict[str, Any]:
     session = sessions.open(row, seed=1)
     try:
         told = await session.reset()
