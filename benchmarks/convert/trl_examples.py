@@ -101,8 +101,8 @@ def play(job: dict[str, Any], files: dict[str, str], calls: Calls) -> dict[str, 
     for one in job["spec"].get("environments", ()):
         one["timeoutSeconds"] = CALL_SECONDS
     spec = parse_spec(job["spec"])
-    processes = Processes(spec.tools, spec.environments, os.environ)
-    sessions = RankSessions(processes, spec.trainer_config(), wants_reward=False)
+    config = spec.trainer_config()
+    sessions = RankSessions(Processes(config.tools, config.environments, os.environ), config, wants_reward=False)
     sessions.wants_state = True
     try:
         sessions.ready()

@@ -174,7 +174,8 @@ def fill(text: str) -> str:
     """Return the page with what is between `<!-- generated: NAME -->` and `<!-- end -->` replaced."""
 
     def part(found: re.Match[str]) -> str:
-        made = _recorded_table() if found[1] == "recorded" else _plan_tables(found[1])
+        tables = {"recorded": _recorded_table, "capacity": _capacity_table}
+        made = tables[found[1]]() if found[1] in tables else _plan_tables(found[1])
         return f"<!-- generated: {found[1]} -->\n\n{made}\n\n<!-- end -->"
 
     return re.sub(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
@@ -187,6 +188,17 @@ def _recorded_table() -> str:
         off = f"{(made / real - 1) * 100:+.1f}%"
         rows.append(f"| {one.what} | {one.tokens:,} | {made:.2f} GiB | {real:.2f} GiB | {off} | {source} |")
     return "\n".join(rows)
+
+
+def _capacity_table() -> str:
+    rows = ["| model | tokens | settings | planned | measured | off |", "|---|---:|---|---:|---:|---:|"]
+    for line in (RESULTS / "capacity_h100.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        settings = [f"`{name}: {value}`" for name, value in {**one["parallelism"], **(one["lora"] or {})}.items()]
+        model, made, real = f"{one['size']}B {one['family']}", one["planned_gib"], one["allocated_gib"]
+        cells = [model, f"{one['tokens']:,}", ", ".join(settings), f"{made:.2f} GiB", f"{real:.2f} GiB"]
+        rows.append(f"| {' | '.join(cells)} | {one['off'] * 100:+.1f}% |")
+    return "\n".join(rows).replace(": True`", ": true`")
 
 
 def _plan_tables(name: str) -> str:
