@@ -100,3 +100,14 @@ def _runs_and_ends(jobs: Jobs) -> None:
         jobs.finish_pod(pod, 0, outcome(0, attempt=2))
     jobs.wait_for("acts", "Complete", "True")
     wait_until(lambda: not _uids(jobs, "environment"), "no environment pod is left", 60, interval=0.2)
+
+
+def test_a_users_mistake_that_an_environment_pod_finds_ends_the_job(jobs: Jobs) -> None:
+    jobs.apply(make_job("acts", **SPEC))
+    _wait_for_message(jobs, "Scheduled", "acts-boxes-0: no node fits: ")
+    said = "environments[wordle].factory: m cannot be imported"
+    jobs.finish_pod("acts-boxes-0", 64, outcome(64, "ConfigError", said))
+    assert said in jobs.wait_for("acts", "Failed", "True", "ConfigError")["message"]
+    failure = jobs.get("grpo", "acts")["status"]["lastFailure"]
+    assert (failure["role"], failure["pod"], failure["message"]) == ("environment", "acts-boxes-0", said)
+    wait_until(lambda: not _uids(jobs, "environment"), "no environment pod is left", 60, interval=0.2)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_spec.generation import Topology
 from grpo_spec.schema import Name, Rule, Section
 
 
@@ -46,12 +47,30 @@ class EnvironmentPodsSpec(Section):
         json_schema_extra=list_map("name"),
     )
 
-    def serves(self, environment: str) -> bool:
-        """Whether a group serves this environment."""
-        return any(not group.environments or environment in group.environments for group in self.groups)
+    def serving(self, environment: str | None) -> tuple[EnvironmentPodGroup, ...]:
+        """Return the groups that serve an environment; all for None, as all serve tools."""
+        return tuple(g for g in self.groups if not (environment and g.environments) or environment in g.environments)
 
 
 _SERVES = "!has(g.environments) || size(g.environments) == 0"
+_LATER = "self.training.maxStaleness * self.training.promptsPerStep * self.training.numGenerations"
+_SERVED = "(has(self.environments) && size(self.environments) > 0 ? self.environments.map(e, e.name) : [''])"
+
+
+def _later(s: Any) -> int:
+    """Return how many episodes of later steps may be open while their rank trains."""
+    if s.generation.topology is not Topology.COLOCATE:
+        return 0
+    return int(s.training.max_staleness * s.training.prompts_per_step * s.training.num_generations)
+
+
+def _has_room(s: Any) -> bool:
+    """Whether they leave each environment a session: a rank waits for one while others keep theirs until it trains."""
+    if s.environment_pods is None or not (later := _later(s)):
+        return True
+    names = [one.name for one in s.environments] or [None]
+    return all(sum(g.replicas * g.sessions for g in s.environment_pods.serving(name)) > later for name in names)
+
 
 ENVIRONMENT_POD_RULES = (
     Rule(
@@ -74,7 +93,19 @@ ENVIRONMENT_POD_RULES = (
         f"self.environmentPods.groups.exists(g, {_SERVES} || g.environments.exists(n, n == e.name)))",
         "each of environments must be served by a group of environmentPods: name it in environments of one, or leave "
         "that out, which means all",
-        lambda s: s.environment_pods is None or all(s.environment_pods.serves(e.name) for e in s.environments),
+        lambda s: s.environment_pods is None or all(map(s.environment_pods.serving, (e.name for e in s.environments))),
+    ),
+    Rule(
+        "!has(self.environmentPods) || self.generation.topology != 'Colocate' || self.training.maxStaleness == 0 || "
+        f"{_SERVED}.all(n, self.environmentPods.groups.filter(g, n == '' || {_SERVES} || g.environments.exists(m, "
+        f"m == n)).map(g, g.replicas * g.sessions).sum() > {_LATER})",
+        "environmentPods needs more sessions for training.maxStaleness with generation.topology Colocate: episodes of "
+        "later steps (maxStaleness x promptsPerStep x numGenerations) keep theirs while their rank trains, and ranks "
+        "would wait for each other; raise replicas or sessions, or lower maxStaleness: replicas x sessions, of all "
+        "groups that serve an environment together, must exceed that number",
+        _has_room,
+        lambda s: _later(s) + 1,
+        f"{_LATER} + 1",
     ),
     Rule(
         "!has(self.environmentPods) || !has(self.environments) || self.environments.all(e, !has(e.program))",

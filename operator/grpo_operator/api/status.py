@@ -70,7 +70,7 @@ class MemberStatus(StatusSection):
     """One pod of the current attempt."""
 
     pod: str = Field(max_length=253, description="Name of the pod.")
-    role: str = Field(max_length=16, description="Role of the pod: trainer or generation.")
+    role: str = Field(max_length=16, description="Role of the pod: trainer, generation, environment or download.")
     uid: str = Field(max_length=64, description="UID of the pod; a pod with another UID is not this member.")
     node: str | None = Field(None, max_length=253, description="Node that the pod runs on.")
     outcome: MemberOutcome | None = Field(None, description="How the pod ended; absent while it runs.")
@@ -96,7 +96,9 @@ class Failure(StatusSection):
     pod: str | None = Field(
         None, max_length=253, description="Pod that failed first; absent if a deadline ended the attempt or the job."
     )
-    role: str | None = Field(None, max_length=16, description="Role of the pod: trainer or generation.")
+    role: str | None = Field(
+        None, max_length=16, description="Role of the pod: trainer, generation, environment or download."
+    )
     node: str | None = Field(None, max_length=253, description="Node that the pod ran on.")
     exit_code: int | None = Field(None, description="Exit code of the pod's container, if it has one.")
     reason: str = Field(max_length=128, description="What failed, as one word for programs.")

@@ -2,19 +2,23 @@
 
 They belong to no attempt. Their kubelets restart them, and whatever they do, no attempt ends for it: ranks begin an
 episode again on another one. Only before an attempt has its first pod, one of each group has to be ready, so that no
-GPU waits for an image that cannot be pulled.
+GPU waits for an image that cannot be pulled. Until then a user's mistake that one of them finds ends the job: no rank
+is there yet to hear of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.names import Role
+from grpo_operator.api.status import Failure, GRPOJobStatus
 from grpo_operator.decide.lifecycle import first_line
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Group, Topology
+from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode
 
 
 def is_ready(pod: ObservedPod) -> bool:
@@ -24,9 +28,7 @@ def is_ready(pod: ObservedPod) -> bool:
 
 def find_wait(status: GRPOJobStatus, topology: Topology, observed: Observed) -> tuple[Reason, str] | None:
     """Return what an attempt without pods waits for before it gets any (reason, message), or None."""
-    if status.running_time is not None or any(pod.attempt == status.created_for for pod in observed.pods.values()):
-        return None
-    missing = [group for group in topology.environment_groups if not _ready(group, observed)]
+    missing = _missing(status, topology, observed)
     if not missing:
         return None
     names = ", ".join(group.name for group in missing)
@@ -36,6 +38,25 @@ def find_wait(status: GRPOJobStatus, topology: Topology, observed: Observed) -> 
         f"no GPU is asked for yet: of each group of environmentPods, one pod has to be ready first; not so: {names}; "
         f"{why}",
     )
+
+
+def find_failure(status: GRPOJobStatus, topology: Topology, observed: Observed, now: str) -> Failure | None:
+    """Return why a pod that the attempt waits for never gets ready: its program refuses what the job names, or None."""
+    for group in _missing(status, topology, observed):
+        for pod in filter(None, map(observed.environment_pods.get, group.pods)):
+            last = pod.endings[-1].outcome if pod.endings else None
+            if last and (last.exit_code, last.reason) == (ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR):
+                return Failure(
+                    pod=pod.name,
+                    role=Role.ENVIRONMENT,
+                    node=pod.node,
+                    exit_code=last.exit_code,
+                    reason=last.reason,
+                    message=clip(last.message, 4096),
+                    time=now,
+                    attempt=status.attempt or 0,
+                )
+    return None
 
 
 def find_limits(status: GRPOJobStatus, topology: Topology, observed: Observed) -> dict[str, int]:
@@ -52,6 +73,13 @@ def describe(topology: Topology, observed: Observed) -> str:
     wanted, ready = len(topology.environment_pods), sum(_ready(group, observed) for group in groups)
     trouble = next((why for group in groups for why in _troubles(group, observed)), None)
     return f", and {ready} of {wanted} environment pods" + (f"; {trouble}" if trouble else "")
+
+
+def _missing(status: GRPOJobStatus, topology: Topology, observed: Observed) -> list[Group]:
+    """Return the groups that an attempt without pods waits for."""
+    if status.running_time is not None or any(pod.attempt == status.created_for for pod in observed.pods.values()):
+        return []
+    return [group for group in topology.environment_groups if not _ready(group, observed)]
 
 
 def _ready(group: Group, observed: Observed) -> int:

@@ -237,6 +237,7 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
         failure = find_placement_timeout(draft, topology, observed) or failure
     if failure is not None and may_be_an_effect(failure, draft.status, draft.now):
         failure = None
+    failure = failure or environment_pods.find_failure(draft.status, topology, observed, draft.now)
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is not None:
         restarts.handle_failure(draft, failure, observed)

@@ -52,6 +52,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_ACTS | _pods({"environments": ["chess"]}, {}), "environments must be names of environments"),
     (_TOOLS | _pods({"environments": ["wordle"]}), "environments must be names of environments"),
     (_TWO | _pods({"environments": ["sql"]}, {"environments": ["sql"]}), "must be served by a group"),
+    *(
+        (
+            section | pods | {"training": {"maxStaleness": 2, "promptsPerStep": 4, "numGenerations": 8}},
+            "must exceed that number; 65 would work",
+        )
+        for section, pods in (
+            (_TOOLS, _pods({"replicas": 2, "sessions": 32})),
+            (_ACTS, _pods({"sessions": 32}, {"sessions": 32})),
+            (_TWO, _pods({"sessions": 64}, {"environments": ["sql"]})),
+        )
+    ),
     (_TOOLS | _pods({"name": "a"}), "groups of environmentPods must have other names than those of trainer"),
     (
         _TOOLS
@@ -70,5 +81,14 @@ ACCEPTED: list[dict[str, Any]] = [
     {"tools": [{"function": "a:search"}, {"function": "a:research"}, {"function": "b.search:f"}]},
     _TOOLS | _pods({"replicas": 4}),
     _TWO | _pods({"environments": ["sql"]}, {"environments": ["wordle", "sql"]}),
+    _TWO
+    | _pods({"sessions": 64}, {"environments": ["sql"], "sessions": 1}, {"environments": ["wordle"], "sessions": 1})
+    | {"training": {"maxStaleness": 2, "promptsPerStep": 4, "numGenerations": 8}},
+    _TOOLS
+    | _pods({"sessions": 1})
+    | {
+        "training": {"maxStaleness": 2},
+        "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}},
+    },
     _TWO | _pods({"environments": ["sql"]}, {"environments": []}) | {"podTemplate": {"hostNetwork": True}},
 ]

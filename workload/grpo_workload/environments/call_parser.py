@@ -16,6 +16,7 @@ from grpo_workload.environments.base import ToolCall
 
 logger = logging.getLogger(__name__)
 
+_SILENT = logging.CRITICAL + 1
 _THOUGHT_END = "</think>"
 _MOST_LEVELS = 64  # of arguments: what is nested more deeply neither pickles nor becomes a line of a file for sure
 
@@ -76,9 +77,6 @@ def vllm_names() -> list[str]:
     """Return the names of vLLM's parsers, in its own order."""
     from vllm.tool_parsers import ToolParserManager  # late: it takes seconds
 
-    # They log each text that they cannot read with a traceback. Models that learn to call write many of these.
-    for name in ("vllm.tool_parsers", "vllm.parser"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     return list(dict.fromkeys([*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers]))
 
 
@@ -86,8 +84,18 @@ def vllm_class(name: str) -> type:
     """Return the class of one of vLLM's parsers. It may raise anything, for example where a package is missing."""
     from vllm.tool_parsers import ToolParserManager
 
+    _silence()
     found: type = ToolParserManager.get_tool_parser(name)
     return found
+
+
+def _silence() -> None:
+    """Keep vLLM's parsers from logging each text that they cannot read, with a traceback: models that learn to call
+    write many of these. An engine that starts sets up logging anew, so that this holds only until then.
+    """
+    for name in ("vllm.tool_parsers", "vllm.parser"):
+        if (parsers := logging.getLogger(name)).level != _SILENT:
+            parsers.setLevel(_SILENT)
 
 
 def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) -> Reader:
@@ -98,6 +106,7 @@ def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) ->
     parser = cls(tokenizer, request.tools)
 
     def read(text: str) -> tuple[str, list[tuple[str, str]]]:
+        _silence()
         # As in vLLM's server, a thought is taken away before: in it, models write of calls that they do not make.
         before, end, after = text.partition(_THOUGHT_END)
         thought, said = (before + end, after) if end else ("", text)

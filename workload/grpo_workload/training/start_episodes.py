@@ -12,7 +12,6 @@ from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.environments.base import Host
 from grpo_workload.environments.chat_words import ChatWords
 from grpo_workload.environments.pods.host import PodHost
-from grpo_workload.environments.pods.room import check_room
 from grpo_workload.environments.processes import Processes
 from grpo_workload.environments.sessions import RankSessions
 from grpo_workload.environments.words import ModelWords
@@ -27,7 +26,7 @@ def start_sessions(contract: Contract, rank: int) -> RankSessions | None:
     """Start tools and environments, or find the pods that have them, and wait until they are ready; None without any.
 
     Raises:
-        ConfigError: see `RankSessions.ready` and `check_room`.
+        ConfigError: see `RankSessions.ready`.
         EnvironmentLostError: a process ended, or did not import its module in time; or no pod was ready in time.
     """
     config = contract.config
@@ -35,7 +34,6 @@ def start_sessions(contract: Contract, rank: int) -> RankSessions | None:
         return None
     host: Host
     if contract.environment_pods:
-        check_room(contract)
         host = PodHost(contract, rank)
     else:
         host = Processes(config.tools, config.environments, os.environ)

@@ -13,6 +13,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.absent import find_missing
 from grpo_operator.decide.deletions import find_deletions, find_left
+from grpo_operator.decide.edits import edit
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import observe, read_child, read_pods
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
@@ -78,6 +79,34 @@ def test_no_pod_with_a_gpu_is_asked_for_before_one_environment_pod_of_each_group
         ("rest", "environment", 1, 1),
     ]
     assert case.status.summary.environments == "2/3"
+
+
+def test_a_users_mistake_that_one_finds_ends_the_job_while_no_rank_is_there_to_hear_of_it() -> None:
+    said = "environments[wordle].factory: module 'm' does not exist"
+    mistake = Ending(edit(ended(64, "ConfigError"), message=said), 0)
+    case = Environments()
+    case.boxes[0] = box("job-boxes-0", ready=False, endings=(mistake,))
+    assert case.see(at=1).limits == {"job-b": 0}, "another one of its group is ready, and ranks are told why"
+    assert case.status.phase == "Pending"
+    case.boxes[1] = box("job-boxes-1", ready=False)
+    ends = case.see(at=2)
+    assert (ends.mode, case.status.phase, case.status.restarts.total) == (Mode.STOPPED, "Failed", 0)
+    assert case.message(Condition.FAILED) == (
+        f"environment pod job-boxes-0 on node node, exit code 64: {said}; a restart would fail on the same settings"
+    )
+    failure = case.status.last_failure
+    assert failure is not None
+    assert (failure.reason, failure.role, failure.pod) == ("ConfigError", "environment", "job-boxes-0")
+
+
+@pytest.mark.parametrize("ending", [Ending(ended(74, "EnvironmentFailed"), 0), Ending(ended(64, "Error"))])
+def test_other_ends_of_them_are_waited_for(ending: Ending) -> None:
+    case = Environments()
+    case.boxes = [replace(each, ready=False, endings=(ending,)) for each in case.boxes]
+    case.see(at=1)
+    assert case.status.phase == "Pending"
+    said = f"ended 1 time; the last one as {ending.outcome.reason}: {ending.outcome.message}"
+    assert case.message(Condition.SCHEDULED).endswith(said)
 
 
 def test_what_they_do_while_it_runs_is_said_and_ends_nothing() -> None:
