@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from grpo_workload.data.observation import printable
+
 PIECES = [
     *[
         "42",
@@ -89,10 +91,10 @@ class OddModel:
         if kind < OWN + ANSWER:
             text = odd_text(draw)
         else:
-            text = self._calls()
+            text = self.calling()
             if kind > 1 - MALFORMED:
                 text = self._spoilt(text)
-        text = text.encode(errors="replace").decode()
+        text = printable(text)
         # Half of the time texts of special tokens in it are letters, as a user would have typed them.
         own = {"add_special_tokens": False, "split_special_tokens": draw.random() < 0.5}
         end = (
@@ -102,10 +104,11 @@ class OddModel:
         )
         return [None] * draw.choice([0, 0, 1, 4]) + self._tokenizer(text, **own).input_ids + end
 
-    def _calls(self) -> str:
+    def calling(self) -> str:
+        """Return a turn with calls."""
         draw = self._draw
         calls = [self._call() for _ in range(draw.choice([1, 1, 1, 2, 3]))]
-        content = draw.choice(["", "", odd_text(draw)[:20]])
+        content = draw.choice(["", "", printable(odd_text(draw))[:20]])
         try:
             return str(self._template.turn({"role": "assistant", "content": content, "tool_calls": calls}))
         except Exception:  # Llama 3's template writes one call a turn
@@ -113,7 +116,7 @@ class OddModel:
 
     def _call(self) -> dict[str, Any]:
         draw = self._draw
-        arguments: dict[str, Any] = {"text": odd_text(draw)[:30].encode(errors="replace").decode()}
+        arguments: dict[str, Any] = {"text": printable(odd_text(draw))[:30]}
         if draw.random() < 0.3:
             arguments["number"] = draw.choice([7, -1, "seven", 10**30])
         if draw.random() < 0.1:

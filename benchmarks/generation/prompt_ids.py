@@ -25,7 +25,7 @@ import click
 from benchmarks import ROOT
 from benchmarks.common.runs import about, append, set_alone
 from benchmarks.common.scripted import replace
-from benchmarks.generation.odd_turns import PIECES, STOP, OddModel
+from benchmarks.generation.odd_turns import STOP, OddModel
 from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
 
@@ -187,36 +187,49 @@ class _Own(list[int | None]):
 
 def make_model(folder: Path, family: str) -> tuple[Any, list[int]]:
     """Write a random model with a family's template; return its tokenizer, and the tokens that end a turn."""
+    from transformers import LlamaForCausalLM
+
+    from grpo_workload.environments.chat_template import ChatTemplate
+    from support.trainer.tiny_model import make_tiny_model
+
+    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+    first = OddModel(ChatTemplate(make_tokenizer(family, texts)), [], 0)
+    tokenizer = make_tokenizer(family, [*texts, *(first.calling() for _ in range(2000))])  # so turns are short
+    ends = tokenizer.convert_tokens_to_ids(FAMILIES[family][1])
+    model = LlamaForCausalLM.from_pretrained(make_tiny_model(folder))
+    model.resize_token_embeddings(len(tokenizer))
+    model.config.max_position_embeddings = CONTEXT
+    model.config.eos_token_id = model.generation_config.eos_token_id = ends
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer, ends
+
+
+def make_tokenizer(family: str, texts: Sequence[str]) -> Any:
+    """Return a tokenizer whose tokens are those that are frequent in texts, with a family's template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
     from trl import chat_template_utils
 
-    from support.trainer.tiny_model import SPECIAL_TOKENS, make_tiny_model
+    from support.trainer.tiny_model import SPECIAL_TOKENS
     from support.trainer.tool_template import TOOL_TEMPLATE
 
     name, ends, further = FAMILIES[family]
-    special = list(dict.fromkeys([*SPECIAL_TOKENS, *ends, *further]))
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+        vocab_size=VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(dict.fromkeys([*SPECIAL_TOKENS, *ends, *further])),
+        show_progress=False,
     )
-    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
-    raw.train_from_iterator([*texts, *[one for one in PIECES if one.isprintable()]], trainer)
+    raw.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=ends[0], pad_token=ends[0])
     templates = Path(chat_template_utils.__file__).parent / "chat_templates"
     tokenizer.chat_template = TOOL_TEMPLATE if name is None else (templates / f"{name}.jinja").read_text()
     if name == "llama3_1":
         tokenizer.add_special_tokens({"bos_token": "<|begin_of_text|>"})
-    ids = tokenizer.convert_tokens_to_ids(ends)
-    model = LlamaForCausalLM.from_pretrained(make_tiny_model(folder))
-    model.resize_token_embeddings(len(tokenizer))
-    model.config.max_position_embeddings = CONTEXT
-    model.config.eos_token_id = model.generation_config.eos_token_id = ids
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return tokenizer, ids
+    return tokenizer
 
 
 def spec(folder: Path, seed: int) -> dict[str, Any]:
