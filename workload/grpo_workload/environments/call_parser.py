@@ -76,9 +76,6 @@ def vllm_names() -> list[str]:
     """Return the names of vLLM's parsers, in its own order."""
     from vllm.tool_parsers import ToolParserManager  # late: it takes seconds
 
-    # They log each text that they cannot read with a traceback. Models that learn to call write many of these.
-    for name in ("vllm.tool_parsers", "vllm.parser"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     return list(dict.fromkeys([*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers]))
 
 
@@ -87,6 +84,11 @@ def vllm_class(name: str) -> type:
     from vllm.tool_parsers import ToolParserManager
 
     found: type = ToolParserManager.get_tool_parser(name)
+    # They log each text that they cannot read with a traceback. Models that learn to call write many of these. A level
+    # would not do: vLLM sets those of its loggers when it builds an engine.
+    for logs in [*logging.root.manager.loggerDict]:
+        if logs.startswith(("vllm.tool_parsers.", "vllm.parser.")):
+            logging.getLogger(logs).disabled = True
     return found
 
 
