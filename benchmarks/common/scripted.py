@@ -174,7 +174,9 @@ class Prompter:
 
 
 def replace(lines: Mapping[str, Sequence[int | None]], requests: Mapping[str, Any], output: Any) -> list[str]:
-    """Put the next token of each request's line, unless it is None, in place of what a step of the model has sampled.
+    """Put the next token of each request's line in place of what a step of the model has sampled.
+
+    It stays what it is where the line has None, and behind its end.
 
     Returns the names of requests for which the step has sampled one.
     """
@@ -189,7 +191,8 @@ def replace(lines: Mapping[str, Sequence[int | None]], requests: Mapping[str, An
         if not (output.sampled_token_ids and output.sampled_token_ids[place]):
             continue  # a part of its prompt
         found.append(name)
-        if (token := line[request.num_output_tokens]) is None:
+        number = request.num_output_tokens
+        if number >= len(line) or (token := line[number]) is None:
             continue
         output.sampled_token_ids[place] = [token]
         if output.logprobs is not None:

@@ -156,13 +156,7 @@ def watch(generator: Any, tokenizer: Any, ends: list[int], seed: int) -> dict[st
         add_request(scheduler, request)
 
     def update_from_output(scheduler: Any, scheduled: Any, output: Any) -> Any:
-        now = {name: lines[name] for name in scheduled.num_scheduled_tokens}
-        going = {
-            name: line if len(line) > scheduler.requests[name].num_output_tokens else _Own()
-            for name, line in now.items()
-            if name in scheduler.requests
-        }
-        replace(going, scheduler.requests, output)
+        replace({name: lines[name] for name in scheduled.num_scheduled_tokens}, scheduler.requests, output)
         return update(scheduler, scheduled, output)
 
     def watched() -> Any:
@@ -176,13 +170,6 @@ def watch(generator: Any, tokenizer: Any, ends: list[int], seed: int) -> dict[st
     Scheduler.add_request, Scheduler.update_from_output = add, update_from_output
     generator._llm.llm_engine.step = watched
     return asked
-
-
-class _Own(list[int | None]):
-    """The rest of a turn that the engine samples."""
-
-    def __getitem__(self, place: Any) -> Any:
-        return None
 
 
 def make_model(folder: Path, family: str) -> tuple[Any, list[int]]:
