@@ -41,11 +41,13 @@ def run_job(
     least: int | None = None,
     variables: Mapping[str, str] | None = None,
     watch: Callable[[int], None] = lambda _: None,
+    to_end: bool = False,
 ) -> list[dict[str, Any]]:
     """Run a GRPOJob below `folder` and return the metrics of its first `steps` steps.
 
-    The job's rewards can be functions of the benchmarks' modules. It is ended after these steps, because its last
-    checkpoint would take 16 bytes for each parameter. No process stays. `variables` are added to its environment.
+    The job's rewards can be functions of the benchmarks' modules. Unless `to_end`, it is ended after these steps,
+    because its last checkpoint would take 16 bytes for each parameter. No process stays. `variables` are added to its
+    environment.
     `watch` is called five times a second with the number of finished steps.
     After `seconds`, fewer steps are enough if there are `least`.
     Raises JobError when the job ends early or takes longer than `seconds`.
@@ -71,6 +73,13 @@ def run_job(
                 continue
             if len(rows := _metrics(folder)) < steps:
                 raise _error(folder, f"the job ended with {code} after {len(rows)} of {steps} steps")
+        if to_end:
+            try:
+                code = job.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise _error(folder, f"the job has not ended after {seconds:.0f} s") from error
+            if code:
+                raise _error(folder, f"the job ended with {code}")
     return rows[:steps]
 
 

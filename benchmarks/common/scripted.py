@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -149,23 +149,10 @@ class Prompter:
 
     def speaks(self, requests: dict[str, Any], scheduled: Sequence[str], output: Any) -> None:
         """Put recorded tokens in place of those that a step of the model has sampled."""
-        if output.logprobs is not None:
-            output.logprobs = output.logprobs._replace(logprob_token_ids=output.logprobs.logprob_token_ids.copy())
-        for name in scheduled:
-            request = requests.get(name)
-            if request is None or request.is_finished() or name not in self._lines:
-                continue
-            place = output.req_id_to_index[name]
-            if not (output.sampled_token_ids and output.sampled_token_ids[place]):
-                continue  # a part of its prompt
-            line, is_last = self._lines[name]
-            token = line[request.num_output_tokens]
-            output.sampled_token_ids[place] = [token]
-            if output.logprobs is not None:
-                rows = output.logprobs.cu_num_generated_tokens
-                output.logprobs.logprob_token_ids[place if rows is None else rows[place], 0] = token
-            if request.num_output_tokens == len(line) - 1:
-                del self._lines[name]
+        lines = {name: self._lines[name][0] for name in scheduled if name in self._lines}
+        for name in replace(lines, requests, output):
+            if requests[name].num_output_tokens == len(lines[name]) - 1:
+                _, is_last = self._lines.pop(name)
                 self._ended += is_last
                 if is_last and self._ended % (NUM_PROMPTS * NUM_GENERATIONS) == 0:
                     self._write("end")
@@ -184,6 +171,34 @@ class Prompter:
     def _write(self, what: str) -> None:
         with self._times.open("a") as file:
             file.write(json.dumps([what, time.monotonic()]) + "\n")
+
+
+def replace(lines: Mapping[str, Sequence[int | None]], requests: Mapping[str, Any], output: Any) -> list[str]:
+    """Put the next token of each request's line in place of what a step of the model has sampled.
+
+    It stays what it is where the line has None, and behind its end.
+
+    Returns the names of requests for which the step has sampled one.
+    """
+    if output.logprobs is not None:
+        output.logprobs = output.logprobs._replace(logprob_token_ids=output.logprobs.logprob_token_ids.copy())
+    found = []
+    for name, line in lines.items():
+        request = requests.get(name)
+        if request is None or request.is_finished():
+            continue
+        place = output.req_id_to_index[name]
+        if not (output.sampled_token_ids and output.sampled_token_ids[place]):
+            continue  # a part of its prompt
+        found.append(name)
+        number = request.num_output_tokens
+        if number >= len(line) or (token := line[number]) is None:
+            continue
+        output.sampled_token_ids[place] = [token]
+        if output.logprobs is not None:
+            rows = output.logprobs.cu_num_generated_tokens
+            output.logprobs.logprob_token_ids[place if rows is None else rows[place], 0] = token
+    return found
 
 
 def impose() -> None:

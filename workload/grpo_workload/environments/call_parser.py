@@ -86,6 +86,11 @@ def vllm_class(name: str) -> type:
 
     _silence()
     found: type = ToolParserManager.get_tool_parser(name)
+    # They log each text that they cannot read with a traceback. Models that learn to call write many of these. A level
+    # would not do: vLLM sets those of its loggers when it builds an engine.
+    for logs in [*logging.root.manager.loggerDict]:
+        if logs.startswith(("vllm.tool_parsers.", "vllm.parser.")):
+            logging.getLogger(logs).disabled = True
     return found
 
 

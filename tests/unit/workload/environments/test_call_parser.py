@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trl import chat_template_utils as trl_templates
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import ToolCall
@@ -72,6 +74,16 @@ def test_calls_and_the_text_before_them(hermes: CallParser) -> None:
 def test_what_was_to_be_a_call_is_a_malformed_one(hermes: CallParser, text: str) -> None:
     content, calls = hermes.parse(f"So:{text}")
     assert (content, calls) == ("So:", [ToolCall(name="", arguments=None, text=text)])
+
+
+def test_vllms_parsers_log_no_turn_that_they_cannot_read(
+    hermes: CallParser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also once an engine is built, with which vLLM sets up its loggers again."""
+    configure_logging(LoggingConfig())
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    hermes.parse('<tool_call>{"name": "multiply", </tool_call>')
+    assert [record.name for record in caplog.records if record.name.startswith("vllm")] == []
 
 
 @pytest.mark.parametrize(
