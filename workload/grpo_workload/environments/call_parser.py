@@ -16,7 +16,6 @@ from grpo_workload.environments.base import ToolCall
 
 logger = logging.getLogger(__name__)
 
-_SILENT = logging.CRITICAL + 1
 _THOUGHT_END = "</think>"
 _MOST_LEVELS = 64  # of arguments: what is nested more deeply neither pickles nor becomes a line of a file for sure
 
@@ -84,7 +83,6 @@ def vllm_class(name: str) -> type:
     """Return the class of one of vLLM's parsers. It may raise anything, for example where a package is missing."""
     from vllm.tool_parsers import ToolParserManager
 
-    _silence()
     found: type = ToolParserManager.get_tool_parser(name)
     # They log each text that they cannot read with a traceback. Models that learn to call write many of these. A level
     # would not do: vLLM sets those of its loggers when it builds an engine.
@@ -92,15 +90,6 @@ def vllm_class(name: str) -> type:
         if logs.startswith(("vllm.tool_parsers.", "vllm.parser.")):
             logging.getLogger(logs).disabled = True
     return found
-
-
-def _silence() -> None:
-    """Keep vLLM's parsers from logging each text that they cannot read, with a traceback: models that learn to call
-    write many of these. An engine that starts sets up logging anew, so that this holds only until then.
-    """
-    for name in ("vllm.tool_parsers", "vllm.parser"):
-        if (parsers := logging.getLogger(name)).level != _SILENT:
-            parsers.setLevel(_SILENT)
 
 
 def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) -> Reader:
@@ -111,7 +100,6 @@ def vllm_reader(cls: type, tokenizer: Any, schemas: Sequence[dict[str, Any]]) ->
     parser = cls(tokenizer, request.tools)
 
     def read(text: str) -> tuple[str, list[tuple[str, str]]]:
-        _silence()
         # As in vLLM's server, a thought is taken away before: in it, models write of calls that they do not make.
         before, end, after = text.partition(_THOUGHT_END)
         thought, said = (before + end, after) if end else ("", text)

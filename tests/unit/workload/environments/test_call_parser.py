@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import logging.config
 from typing import Any
 
 import pytest
@@ -156,17 +155,6 @@ def test_a_response_template_comes_first() -> None:
     assert parser.parse("<tool_call>{</tool_call>")[1] == [
         ToolCall(name="", arguments=None, text="<tool_call>{</tool_call>")
     ]
-
-
-def test_malformed_calls_are_not_logged_after_an_engine_has_set_up_logging(
-    hermes: CallParser, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vllm")  # and restore it after the test
-    logging.config.dictConfig(  # as vLLM's engine does when it starts
-        {"version": 1, "disable_existing_loggers": False, "loggers": {"vllm": {"level": "INFO"}}}
-    )
-    assert hermes.parse("<tool_call>\n{six times seven}\n</tool_call>")[1][0].arguments is None
-    assert not caplog.records
 
 
 def test_the_named_parser(caplog: pytest.LogCaptureFixture) -> None:
