@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def main(family: str, turns: int, seconds: float, seed: int, output: Path) -> No
     click.echo(json.dumps(line))
 
 
-def play(folder: Path, family: str, seed: int) -> Iterator[Counter[str]]:
+def play(folder: Path, family: str, seed: int) -> Generator[Counter[str]]:
     """Play rounds of episodes; yield what was counted in each."""
     from grpo_spec.trainer import TrainerConfig
     from grpo_workload.algorithm.samples import Prompt

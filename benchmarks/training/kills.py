@@ -4,9 +4,9 @@
 
 Four jobs of a random model on one CPU, by `grpo run`: environments on two pods and beside the rank, left alone and
 killed. On pods, SIGKILL ends all processes of one pod; beside the rank, those of all episodes, or of the environment
-with them, in turn. Each time episodes were playing. vLLM has one request at a time and no prefix cache: what it
-computes for a request on a CPU depends on those beside it, and they come in another order. Appends a line for each job:
-digests of the final weights, and what each step said.
+with them, in turn. `retries` says how many episodes played there, step by step. vLLM has one request at a time and no
+prefix cache: what it computes for a request may depend on those beside it, and they come in another order. Appends a
+line for each job: digests of the final weights, and what each step said.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Killer:
         for one in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        print(f"step {finished + 1}: killed {len(victims)} processes, {len(victims & playing)} episodes", flush=True)
+        print(f"step {finished + 1}: killed {len(victims)} processes, {len(victims & playing)} of episodes", flush=True)
+        # Their processes: some have played their episode, and wait for another.
         self.kills.append({"in_step": finished + 1, "episodes": len(victims & playing)})
         self._looks = self._draw.randrange(6)
 
