@@ -58,7 +58,7 @@ CURES = {
     "ClaimNotFound": "create the PersistentVolumeClaim or ResourceClaimTemplate: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
-    "WaitingForEnvironments": "kubectl describe pod says what the pod in the message lacks: an image, a node, a volume; "
+    "WaitingForEnvironments": "kubectl describe pod says what the pod in the message lacks: image, node or volume; "
     "grpo logs --role environment prints its log; environmentPods can change while the job is suspended",
     "Queued": "wait, or ask who manages the queue: kubectl get workloads,localqueues shows what is before it",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
