@@ -58,6 +58,8 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
     assert teaches([1.0, 0.0], [one], [1.0], TrainingConfig(scale_rewards="batch", **two_each))
     assert not teaches([1.0, 1.0], [one, two], [1.0, 2.0], TrainingConfig(**two_each))
     assert not teaches([float("nan"), 1.0], [[None, 1.0]], [1.0], TrainingConfig(**two_each))
+    whitened = TrainingConfig(advantage_estimator="reinforce_plus_plus_baseline", **two_each)
+    assert teaches([1.0, 0.0], [one], [1.0], whitened)
     gdpo = TrainingConfig(multi_objective_aggregation="normalize_then_sum", **two_each)
     assert teaches([1.0, 1.0], [one, two], [1.0, 2.0], gdpo)
     rounded = [0.3, 0.1 + 0.2]
