@@ -58,7 +58,10 @@ ROOMS = {  # name: (modules, their tests)
     ),
     "weights": (
         [f"{WORKLOAD}/weights/{name}.py" for name in ("wire", "export", "buckets", "differ", "digest")]
-        + [f"{WORKLOAD}/generation/{name}.py" for name in ("writes", "copies", "arrivals", "audit", "derived", "reload")],
+        + [
+            f"{WORKLOAD}/generation/{name}.py"
+            for name in ("writes", "copies", "arrivals", "audit", "derived", "reload")
+        ],
         [f"{UNIT}/weights"]
         + [f"{UNIT}/generation/test_{name}.py" for name in ("audit", "derived", "reload", "writes")]
         + [f"{UNIT}/policy/test_{name}.py" for name in ("checkpoint_names", "adapter_weights")],

@@ -17,7 +17,9 @@ from support.control_plane.jobs import NOW, observed, pod
 def test_equal_objects_are_the_same_bytes() -> None:
     """Whatever they share in memory: objects of a watch share less than those that the operator built."""
     said = "".join(["a", "bc"])
-    assert pack({"first": said, "second": said}) == pack({"first": "".join(["ab", "c"]), "second": "".join(["a", "bc"])})
+    assert pack({"first": said, "second": said}) == pack(
+        {"first": "".join(["ab", "c"]), "second": "".join(["a", "bc"])}
+    )
 
 
 def test_a_resource_version_is_kept_where_it_is_sent_back_and_nowhere_else() -> None:

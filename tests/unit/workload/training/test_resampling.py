@@ -182,6 +182,9 @@ def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: 
     assert generation.rollouts[0].metrics["resampling/rounds"] == 2
     assert rows(generation) == generator.asked[0]
     assert [len(call) for call in generator.asked] == [5, 5, 5]
+    _, known = begin_branch(tmp_path, attempt=0, step=0)
+    again, generator = resampled(tmp_path, useful=frozenset(), max_resample_times=2, known=known)
+    assert (rows(again), generator.asked) == (rows(generation), [[]]), "a resumed run leaves it at that"
 
 
 @pytest.mark.usefixtures("_alone")
