@@ -101,7 +101,7 @@ class ExportStatus(StatusSection):
     @classmethod
     def read(cls, said: ExportProgress | None) -> ExportStatus | None:
         """Return what the status shows of a launcher's report."""
-        return said and cls(path=said.path, bytes=said.bytes)
+        return None if said is None else cls(path=said.path, bytes=said.bytes)
 
 
 class DownloadStatus(StatusSection):
