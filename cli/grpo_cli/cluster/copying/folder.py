@@ -29,7 +29,7 @@ SHOWN = 10
 
 
 class Folder:
-    """The files below `root`; paths are relative to it, with /. Methods raise OSError; ValueError for a path outside."""
+    """The files below `root`; paths are relative to it, with `/`. Methods raise OSError; ValueError for one outside."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
