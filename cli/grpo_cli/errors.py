@@ -32,7 +32,7 @@ Exit codes:
   2    the command line or the manifest is wrong, or the API server refuses it
   3    the cluster does not answer, or does not allow it
   4    the job, claim or file does not exist, or there is nothing left of the job to show
-  124  --timeout has passed; the job continues
+  124  --timeout has passed, and the job continues; the pod of a copy did not start
   130  interrupted; the job continues"""
 """The end of the --help of commands that talk to a cluster."""
 

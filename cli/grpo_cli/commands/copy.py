@@ -81,16 +81,16 @@ def cp(kube: Kube, source: str, target: str, image: str | None) -> None:
 
 @click.command("export")
 @job_argument
-@click.argument("local")
+@click.argument("folder")
 @image_option
 @on_cluster
-def export(kube: Kube, job: str, local: str, image: str | None) -> None:
-    """Fetch the newest exported model of JOB into the folder LOCAL.
+def export(kube: Kube, job: str, folder: str, image: str | None) -> None:
+    """Fetch the newest exported model of JOB.
 
-    from_pretrained loads it. Jobs write models for others where storage.export says so.
+    Its files go into FOLDER, from which from_pretrained loads it. Jobs export models where storage.export says so.
     """
     found = kube.job(job)
-    copy_files(kube, exported(found), Place(None, local), image=image, job=found)
+    copy_files(kube, exported(found), Place(None, folder), image=image, job=found)
 
 
 def exported(job: Object) -> Place:
@@ -110,7 +110,7 @@ def exported(job: Object) -> Place:
         why += f", and it exports every {every} steps and at its end" if every else "; it does not set storage.export"
         if status.checkpoint:
             path = f"{sub_path}/{status.checkpoint}/model".lstrip("/")
-            why += f"; its newest checkpoint has a model, too: grpo cp {claim}:{path} LOCAL"
+            why += f"; its newest checkpoint has a model, too: grpo cp {claim}:{path} FOLDER"
     raise CliError(f"job {name} has exported no model: {why}", Exit.NOT_FOUND)
 
 

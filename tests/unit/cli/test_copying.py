@@ -268,7 +268,7 @@ def test_a_job_says_where_its_model_is_or_why_there_is_none() -> None:
     assert exported(done) == Place("runs", f"grpo/{run}/exports/step-100")
     early = stored | {"status": {"phase": "Running", "checkpoint": f"{run}/checkpoints/step-10"}}
     for job, why in [
-        (early, f"Running, and it exports every 50 steps.*grpo cp runs:grpo/{run}/checkpoints/step-10/model LOCAL"),
+        (early, f"Running, and it exports every 50 steps.*grpo cp runs:grpo/{run}/checkpoints/step-10/model FOLDER"),
         (_job("math", 1, storage={"claimName": "runs"}), "does not set storage.export"),
         (_job("math", 1, storage={"export": {"everySteps": 1}}), "without storage.claimName"),
     ]:
