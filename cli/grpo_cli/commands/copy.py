@@ -123,12 +123,11 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
 
     claim = source.claim or target.claim
     assert claim is not None
-    say = lambda text: click.echo(text, err=True)  # noqa: E731
     here = Folder(Path.cwd().anchor)
     with _ends_by_signals(), _explained(claim):
         if source.claim is None:
             _found(here, source, _absolute(source.path))  # before a pod is started
-        with served(kube, claim, say, image=image, job=job) as there:
+        with served(kube, claim, _say, image=image, job=job) as there:
             one, other = (there, here) if target.claim is None else (here, there)
             path = source.path if source.claim else _absolute(source.path)
             wanted = target.path if target.claim else _absolute(target.path)
@@ -143,7 +142,11 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
                 raise CliError(f"{error}: copy again", Exit.FAILED) from error
     size, number = sum(found["files"].values()), len(found["files"])
     where = f"{claim}:{to}" if target.claim else f"/{to}" if os.sep == "/" else target.path
-    say(f"{number} file{'s' * (number != 1)}, {size:,} bytes: {source} is at {where}")
+    _say(f"{number} file{'s' * (number != 1)}, {size:,} bytes: {source} is at {where}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _absolute(path: str) -> str:
@@ -212,4 +215,4 @@ def _progress(size: int) -> Iterator[Callable[[int, bool], None]]:
         yield done
         bar.update(task, completed=size)
     if was_there:
-        click.echo(f"{was_there:,} of {size:,} bytes were there already", err=True)
+        _say(f"{was_there:,} of {size:,} bytes were there already")

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from grpo_cli.cluster.copying import copy_pod, folder, remote_folder, transfer
 from grpo_cli.cluster.copying.folder import Folder
 from grpo_cli.cluster.copying.remote_folder import ClaimError, RemoteFolder
+from grpo_cli.cluster.copying.served_claim import _check
 from grpo_cli.cluster.copying.transfer import NotCopiedError, copy, place
+from grpo_cli.cluster.kube import Kube
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.commands.copy import Place, ends, exported
 from grpo_cli.errors import CliError, Exit
@@ -149,6 +152,11 @@ def test_a_broken_connection_is_made_again_and_a_pod_that_is_gone_is_named(claim
     gone = True
     with pytest.raises(CliError, match="grpo-cp-x ended"):
         served.look("")
+
+
+def test_an_api_server_that_is_away_ends_no_copy() -> None:
+    away = Kube(client.ApiClient(client.Configuration(host="http://127.0.0.1:1", retries=False)), "team")
+    _check(away, "grpo-cp-x")
 
 
 def test_the_program_ends_when_nobody_asks(claim: Path) -> None:

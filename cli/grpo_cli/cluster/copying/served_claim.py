@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from grpo_cli.cluster.copying.copy_pod import PORT, SELECTOR, copy_pod, holder_of, job_of, like_job
@@ -126,9 +127,11 @@ def _check(kube: Kube, name: str) -> None:
     """Raise CliError if a pod that has served cannot any more."""
     try:
         pod = kube.named("Pod", name)
+    except urllib3.exceptions.HTTPError:
+        return  # the API server may come back
     except ApiException as error:
         if error.status != 404:
-            return  # the API server may come back
+            return
         raise CliError(f"pod {name} was deleted: the same command goes on where it was", Exit.UNREACHABLE) from error
     if cause := _end_of(pod):
         raise CliError(f"pod {name} {cause}: the same command goes on where it was", Exit.UNREACHABLE)
