@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from grpo_cli.cluster.copying import served_claim
 from grpo_cli.cluster.copying.copy_pod import PORT, ROOT, SELECTOR
+from grpo_cli.cluster.pod_http import NotAllowedError
 from grpo_cli.main import main
 from support.control_plane.operators import Jobs, bind_claim, make_job
 from support.trainer.launchers import free_ports
@@ -130,6 +131,14 @@ def test_what_is_refused_says_why_before_or_with_the_pod(
     assert (nothing.exit_code, "there is no" in _error(nothing)) == (4, True)
     other = grpo("cp", str(tmp_path / "rows"), "run:")
     assert (other.exit_code, "there is runs" in _error(other)) == (4, True)
+
+    def refuse(*_: object, **__: object) -> http.client.HTTPConnection:
+        raise NotAllowedError("you may not forward ports")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(served_claim, "ForwardedConnection", refuse)
+        barred = grpo("cp", str(tmp_path / "rows"), "runs:")
+    assert (barred.exit_code, _error(barred)) == (3, "Error: you may not forward ports")
 
     (tmp_path / "claim").rmdir()
     (tmp_path / "claim").write_text("no folder")

@@ -74,7 +74,7 @@ class _Socket:
                 raise ConnectionError(str(error)) from error
             if opcode == ABNF.OPCODE_CLOSE:
                 return b""
-            if opcode != ABNF.OPCODE_BINARY:
+            if opcode != ABNF.OPCODE_BINARY or not frame.data:
                 continue
             channel, data = frame.data[0], frame.data[1:]
             if not self._begun[channel]:

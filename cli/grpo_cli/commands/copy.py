@@ -119,7 +119,6 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
     from grpo_cli.cluster.copying import transfer
     from grpo_cli.cluster.copying.folder import Folder
     from grpo_cli.cluster.copying.served_claim import served
-    from grpo_cli.cluster.pod_http import PodError
 
     claim = source.claim or target.claim
     assert claim is not None
@@ -133,13 +132,8 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
             wanted = target.path if target.claim else _absolute(target.path)
             found = _found(one, source, path)
             to = transfer.place(found, path, other.look(wanted), wanted)
-            try:
-                with _progress(sum(found["files"].values())) as done:
-                    transfer.copy(one, path, other, to, done, found)
-            except PodError as error:
-                raise CliError(f"{error}; the same command goes on where it was", Exit.UNREACHABLE) from error
-            except transfer.NotCopiedError as error:
-                raise CliError(f"{error}: copy again", Exit.FAILED) from error
+            with _progress(sum(found["files"].values())) as done:
+                transfer.copy(one, path, other, to, done, found)
     size, number = sum(found["files"].values()), len(found["files"])
     where = f"{claim}:{to}" if target.claim else f"/{to}" if os.sep == "/" else target.path
     _say(f"{number} file{'s' * (number != 1)}, {size:,} bytes: {source} is at {where}")
@@ -168,11 +162,19 @@ def _found(side: Side, place: Place, path: str) -> dict[str, Any]:
 
 @contextmanager
 def _explained(claim: str) -> Iterator[None]:
-    """Turn failures to read or write a file into a CliError."""
+    """Turn failures to read, write or send a file into a CliError."""
     from grpo_cli.cluster.copying.remote_folder import ClaimError
+    from grpo_cli.cluster.copying.transfer import NotCopiedError
+    from grpo_cli.cluster.pod_http import NotAllowedError, PodError
 
     try:
         yield
+    except NotAllowedError as error:
+        raise CliError(str(error), Exit.UNREACHABLE) from error
+    except PodError as error:
+        raise CliError(f"{error}; the same command goes on where it was", Exit.UNREACHABLE) from error
+    except NotCopiedError as error:
+        raise CliError(f"{error}: copy again", Exit.FAILED) from error
     except OSError as error:
         side = f"claim {claim}" if isinstance(error, ClaimError) else "this machine"
         cure = _CURES.get(error.errno or 0, "") if isinstance(error, ClaimError) else ""
