@@ -57,9 +57,14 @@ ROOMS = {  # name: (modules, their tests)
         [f"{UNIT}/storage/test_journal.py", f"{UNIT}/training"],
     ),
     "weights": (
-        [f"{WORKLOAD}/weights/{name}.py" for name in ("wire", "export", "buckets")]
-        + [f"{WORKLOAD}/generation/{name}.py" for name in ("audit", "reload")],
-        [f"{UNIT}/weights", f"{UNIT}/generation", f"{UNIT}/policy/test_checkpoint_names.py"],
+        [f"{WORKLOAD}/weights/{name}.py" for name in ("wire", "export", "buckets", "differ", "digest")]
+        + [
+            f"{WORKLOAD}/generation/{name}.py"
+            for name in ("writes", "copies", "arrivals", "audit", "derived", "reload")
+        ],
+        [f"{UNIT}/weights"]
+        + [f"{UNIT}/generation/test_{name}.py" for name in ("audit", "derived", "reload", "writes")]
+        + [f"{UNIT}/policy/test_{name}.py" for name in ("checkpoint_names", "adapter_weights")],
     ),
     "decide": (["operator/grpo_operator/decide/*.py"], ["tests/unit/operator/decide"]),
 }
@@ -236,8 +241,10 @@ def rows(output: Path) -> list[dict[str, Any]]:
 def main(rooms: tuple[str, ...], tools: Path, output: Path, count: int, seed: int) -> None:
     """Try mutants of rooms, but for those that `output` has as killed."""
     sys.path += map(str, tools.expanduser().glob("lib/python*/site-packages"))  # last: the project's own come first
-    killed = [row for row in rows(output) if row["result"] != "survived" or row["room"] not in (rooms or ROOMS)]
-    output.write_text("".join(json.dumps(row) + "\n" for row in killed))
+    known = rows(output)
+    settled = [one for one in known if one["result"] != "survived" or "no_fault" in one]
+    kept = [one for one in known if one in settled or one["room"] not in (rooms or ROOMS)]
+    output.write_text("".join(json.dumps(row) + "\n" for row in kept))
     for room in rooms or ROOMS:
         if not os.fork():  # rooms do not share imports
             flags = ["-q", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "--timeout=0"]

@@ -28,11 +28,11 @@ class Exit(IntEnum):
 EXIT_CODES = """\b
 Exit codes:
   0    done; with --wait and watch: the job is Complete
-  1    the job is Failed (--wait and watch)
+  1    the job is Failed (--wait and watch); a file could not be copied
   2    the command line or the manifest is wrong, or the API server refuses it
   3    the cluster does not answer, or does not allow it
-  4    the job does not exist, or there is nothing left of it to show
-  124  --timeout has passed; the job continues
+  4    the job, claim or file does not exist, or there is nothing left of the job to show
+  124  --timeout has passed, and the job continues; the pod of a copy did not start
   130  interrupted; the job continues"""
 """The end of the --help of commands that talk to a cluster."""
 

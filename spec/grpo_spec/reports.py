@@ -50,6 +50,13 @@ class EvaluationProgress(Section):
     stops: bool = Field(False, description="Whether the run ends with it: evaluation.earlyStoppingPatience.")
 
 
+class ExportProgress(Section):
+    """The newest model that was written for others (storage.export)."""
+
+    path: str = Field(description="Its folder, relative to the data folder.")
+    bytes: int = Field(0, description="Size of its files together.")
+
+
 _MOST_TEXT, _MOST_ITEMS = 128, 128
 """Bounds of what is read of a report: bytes of a text, items of a list."""
 
@@ -91,6 +98,7 @@ class Progress(Section):
     evaluation: EvaluationProgress | None = None
     checkpoint_step: int | None = None
     checkpoint: str | None = Field(None, description="Path of the newest checkpoint, relative to the data folder.")
+    export: ExportProgress | None = None
 
     @classmethod
     def read(cls, raw: object) -> Progress:
@@ -112,6 +120,7 @@ class Progress(Section):
                 "evaluation": said.evaluation
                 and said.evaluation.model_copy(update={"metric": lenient.clip(said.evaluation.metric, _MOST_TEXT)}),
                 "checkpoint": said.checkpoint and lenient.clip(said.checkpoint, 1024),
+                "export": said.export and said.export.model_copy(update={"path": lenient.clip(said.export.path, 1024)}),
             }
         )
 
@@ -130,7 +139,7 @@ class Outcome(Section):
     def to_message(self) -> str:
         """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle.
 
-        Of the progress, the steps and the checkpoint are kept in any case: they say where the attempt ended.
+        Of the progress, steps, checkpoint and export are kept in any case: they say where the attempt ended.
         """
         outcome, keep = self, len(self.message)
         where = self.progress and Progress(
@@ -138,6 +147,7 @@ class Outcome(Section):
             total_steps=self.progress.total_steps,
             checkpoint=self.progress.checkpoint,
             checkpoint_step=self.progress.checkpoint_step,
+            export=self.progress.export,
         )
         while len((text := outcome.model_dump_json(by_alias=True, exclude_none=True)).encode()) > 4096:
             keep = keep * 3 // 4

@@ -51,7 +51,7 @@ def test_environment_pods_come_before_an_attempt_outlive_it_and_end_with_the_job
     jobs.kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
     jobs.apply(make_job("acts", **SPEC))
     waits = jobs.wait_for("acts", "Scheduled", "False", "WaitingForEnvironments")
-    assert waits["message"].startswith("no GPU is asked for yet: ")
+    assert waits["message"].startswith("no GPU is asked for yet, as no environment pod of boxes is ready: ")
     _wait_for_message(jobs, "Scheduled", "acts-boxes-0: no node fits: ")
     assert jobs.replicas("acts") == {"acts-boxes": 2}
     where = ("--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace)

@@ -38,7 +38,7 @@ def explain(error: Exception) -> CliError:
         return CliError(
             f"the API server does not accept these credentials ({said}); log in to the cluster again", Exit.UNREACHABLE
         )
-    if error.status == 403 and "forbidden" in said and "denied the request" not in said:
+    if error.status == 403 and "cannot" in said and "denied the request" not in said:
         return CliError(
             f"not allowed: {said}; ask for a role that allows it, or use another --namespace", Exit.UNREACHABLE
         )

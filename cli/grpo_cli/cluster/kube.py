@@ -129,6 +129,22 @@ class Kube:
         path = _PATHS[kind].replace("/namespaces/{}", "")
         return [item | {"kind": kind} for item in self._get(path, {"labelSelector": selector})["items"]]
 
+    def named(self, kind: str, name: str) -> Object:
+        """Return an object of the namespace. Raises ApiException."""
+        return self._get(f"{self._path(kind)}/{name}")
+
+    def create(self, kind: str, manifest: Object) -> Object:
+        """Create an object in the namespace; return it. Raises ApiException."""
+        return cast(Object, json.loads(self._request("post", self._path(kind), body=manifest).data))
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object of the namespace, if it is still there. Raises ApiException."""
+        try:
+            self._request("delete", f"{self._path(kind)}/{name}")
+        except ApiException as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+
     def version(self) -> str:
         """Return the API server's version."""
         return str(self._get("/version")["gitVersion"])

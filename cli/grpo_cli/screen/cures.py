@@ -58,8 +58,8 @@ CURES = {
     "ClaimNotFound": "create the PersistentVolumeClaim or ResourceClaimTemplate: the job then starts",
     "ClaimNotReadWriteMany": "use a claim with the access mode that the message names, or a single pod",
     "WaitingForOldChildren": "wait; if pods stay Terminating, their node is lost: kubectl get pods -o wide",
-    "WaitingForEnvironments": "look at the pod in the message: its image, its node, or its log with grpo logs --role "
-    "environment; environmentPods can change while the job is suspended",
+    "WaitingForEnvironments": "kubectl describe pod says what the pod in the message lacks: image, node or volume; "
+    "grpo logs --role environment prints its log; environmentPods can change while the job is suspended",
     "Queued": "wait, or ask who manages the queue: kubectl get workloads,localqueues shows what is before it",
     "Unschedulable": "free that resource, add nodes, or ask for fewer: trainer.groups[].gpus, podTemplate.resources; "
     "kubectl describe nodes shows what is in use",

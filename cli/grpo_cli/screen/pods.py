@@ -37,7 +37,7 @@ def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodT
     there = {pod["metadata"]["name"]: pod for pod in pods}
     causes: dict[str, list[str]] = {}
     for pod in (*topology.pods, *topology.environment_pods):
-        if cause := _cause(read_pod(there[pod]), there[pod]) if pod in there else "does not exist yet":
+        if cause := why_not_ready_yet(read_pod(there[pod]), there[pod]) if pod in there else "does not exist yet":
             causes.setdefault(cause, []).append(pod)
     ranks = ranks_of(topology)
     return [
@@ -52,7 +52,8 @@ def leftovers(pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
     return [PodTrouble(pods=names, ranks="", cause="being ended, with the last attempt")] if names else []
 
 
-def _cause(pod: ObservedPod, raw: Mapping[str, Any]) -> str:
+def why_not_ready_yet(pod: ObservedPod, raw: Mapping[str, Any]) -> str:
+    """Return why a pod is not ready; empty if it is. `raw`: as the API server returned it."""
     if pod.role == Role.ENVIRONMENT:
         return "" if is_ready(pod) else why_not_ready(pod)
     if pod.outcome is not None:

@@ -146,6 +146,8 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
         speed.append(f"{training.tokens_per_second:.0f} tokens/s")
     speed.append(training.checkpoint)
     yield "", " · ".join(speed)
+    if training.exported:
+        yield "model", training.exported
     if training.slowest:
         yield "late", Text(training.slowest, style="yellow")
     if training.idle_seconds is not None:

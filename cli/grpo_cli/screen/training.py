@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_operator.api.progress_status import EvaluationStatus
+from grpo_operator.api.progress_status import EvaluationStatus, ExportStatus
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_spec.reports import Progress
 
@@ -41,6 +41,7 @@ class Training:
     idle_seconds: float | None  # since the last step; None while that is short
     tokens_per_second: float | None
     checkpoint: str
+    exported: str  # the newest model for others, and the command that fetches it; empty if there is none
     evaluation: str  # the last one and the best; empty if there was none
     curves: Mapping[str, Sequence[float | None]]  # by name: reward, and accuracy if the job has it
     slowest: str
@@ -73,6 +74,7 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
         tokens_per_second=newest.tokens_per_second,
         # A launcher knows the checkpoints of its own attempt only.
         checkpoint=_checkpoint(job, newest.checkpoint_step or (known.checkpoint_step if known else None)),
+        exported=_exported(job, status.export),
         evaluation=_evaluation((live and EvaluationStatus.read(live.evaluation)) or status.evaluation),
         curves=_curves(report.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
@@ -85,6 +87,13 @@ def _checkpoint(job: Object, step: int | None) -> str:
     if not job["spec"].get("storage", {}).get("claimName"):
         return "checkpoints are lost with the pods (no storage.claimName)"
     return f"checkpoint at step {step}" if step else "no checkpoint yet"
+
+
+def _exported(job: Object, export: ExportStatus | None) -> str:
+    if export is None:
+        return ""
+    step = export.path.rpartition("/step-")[2]
+    return f"exported after {step} steps, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
 
 
 def _evaluation(tried: EvaluationStatus | None) -> str:

@@ -56,14 +56,19 @@ class JobView:
     ended: bool
 
 
-def read_topology(job: Object) -> Topology | None:
-    """Return the job's pods as its spec describes them; None when the spec is invalid."""
+def read_job(job: Object) -> Job | None:
+    """Return the job with its spec as the operator reads it; None when the spec is invalid."""
     metadata, stored = job["metadata"], read_spec(job["spec"], read_status(job.get("status")))
     if stored.fault is not None:
         return None
-    return plan_topology(
-        Job(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"], generation=1, spec=stored.spec)
-    )
+    name, uid = metadata["name"], metadata["uid"]
+    return Job(namespace=metadata["namespace"], name=name, uid=uid, generation=1, spec=stored.spec)
+
+
+def read_topology(job: Object) -> Topology | None:
+    """Return the job's pods as its spec describes them; None when the spec is invalid."""
+    read = read_job(job)
+    return None if read is None else plan_topology(read)
 
 
 def make_view(

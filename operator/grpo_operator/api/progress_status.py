@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo_operator.api.status_section import StatusSection, Time
-from grpo_spec.reports import EvaluationProgress, Progress
+from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress
 
 MAX_METRICS = 128
 """Most metrics that the status shows."""
@@ -90,6 +90,18 @@ class EvaluationStatus(StatusSection):
             best_metric=best,
             stops=said.stops,
         )
+
+
+class ExportStatus(StatusSection):
+    """The newest model that was written for others."""
+
+    path: str = Field(max_length=1024, description="Its folder, as a path below the claim's storage.subPath.")
+    bytes: int = Field(0, description="Size of its files together.")
+
+    @classmethod
+    def read(cls, said: ExportProgress | None) -> ExportStatus | None:
+        """Return what the status shows of a launcher's report."""
+        return None if said is None else cls(path=said.path, bytes=said.bytes)
 
 
 class DownloadStatus(StatusSection):

@@ -11,7 +11,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
-from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ExportStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
 from grpo_spec import lenient
 
@@ -249,6 +249,9 @@ class GRPOJobStatus(StatusSection):
     )
     checkpoint: str | None = Field(
         None, max_length=1024, description="Newest checkpoint, as a path below the claim's storage.subPath."
+    )
+    export: ExportStatus | None = Field(
+        None, description="Newest model of storage.export, which `grpo export` fetches; absent while there is none."
     )
     summary: Summary = Field(default_factory=Summary, description="Texts for the columns of kubectl get.")
 

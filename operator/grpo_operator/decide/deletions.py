@@ -84,12 +84,13 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
 
 def find_left(observed: Observed, now: str, *, of_attempts: bool = False) -> dict[str, str]:
     """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
-    keeps come first. `of_attempts`: without environment pods, which stay between attempts.
+    keeps come first, and environment pods last, which end after the others. `of_attempts`: without environment pods,
+    which stay between attempts.
     """
     downloading = [pod for pod in observed.downloaders if pod.outcome is None]
     environments = () if of_attempts else observed.environment_pods.values()
     left = {pod.name: _hindrance(pod, observed, now) for pod in (*observed.pods.values(), *downloading, *environments)}
-    return dict(sorted(left.items(), key=lambda one: (not one[1], one[0])))
+    return dict(sorted(left.items(), key=lambda one: (not one[1], one[0] in observed.environment_pods, one[0])))
 
 
 def _hindrance(pod: ObservedPod, observed: Observed, now: str) -> str:

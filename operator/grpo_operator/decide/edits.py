@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNode, PlacementStatus, PlacementTimeouts
 from grpo_operator.api.pod_requests import PodRequests
-from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ExportStatus, ProgressStatus
 from grpo_operator.api.status import (
     ConditionStatus,
     Disruption,
@@ -58,6 +58,7 @@ class StatusFields(TypedDict, total=False):
     progress: ProgressStatus | None
     evaluation: EvaluationStatus | None
     checkpoint: str | None
+    export: ExportStatus | None
     summary: Summary
 
 

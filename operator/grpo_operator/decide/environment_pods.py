@@ -35,8 +35,7 @@ def find_wait(status: GRPOJobStatus, topology: Topology, observed: Observed) -> 
     why = next(_troubles(missing[0], observed))
     return (
         Reason.WAITING_FOR_ENVIRONMENTS,
-        f"no GPU is asked for yet: of each group of environmentPods, one pod has to be ready first; not so: {names}; "
-        f"{why}",
+        f"no GPU is asked for yet, as no environment pod of {names} is ready: {why}",
     )
 
 
@@ -105,8 +104,9 @@ def why_not_ready(pod: ObservedPod) -> str:
     if pod.node is None:
         return f"no node fits: {pod.unschedulable}" if pod.unschedulable else "it waits for the scheduler"
     if not pod.endings:
-        return pod.waiting or "it is not ready yet"
+        return pod.waiting or "it is not ready yet; it begins by importing the modules of tools and environments"
     last, times = pod.endings[-1].outcome, max(pod.restarts, 1)
     waits = f", {pod.waiting.partition(':')[0]}" if pod.waiting else ""
     ended = f"ended {times} time{'s' if times > 1 else ''}{waits}"
-    return f"{ended}; the last one as {last.reason}: {first_line(last.message, ' ...')}"
+    said = first_line(last.message, " ...")
+    return f"{ended}; the last one as {last.reason}" + (f": {said}" if said else "")

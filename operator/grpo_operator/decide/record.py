@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
-from grpo_operator.api.progress_status import EvaluationStatus, ProgressStatus
+from grpo_operator.api.progress_status import EvaluationStatus, ExportStatus, ProgressStatus
 from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.decide.attempts import is_running_undisturbed
 from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
@@ -120,7 +120,9 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     tried = known if is_cut else EvaluationStatus.read(newest.evaluation)
     if old is not None and old.time < (draft.status.attempt_start_time or ""):
         old = None  # of an earlier attempt
-    if old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step) and known == tried:
+    export = ExportStatus.read(newest.export) or draft.status.export
+    is_same = old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step)
+    if is_same and (known, draft.status.export) == (tried, export):
         return
     something_failed = any(one.outcome and not is_done(one.outcome) for one in draft.status.members)
     is_early = old is not None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS
@@ -128,7 +130,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         return
     if shown is not None and is_cut:
         progress = edit(shown, step=newest.step, checkpoint_step=newest.checkpoint_step, time=draft.now)
-        draft.update(progress=progress, checkpoint=newest.checkpoint or draft.status.checkpoint)
+        draft.update(progress=progress, checkpoint=newest.checkpoint or draft.status.checkpoint, export=export)
         return
     progress = ProgressStatus.read(newest, draft.now)
     if lacks_engines(topology, progress.metrics):  # the advice counts from those that sample
@@ -137,6 +139,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         progress=progress,
         evaluation=tried,
         checkpoint=newest.checkpoint or draft.status.checkpoint,
+        export=export,
     )
     # Kept when the job ends: a run can be Complete and have learned nothing.
     if newest.warnings:

@@ -32,6 +32,15 @@ _PROGRAMS = {
 _GRACE_SECONDS = {Role.TRAINER: SAVE_SECONDS, Role.GENERATION: SAVE_SECONDS, Role.ENVIRONMENT: 30}
 
 _UID = 65532
+SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": _UID,
+    "runAsGroup": _UID,
+    "fsGroup": _UID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The security context of pods, but for what the user's settings say."""
 
 
 def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()) -> Manifest:
@@ -49,15 +58,7 @@ def pod_template(job: Job, group: Group, attempt: int, avoid: Sequence[str] = ()
         # of the ranks.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": user.termination_grace_period_seconds or _GRACE_SECONDS[group.role],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _UID,
-            "runAsGroup": _UID,
-            "fsGroup": _UID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-        | user.security_context,
+        "securityContext": SECURITY | user.security_context,
         "containers": [_container(job, group, user)],
         "volumes": [*volumes(job, group, user, attempt), *user.volumes],
     }

@@ -168,6 +168,9 @@ def check_early_stop(start_training, config, tmp_path, env):
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
     progress = Progress.model_validate_json((tmp_path / "train-early" / "state-0" / "progress.json").read_text())
     assert (progress.step, progress.checkpoint_step, progress.phase) == (8, 8, "Done")
+    folder = tmp_path / "data" / progress.export.path
+    assert (folder.parent.name, folder.name) == ("exports", "step-8")
+    assert progress.export.bytes == sum(path.stat().st_size for path in folder.iterdir())
     said = progress.evaluation
     assert (said.step, said.best_step, said.value, said.stops) == (8, 0, 5.0, True)
 

@@ -32,6 +32,7 @@ def refusal(status: int, message: str) -> ApiException:
         (refusal(401, "Unauthorized"), 3, "log in"),
         (refusal(403, 'grpojobs is forbidden: User "me" cannot list resource'), 3, "not allowed"),
         (refusal(403, 'admission webhook "x" denied the request: forbidden'), 2, "refuses the request"),
+        (refusal(403, 'pods "x" is forbidden: exceeded quota: compute'), 2, "refuses the request"),
         (refusal(404, "pods not found"), 4, "not found"),
         (refusal(409, 'Apply failed with 1 conflict: conflict with "kubectl"'), 2, "--force-conflicts"),
         (refusal(422, "spec.model: Invalid value"), 2, "refuses the request"),
@@ -82,7 +83,7 @@ def test_exit_codes_are_in_the_page_and_in_the_help_of_commands() -> None:
         assert f"  {code.value} " in EXIT_CODES
     for name in COMMANDS:
         assert f"`grpo {name}" in page, f"docs/cli.md lacks {name}"
-    for name in ("submit", "list", "status", "watch", "logs", "suspend", "resume", "diagnose"):
+    for name in ("submit", "list", "status", "watch", "logs", "suspend", "resume", "diagnose", "cp", "export"):
         assert "Exit codes:" in CliRunner().invoke(main, [name, "--help"]).output
 
 

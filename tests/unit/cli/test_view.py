@@ -131,6 +131,13 @@ def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:
     assert "checkpoint at step 10" in text(view(stored, report=LauncherReport(progress=live)))
 
 
+def test_the_newest_exported_model_is_shown_with_the_command_that_fetches_it() -> None:
+    export = {"path": "team/math/u/exports/step-10", "bytes": 270_000_000}
+    shown = text(view(job("Running", RUNNING, progress=PROGRESS, export=export)))
+    assert "model           exported after 10 steps, 270,000,000 bytes: grpo export math FOLDER" in shown
+    assert "exported" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
+
+
 def test_the_last_evaluation_and_the_best_one_are_shown() -> None:
     tried = {"metric": "eval/reward", "step": 20, "value": 0.5, "bestStep": 10, "bestMetric": 0.71}
     stored = job("Running", RUNNING, progress=PROGRESS, evaluation=tried)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
-from grpo_spec.reports import EvaluationProgress, Progress, RunWarning
+from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
 from grpo_workload.data.observation import asked
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
@@ -67,6 +67,10 @@ class Report(Protocol):
         """Report that the checkpoint of `step` steps is in `folder`, relative to the data folder."""
         ...
 
+    def exported(self, folder: Path, size: int) -> None:
+        """Report that an export of `size` bytes is in `folder`, relative to the data folder."""
+        ...
+
     def close(self) -> None:
         """Close the files."""
         ...
@@ -99,6 +103,8 @@ class RankReport:
     def pushed(self, version: int) -> None: ...
 
     def saved(self, step: int, folder: Path) -> None: ...
+
+    def exported(self, folder: Path, size: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -207,6 +213,10 @@ class RunReport:
     def saved(self, step: int, folder: Path) -> None:
         """See `Report.saved`."""
         self._update(checkpoint_step=step, checkpoint=str(folder))
+
+    def exported(self, folder: Path, size: int) -> None:
+        """See `Report.exported`."""
+        self._update(export=ExportProgress(path=str(folder), bytes=size))
 
     def close(self) -> None:
         """See `Report.close`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.publishing import Pending
 from grpo_workload.training.run import Run
 from grpo_workload.training.standing import Standing
@@ -135,7 +136,7 @@ class Saving:
         card = run.card(step, metrics, has_adapters=exports.keeps_adapters(run.policy))
         with self._begin(step, waits) as background:
             pending = exports.begin(run.policy, run.processing_class, step, card, background)
-            self._begun.append((pending, exports.upload))
+            self._begun.append((pending, lambda folder: self._exported(exports, folder)))
 
     def publish(self) -> None:
         """Publish what is begun, after all ranks have written it. Errors are those of `Checkpoints.save`."""
@@ -171,6 +172,12 @@ class Saving:
     def _saved(self, step: int, folder: Path) -> None:
         self._run.journal.remove_lost()
         self._run.report.saved(step, self._run.checkpoints.relative(folder))
+
+    def _exported(self, exports: Exports, folder: Path) -> None:
+        exports.upload(folder)
+        if self._run.rank == 0:
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            self._run.report.exported(self._run.checkpoints.relative(folder), size)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -232,6 +232,10 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
     case.see(failed(A, at=5), pods[1], at=6)
     case.see(pods[0], pods[1], at=8)
     assert "it waits for" not in case.message(Condition.RESTARTING), "the back-off runs, and all is well"
+    ends = case.status.next_restart_time
+    assert ends is not None
+    now = plan(case.job, case.topology, case.status, observed(pods[0], pods[1]), {}, ends)
+    assert f"it waits for 2 pods that still end: {A}, {B}" in find(now.status, Condition.RESTARTING).message
     case.see(held, silent, at=10, **lost)
     assert "next attempt not before 2026-01-01T00:0" in case.message(Condition.RESTARTING)
     assert case.message(Condition.RESTARTING).endswith(f"; it waits for 2 pods that still end: {why}")

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.decide.attempts import is_about_to_begin
 from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.deletions import Deletion
@@ -67,8 +68,10 @@ class Fetching(Case):
 
 def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     case = Fetching()
+    assert not is_about_to_begin(case.job, case.status, observed(), NOW), "nor is it checked whether it could begin"
     first = case.look()
     assert (first.download.create, first.mode, first.status.attempt) == (True, Mode.KEEP, None)
+    assert first.download, "the pass has something to do"
     case.made()
     case.downloader = replace(pod("job-download-x"), role="download", controller="j")
     waits = case.look(at=5, said="downloads tiny: 1.50 of 9.00 GB")

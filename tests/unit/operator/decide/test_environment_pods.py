@@ -62,8 +62,7 @@ def test_no_pod_with_a_gpu_is_asked_for_before_one_environment_pod_of_each_group
     assert (waits.mode, waits.limits, case.status.attempt, case.status.phase) == (Mode.RUN, everything, 0, "Pending")
     assert case.status.summary.reason == "WaitingForEnvironments"
     assert case.message(Condition.SCHEDULED) == (
-        "no GPU is asked for yet: of each group of environmentPods, one pod has to be ready first; not so: boxes, "
-        "rest; job-boxes-0 does not exist yet"
+        "no GPU is asked for yet, as no environment pod of boxes, rest is ready: job-boxes-0 does not exist yet"
     )
     case.boxes = [
         box("job-boxes-0", ready=False, waiting=REFUSED),
@@ -71,7 +70,9 @@ def test_no_pod_with_a_gpu_is_asked_for_before_one_environment_pod_of_each_group
         box("job-rest-0"),
     ]
     assert case.see(at=1).limits == everything
-    assert case.message(Condition.SCHEDULED).endswith(f"not so: boxes; job-boxes-0 on node node: {REFUSED}")
+    assert case.message(Condition.SCHEDULED).endswith(
+        f"no environment pod of boxes is ready: job-boxes-0 on node node: {REFUSED}"
+    )
     case.boxes[1] = box("job-boxes-1")
     assert case.see(at=2).limits == {"job-b": 0, "job-gen": 0}, "as without: those with more GPUs come first"
     assert [(one.name, one.role, one.ready, one.desired) for one in case.status.groups[-2:]] == [
@@ -121,6 +122,10 @@ def test_what_they_do_while_it_runs_is_said_and_ends_nothing() -> None:
         "all 2 pods are ready, and 2 of 3 environment pods; job-boxes-0 on node node: ended 3 times, "
         "CrashLoopBackOff; the last one as Error: said Error"
     )
+    killed = edit(ended(137, "OOMKilled"), message="")
+    case.boxes[0] = box("job-boxes-0", ready=False, endings=(Ending(killed),))
+    case.see(*running, at=11)
+    assert case.message(Condition.RUNNING).endswith("job-boxes-0 on node node: ended 1 time; the last one as OOMKilled")
     case.boxes = []
     gone = case.see(*running, at=100_000)
     assert (gone.mode, gone.limits, gone.deletions) == (Mode.RUN, {}, ())
@@ -165,6 +170,8 @@ def test_they_end_after_the_trainer_pods(ends: str) -> None:
         return
     case.edit(suspend=True, **ENVIRONMENTS)
     assert case.see(*running, at=10).mode == Mode.ENGINES_ONLY
+    ends = "5 pods are saving and ending: job-a-0, job-b-0, job-boxes-0, job-boxes-1, job-rest-0"
+    assert ends in case.message(Condition.SUSPENDED)
     assert case.see(at=20).mode == Mode.STOPPED
     assert "3 pods are saving and ending: job-boxes-0, job-boxes-1, job-rest-0" in case.message(Condition.SUSPENDED)
     case.boxes = []

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, PlacementStatus
 from grpo_operator.decide.blame import seconds_between
+from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.lifecycle import after
-from grpo_operator.decide.next_pass import CALM_SECONDS, POLL_SECONDS
+from grpo_operator.decide.next_pass import CALM_SECONDS, POLL_SECONDS, is_quiet
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import ends
 from grpo_operator.decide.plan import Obstacle, plan
@@ -83,3 +85,25 @@ def test_a_job_that_stays_refused_is_looked_at_less_often() -> None:
 
     status, first = seconds(GRPOJobStatus(), 0)
     assert (first, seconds(status, 300)[1], seconds(status, 9999)[1]) == (10, 30, 60)
+
+
+def test_passes_are_skipped_only_over_an_attempt_that_nothing_disturbs() -> None:
+    case = Case(failurePolicy={"backoffSeconds": 100})
+    pods = case.see_all_ready()
+    going = replace(pods[1], deletion_time=after(NOW, 90))
+    assert is_quiet(case.status, observed(*pods))
+    assert not is_quiet(case.status, observed(pods[0], going))
+    assert not is_quiet(case.status, observed(*pods, lost_nodes={"node": NOW}))
+    assert not is_quiet(case.status, observed(*pods, absent_nodes=frozenset({"node"})))
+    assert not is_quiet(case.status, observed(*pods, ready_nodes=frozenset({"node"})))
+    draft = Draft(case.status, case.job, NOW)
+    draft.set(Condition.BLOCKED, True, Reason.PASS_FAILED, "a pass over the job failed")
+    assert not is_quiet(draft.status, observed(*pods))
+    assert not is_quiet(case.see(failed(A, at=5), *pods[1:], at=5).status, observed()), "it waits to begin again"
+    paused = Case()
+    pods = paused.see_all_ready()
+    paused.edit(suspend=True)
+    assert not is_quiet(paused.see(*pods, at=5).status, observed(*pods))
+    paused.see(at=9)
+    assert not is_quiet(paused.see(at=9).status, observed()), "it rests"
+    assert not is_quiet(GRPOJobStatus(), observed())

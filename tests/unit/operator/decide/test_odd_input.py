@@ -263,6 +263,10 @@ def test_conditions_and_fields_of_another_release_are_kept_or_dropped() -> None:
     _, decided = whole_pass(SPEC, status, FAILING)
     assert decided.status.conditions[-1].type == "Elastic"
     assert decided.status.phase == "Restarting"
+    without = dump(decided.status)
+    del without["lastFailure"]
+    _, decided = whole_pass(SPEC, without, FAILING, at=61)
+    assert (decided.status.phase, decided.status.summary.reason) == ("Restarting", "Restarting")
 
 
 def test_an_older_crd_that_lacks_a_section_stops_only_the_next_attempt() -> None:

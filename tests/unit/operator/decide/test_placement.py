@@ -143,6 +143,8 @@ def test_engines_that_the_job_does_not_need_take_no_node_before_it_has_its_own()
     case = with_engines()
     assert case.see().limits == {"job-gen": 1}
     assert case.see(homeless(TRAINER), placed(ENGINE)).limits == {"job-gen": 1}
+    old = replace(pod(MORE), attempt=7)
+    assert case.see(homeless(TRAINER), placed(ENGINE), old).limits == {"job-gen": 1}, "an old pod is none of its own"
     assert case.see(placed(TRAINER), placed(ENGINE)).limits == {}
     # Engines that exist are not deleted again while another pod is replaced.
     assert case.see(placed(TRAINER), homeless(ENGINE), homeless(MORE)).limits == {}

@@ -172,6 +172,8 @@ def test_another_request_is_another_workload() -> None:
     case.job = replace(case.job, queue=Queue("team"))
     changed = case.see()
     assert (changed.queue.create, changed.queue.removals) == (True, (before,))
+    granted = replace(observed(), children=(made(Queued(), *ADMITTED),))
+    assert find_admitted(case.job, case.topology, granted) is None, "what is admitted is the request of before"
 
 
 def test_an_attempt_keeps_the_workload_that_it_began_with() -> None:
@@ -226,6 +228,9 @@ def test_how_the_job_ended_is_written_once() -> None:
         last = case.see(*done, at=9)
         last = last if last.queue.patches else case.see(*done, at=99)
         assert conditions(last)["Finished"] == ("True", result)
+        ((_, status),) = last.queue.patches
+        (finished,) = [one for one in status["conditions"] if one["type"] == "Finished"]
+        assert finished["message"] == case.message(Condition.FAILED if code else Condition.COMPLETE)
         case.workload = made(case, *ADMITTED, ("Finished", "True"))
         assert not case.see(at=100).queue
         assert find(case.status, Condition.COMPLETE if not code else Condition.FAILED) is not None

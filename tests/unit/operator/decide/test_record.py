@@ -6,7 +6,7 @@ from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import read_pod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.second_look import News, news
-from grpo_spec.reports import EvaluationProgress, ExitCode, Outcome, Progress, RunWarning
+from grpo_spec.reports import EvaluationProgress, ExitCode, ExportProgress, Outcome, Progress, RunWarning
 from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import SERVER, A, B, Case
 
@@ -32,7 +32,14 @@ def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_
         evaluation=tried,
     )
     case.see(*pods, at=5, progress=said)
-    last = said.model_copy(update={"step": 33, "checkpoint": "step-30", "checkpoint_step": 30})
+    last = said.model_copy(
+        update={
+            "step": 33,
+            "checkpoint": "step-30",
+            "checkpoint_step": 30,
+            "export": ExportProgress(path="e/step-30", bytes=7),
+        }
+    )
     message = "rank 0 failed with exit code 1: " + "é" * 4000
     outcome = Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message, progress=last)
     terminated = {"exitCode": 70, "message": outcome.to_message(), "finishedAt": NOW}
@@ -45,7 +52,18 @@ def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_
         assert (case.status.last_failure.step, case.status.progress.step, case.status.progress.reward) == (33, 33, 0.5)
         assert case.status.progress.time == after(NOW, 6), "nothing new to write"
     assert (case.status.checkpoint, case.status.evaluation.value) == ("step-30", 0.5)
+    assert (case.status.export.path, case.status.export.bytes) == ("e/step-30", 7)
     assert holds(case.status, Condition.DEGRADED)
+
+
+def test_an_export_is_recorded_although_no_step_follows_it_and_outlives_the_attempt() -> None:
+    case = Case()
+    pods = case.see_all_ready()
+    last = Progress(step=9, total_steps=9)
+    assert case.see(*pods, progress=last).status.export is None
+    exported = last.model_copy(update={"export": ExportProgress(path="team/job/uid/exports/step-9", bytes=270)})
+    assert case.see(*pods, progress=exported, at=20).status.export.path == "team/job/uid/exports/step-9"
+    assert case.see(*pods, progress=last, at=40).status.export.bytes == 270
 
 
 def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:

@@ -49,6 +49,7 @@ def test_rloo_subtracts_the_mean_of_the_others():
     advantages = group_advantages([1.0, 0.0, 0.5, NAN, 2.0, NAN, NAN, NAN, 3.0, 3.0, 3.0, 3.0], 4, "none", "rloo")
     assert advantages == pytest.approx([0.75, -0.75, 0] + [0] * 9)
     assert advantages[4:] == [0] * 8, "one alone, or equal ones, teach nothing"
+    assert group_advantages([1.0, 0.0], 2, "none", "rloo") == [1, -1]
 
 
 def test_reinforce_plus_plus_divides_by_the_std_of_the_differences():

@@ -143,7 +143,7 @@ def test_a_batch_masked_completely_gives_loss_0_and_gradients_0(variant):
         torch.tensor([1.0]),
         torch.zeros(1, 3),
         scale=LossScale(num_sequences=4, num_tokens=0),
-        training=TrainingConfig(beta=0.1, max_completion_length=3, **variant),
+        training=TrainingConfig(beta=0.1, entropy_coef=0.1, max_completion_length=3, **variant),
         ref_logprobs_BT=garbage,
         entropy_BT=garbage,
     )
@@ -230,6 +230,11 @@ def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     clipped, metrics = gradients([0.5, 4.0, 1.1], 1.0, loss_type="grpo", importance_sampling_level="sequence")
     assert clipped.tolist() == [0, 0, 0]
     assert metrics["clip_ratio/high_mean"] == 3, "one sequence of one: a mean of 1 over its tokens"
+    old, now = torch.zeros(2, 3), torch.tensor([[0.9, 0.9, 0.9], [0, 0, 0]])
+    scale, mask = LossScale(num_sequences=2, num_tokens=4), torch.tensor([[1.0, 1, 1], [1, 0, 0]])
+    training = TrainingConfig(loss_type="grpo", importance_sampling_level="sequence")
+    sums = grpo_loss(now, old, torch.ones(2), mask, scale=scale, training=training).metrics
+    assert sums["clip_ratio/high_mean"] / 4 == 0.5, "one sequence of two, whatever their lengths"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_a_small_step_is_measured_whole():
     assert ([one.tokens for one in passes], chosen) == ([1024, 1100], 1100)
 
 
+def test_a_further_pass_has_at_least_a_quarter_more_tokens():
+    assert next_pass([Pass(1024, MIB)], 2 * MIB, 1281) == 1281
+    assert next_pass([Pass(1024, 1024)], 1280, MOST) == 1280
+    assert next_pass([Pass(1024, 1024)], 1279, MOST) == 0
+
+
+def test_what_is_chosen_is_at_most_twice_what_was_tried_and_memory_that_does_not_grow_tells_nothing():
+    assert largest([Pass(1024, MIB)], 2**40) == 2048
+    assert largest([Pass(1024, MIB), Pass(4096, MIB)], 2 * MIB) == 8192
+    assert largest([Pass(1024, MIB), Pass(4096, MIB)], MIB // 2) == 2048
+
+
 def test_what_a_longer_sequence_takes_follows_from_the_last_two_passes():
     assert expected([], 1000) == 0
     assert expected([Pass(1024, 1024 * MIB)], 4096) == 4096 * MIB

@@ -267,7 +267,9 @@ def test_mistakes_of_users_reach_the_rank_with_their_field_and_stay_in_the_pod(o
     assert re.search(r"ERROR .* tools\[.*:missing\]\.function: .* has no missing", pod.log())
     assert pod.stop()[0] == 64
     assert '"reason":"ConfigError"' in pod.termination_message()
-    assert "has no missing; it has" in pod.termination_message()
+    message = pod.termination_message()
+    assert "has no missing; it has" in message
+    assert "(for environment pods, podTemplate of their group holds, and spec.podTemplate does not)" in message
 
 
 def test_a_module_that_ends_its_process_is_a_failure_that_may_pass(own, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ class Kernel:
 
     def __init__(self, scale: Tensor) -> None:
         self.scale = scale
+        self.refers = [self]
 
 
 class Layer(nn.Module):
@@ -56,6 +57,7 @@ class Layer(nn.Module):
                 make()
         if not hasattr(self, "limits"):  # made once, and of no weights
             self.limits, self.workspace = torch.tensor([1.7, 1.7]) * self.factors[0], torch.zeros_like(self.weight)
+            self.order = self.weight.flatten().argsort()  # integers may stay: no kernel takes them for weights
             self.weight.data = self.weight.data.clone()  # in other memory than the view
 
 
@@ -93,3 +95,13 @@ def test_two_pushes_that_change_everything_are_enough(model: Layer) -> None:
             check_derived(model, push(model, "packed"))
     check_derived(model, push(model))
     check_derived(model, push(model, "packed"))
+
+
+def test_what_was_made_of_weights_that_are_never_pushed_may_stay() -> None:
+    both = nn.ModuleDict({"tower": Layer(), "text": Layer()})
+    with followed(both):
+        for layer in both.values():
+            layer.load(1.0)
+    with Push(both) as done:
+        both["text"].load(2.0, "packed")
+    assert done.finish(frozen=["tower"]) == ["text.packed"]

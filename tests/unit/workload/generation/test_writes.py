@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -57,7 +58,9 @@ class Fused(nn.Module):
 def push(model: Fused, names: str = "qko") -> Writes:
     writes, shapes = Writes(model, is_quantized=False), {"q": (4, 4), "k": (4, 4), "o": (6, 6)}
     with torch.no_grad(), writes:
-        weights = [(name, torch.randn(shapes[name])) for name in names]
+        flat = torch.randn(sum(math.prod(shapes[name]) for name in names))  # weights come in one piece of memory
+        parts = flat.split([math.prod(shapes[name]) for name in names])
+        weights = [(name, part.view(shapes[name])) for name, part in zip(names, parts, strict=True)]
         writes.load(model.load_weights, with_sums(weights, "cpu"))
     writes.check_arrived()
     writes.check_kept()
@@ -92,3 +95,15 @@ def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch: pytest.Mon
     for _ in range(4):
         push(model)
     assert len(followed) == 4
+
+
+def test_a_layer_that_keeps_its_weights_in_another_type_is_no_difference() -> None:
+    model = OfAnotherRank()
+    for _ in range(3):
+        model.bias = nn.Parameter(torch.zeros(4, 8), requires_grad=False)
+        writes = Writes(model, is_quantized=True)
+        with torch.no_grad(), writes:
+            writes.load(model.load_weights, with_sums([("bias", torch.randn(4, 8))], "cpu"))
+        model.bias = nn.Parameter(model.bias.half(), requires_grad=False)
+        writes.check_arrived()
+        writes.check_kept()

@@ -251,6 +251,24 @@ async def test_a_function_that_names_environments_gets_them_as_they_were_at_the_
     assert logged.spread([True, False, True, True]).extra == {"seen": ["3", None, "None", "5"]}
 
 
+class WhoReads:
+    """Becomes the number of the process that unpickles it; other code of a model might do anything there."""
+
+    def __reduce__(self):
+        return os.getpid, ()
+
+
+async def test_what_an_environment_left_is_unpickled_in_the_rewards_process_alone():
+    episode = Episode(messages=({"role": "assistant", "content": ""},), state=snapshot(Game(WhoReads()))[0])
+    rewards = build_rewards([make_config(function=f"{USER}:reads_games")], make_source({}), has_environments=True)
+    try:
+        table = await score(rewards, [make_prompt()], [replace(make_completion(), episode=episode)])
+    finally:
+        close_rewards(rewards)
+    (reader,) = table.values[0]
+    assert reader not in (None, os.getpid())
+
+
 def test_a_function_that_names_environments_is_refused_in_a_job_without():
     with pytest.raises(ConfigError, match=r"reads_games does not take .*environments is passed in jobs with spec.env"):
         build_rewards([make_config(function=f"{USER}:reads_games")], make_source({}))

@@ -1,7 +1,9 @@
 """The journal has every step of the newest weights once, whatever attempts do and wherever they are killed."""
 
+import errno
 import gzip
 import math
+import os
 import random
 import re
 import shutil
@@ -209,6 +211,27 @@ def test_lost_steps_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None
         "branch-0.0-at-0/steps-0/rank-1.jsonl.gz",
         "branch-1.0-at-2/steps-2/rank-0.jsonl.gz",
     ]
+
+
+def test_a_lost_file_that_cannot_be_deleted_yet_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS, while another client has it open."""
+    first = Attempt(tmp_path, "first", attempt=0, step=0, ranks=1)
+    for first.step in range(2):
+        first.write()
+        first.save()
+    second = Attempt(tmp_path, "second", attempt=1, step=1, ranks=1)
+    second.write()
+
+    def is_open(path: object, **_: object) -> None:
+        raise OSError(errno.EBUSY, "in use", path)
+
+    lost = tmp_path / "journal" / "branch-0.0-at-0" / "steps-1"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", is_open)
+        second.save()
+    assert lost.exists()
+    second.save()
+    assert not lost.exists()
 
 
 @given(st.lists(st.floats(width=32)))

@@ -58,6 +58,8 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
     assert teaches([1.0, 0.0], [one], [1.0], TrainingConfig(scale_rewards="batch", **two_each))
     assert not teaches([1.0, 1.0], [one, two], [1.0, 2.0], TrainingConfig(**two_each))
     assert not teaches([float("nan"), 1.0], [[None, 1.0]], [1.0], TrainingConfig(**two_each))
+    whitened = TrainingConfig(advantage_estimator="reinforce_plus_plus_baseline", **two_each)
+    assert teaches([1.0, 0.0], [one], [1.0], whitened)
     gdpo = TrainingConfig(multi_objective_aggregation="normalize_then_sum", **two_each)
     assert teaches([1.0, 1.0], [one, two], [1.0, 2.0], gdpo)
     rounded = [0.3, 0.1 + 0.2]
@@ -180,6 +182,9 @@ def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: 
     assert generation.rollouts[0].metrics["resampling/rounds"] == 2
     assert rows(generation) == generator.asked[0]
     assert [len(call) for call in generator.asked] == [5, 5, 5]
+    _, known = begin_branch(tmp_path, attempt=0, step=0)
+    again, generator = resampled(tmp_path, useful=frozenset(), max_resample_times=2, known=known)
+    assert (rows(again), generator.asked) == (rows(generation), [[]]), "a resumed run leaves it at that"
 
 
 @pytest.mark.usefixtures("_alone")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo_workload.generation.arrivals import Arrivals
-from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
+from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError, some
 from grpo_workload.weights.digest import SUMS, digest, mix, sums_spec, with_sums, words
 from grpo_workload.weights.wire import pack, pieces, unpack
 
@@ -75,6 +75,22 @@ def test_mixing_maps_no_two_numbers_to_one() -> None:
     near = [every, every * 2**16, every * 2**8]
     assert all(len(mix(some).unique()) == 2**16 for some in near)
     assert mix(torch.zeros(1, dtype=torch.int32)) == 0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_numbers_are_mixed_as_on_gpus(number: int) -> None:
+    """Of 32 bits without a sign, as in `digest_kernel.py`."""
+    mixed = number * 0x9E3779B1 % 2**32
+    mixed = (mixed ^ mixed >> 15) * 0x85EBCA77 % 2**32
+    own = mix(torch.tensor([number - 2**32 if number >= 2**31 else number], dtype=torch.int32))
+    assert int(own) % 2**32 == mixed ^ mixed >> 13
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "0"), (8, "0, 1, 2, 3, 4, 5, 6, 7")])
+def test_few_names_are_all_said(count: int, said: str) -> None:
+    assert some([*map(str, range(count))]) == said
+    many = [*map(str, range(9))]
+    assert some(many) == "0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
 
 
 @pytest.mark.parametrize("change", ["bit", "none", "lost"])

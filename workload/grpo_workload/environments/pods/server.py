@@ -76,11 +76,12 @@ class PodServer:
             self._processes = Processes(self._contract.tools, self._contract.environments, environ)
             self._state = State(description=await self._processes.ready())
         except ConfigError as error:
-            self._state = State(refused=str(error), away=f"is refused: {error}")
-            return self._failed(ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, error)
+            why = f"{error} (for environment pods, podTemplate of their group holds, and spec.podTemplate does not)"
+            self._state = State(refused=why, away=f"is refused: {why}")
+            return self._failed(ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, why)
         except EnvironmentLostError as error:
             self._state = State(away=f"is not ready: {error}")
-            return self._failed(ExitCode.ENVIRONMENT_FAILED, Reason.ENVIRONMENT_FAILED, error)
+            return self._failed(ExitCode.ENVIRONMENT_FAILED, Reason.ENVIRONMENT_FAILED, str(error))
         logger.info("ready for %d sessions", self._contract.sessions)
         return None
 
@@ -90,10 +91,10 @@ class PodServer:
             self._processes.close()
             self._processes = None
 
-    def _failed(self, exit_code: ExitCode, reason: Reason, error: Exception) -> Outcome:
-        logger.error("%s", error)
+    def _failed(self, exit_code: ExitCode, reason: Reason, why: str) -> Outcome:
+        logger.error("%s", why)
         self.close()
-        return Outcome(attempt=0, exit_code=exit_code, reason=reason, message=str(error))
+        return Outcome(attempt=0, exit_code=exit_code, reason=reason, message=why)
 
     async def _answer_ready(self, _: web.Request) -> web.Response:
         if self._state.description is not None:
