@@ -1,4 +1,4 @@
-"""What is read of objects: equal ones are the same bytes, numbers and texts have bounds, and nodes are lost or ready."""
+"""What is read of objects: equal ones are the same bytes, numbers and texts have bounds, nodes are lost or ready."""
 
 from __future__ import annotations
 
