@@ -39,6 +39,9 @@ def in_episode(sample, *context, **values):
 def test_the_model_reads_the_context_of_an_episode_and_nothing_else_has_a_place_for_it():
     twice = in_episode(make_sample((1,), (5, 90, 91, 6, 7, 92, 8)), (1, 3), (5, 6))
     ends_in_context = in_episode(make_sample((1, 2), (5, 93), advantage=-1.0), (1, 2), prompt_ids=(1, 2, 3))
+    assert (twice.completion.num_own, ends_in_context.completion.num_own) == (4, 1)
+    assert not twice.completion.is_lost
+    assert in_episode(make_sample((1,), (5,)), lost="it is gone").completion.is_lost
     batch = micro_batch([twice, ends_in_context])
     assert batch.input_ids_1N.tolist() == [[1, 5, 90, 91, 6, 7, 92, 8, 1, 2, 3, 5, 93]]
     assert batch.cu_seq_lens.tolist() == [0, 8, 13]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
-from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Piece, plan, spread
+from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
+from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Piece, Plan, plan, spread
 
 
 def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):
@@ -66,3 +67,9 @@ def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
 def test_a_micro_batch_has_as_many_sequences_as_the_job_says(options, sizes):
     assert [len(one) for one in plan([[fact()] * 5], TrainingConfig(**options)).bins[0]] == sizes
     assert plan([[fact()], []], TrainingConfig(**options)).bins == [[[Piece(0, 0, 6)]], []]
+
+
+def test_ranks_with_fewer_micro_batches_feed_fillers():
+    two = [[Piece(0, 0, 6)], [Piece(0, 1, 5)]]
+    uneven = Plan(scale=LossScale(num_sequences=2, num_tokens=11), bins=[two, []])
+    assert [uneven.fed_tokens(rank) for rank in (0, 1)] == [11, 2 * FILLER_TOKENS]
