@@ -130,6 +130,7 @@ class EnvironmentPodContract(Section):
     group: str
     port: int = Field(ENVIRONMENT_PORT, ge=1, le=65535)
     sessions: int = Field(ge=1, description="Most sessions that are open at a time on this pod.")
+    is_local: bool = Field(False, description="Ranks are on this machine, and not only what the pod itself runs.")
     tools: tuple[ToolConfig, ...] = Field((), description="All tools of the job.")
     environments: tuple[EnvironmentConfig, ...] = Field((), description="The environments that this group serves.")
 

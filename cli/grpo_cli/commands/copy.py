@@ -131,7 +131,7 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
             path = source.path if source.claim else _absolute(source.path)
             wanted = target.path if target.claim else _absolute(target.path)
             found = _found(one, source, path)
-            to = transfer.place(found, path, other.look(wanted), wanted)
+            to = transfer.place(found, path, other.kind(wanted), wanted)
             with _progress(sum(found["files"].values())) as done:
                 transfer.copy(one, path, other, to, done, found)
     size, number = sum(found["files"].values()), len(found["files"])

@@ -30,9 +30,9 @@ class EnvironmentPods:
         for group, served in zip(topology.environment_groups, contract.environment_pods, strict=True):
             own = make_environment_contract(job, group)
             for pod, address in zip(group.pods, served.addresses, strict=True):
-                text = own.model_copy(update={"port": int(address.rpartition(":")[2])}).model_dump_json(
-                    by_alias=True, exclude_none=True, indent=1
-                )
+                text = own.model_copy(
+                    update={"port": int(address.rpartition(":")[2]), "is_local": True}
+                ).model_dump_json(by_alias=True, exclude_none=True, indent=1)
                 self._path(pod).parent.mkdir(parents=True, exist_ok=True)
                 self._path(pod).write_text(text)
                 self._start(pod)

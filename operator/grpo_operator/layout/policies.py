@@ -40,7 +40,10 @@ def network_policies(job: Job) -> list[Manifest]:
         policies.append(_policy(job, names.engine_policy_name(job.name), engines["podSelector"], ingress))
     if job.spec.environment_pods is not None:
         environments = _pods(job, Role.ENVIRONMENT)["podSelector"]
-        ingress = [{"from": [trainers], "ports": [{"port": ENVIRONMENT_PORT, "protocol": "TCP"}]}]
+        # Most network plugins do not see pods with the node's network as pods.
+        is_hosts = any(group.pod_template.host_network for group in job.spec.trainer.groups)
+        peers: Manifest = {} if is_hosts or job.spec.pod_template.host_network else {"from": [trainers]}
+        ingress = [peers | {"ports": [{"port": ENVIRONMENT_PORT, "protocol": "TCP"}]}]
         policies.append(_policy(job, names.environment_policy_name(job.name), environments, ingress))
     return policies
 

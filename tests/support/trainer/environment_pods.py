@@ -30,6 +30,7 @@ class EnvironmentPod:
             group="games",
             port=self.port,
             sessions=sessions,
+            is_local=True,
             tools=config.tools,
             environments=config.environments,
         )

@@ -185,6 +185,23 @@ def test_a_full_volume_says_how_much_is_free(tmp_path: Path) -> None:
     process.wait()
 
 
+def test_a_file_that_two_copies_write_gets_no_hole(served: RemoteFolder, claim: Path) -> None:
+    other = CONTENT[::-1]
+    served.write("big", 0, CONTENT[:5000])
+    served.write("big", 0, other[:5000])
+    served.write("big", 5000, other[5000:])
+    served.publish("big", len(other))
+    with pytest.raises(ClaimError, match="another copy writes the same file"):
+        served.write("big", 5000, CONTENT[5000:])
+    assert (claim / "big").read_bytes() == other
+
+
+def test_links_to_nothing_and_what_is_beside_a_file_stop_no_copy(served: RemoteFolder, claim: Path) -> None:
+    (claim / "gone").symlink_to(claim / "nowhere")
+    assert [served.kind(path) for path in ("", "runs/metrics.jsonl", "gone")] == ["folder", "file", "none"]
+    assert list(served.look("")["files"]) == ["runs/metrics.jsonl"]
+
+
 def test_a_file_that_changes_below_a_copy_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(CONTENT)
     here = Folder(str(tmp_path))
@@ -209,7 +226,7 @@ def test_a_file_that_changes_below_a_copy_is_refused(tmp_path: Path) -> None:
 def test_a_file_goes_into_a_folder_and_of_a_folder_the_content_does(
     kind: str, there: str, target: str, goes_to: str
 ) -> None:
-    assert place({"kind": kind}, "home/rows.jsonl", {"kind": there}, target) == goes_to
+    assert place({"kind": kind}, "home/rows.jsonl", there, target) == goes_to
 
 
 def test_one_end_is_a_claim() -> None:

@@ -89,6 +89,10 @@ class Program(Protocol):
         """How long it may take between two answers of the model."""
         ...
 
+    async def begin(self) -> None:
+        """Wait until the program can run, which takes nothing of its time. Raises EnvironmentLostError."""
+        ...
+
     async def run(self, endpoint: Endpoint) -> float | None:
         """Play the episode to its end; returns the program's reward, None if it returned none.
 

@@ -24,9 +24,13 @@ class ProgramSession:
         """How long the program may take between two answers of the model."""
         return self._pool.timeout_seconds
 
+    async def begin(self) -> None:
+        """Wait for a process: see `base.Program.begin`."""
+        self._child = await self._pool.take()
+
     async def run(self, endpoint: Endpoint) -> float | None:
         """Play the episode to its end: see `base.Program.run`."""
-        self._child = await self._pool.take()
+        assert self._child is not None, "it is begun first"
         request = Play(row=self._request.row, seed=sample_seed(self._request.seed, 0, 0) % 2**32, endpoint=endpoint)
         reply, _ = await self._child.ask(request, None, "in its program")
         return reply.reward

@@ -132,7 +132,7 @@ def _episode_of(values: Mapping[str, Any]) -> Episode:
         context=tuple((start, stop) for start, stop in values["context"]),
         prompt_ids=None if values["promptIds"] is None else tuple(values["promptIds"]),
         observation=values["observation"],
-        asked=tuple(values["asked"]),
+        asked=tuple(values.get("asked", ())),  # came later than episodes
         num_turns=values["turns"],
         num_calls=values["calls"],
         num_failed_calls=values["failedCalls"],

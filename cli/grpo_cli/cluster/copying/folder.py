@@ -34,6 +34,11 @@ class Folder:
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
+    def kind(self, path: str) -> str:
+        """Return whether a file, a folder or none is at `path`."""
+        at = self._at(path)
+        return "file" if at.is_file() else "folder" if at.is_dir() else "none"
+
     def look(self, path: str) -> dict[str, Any]:
         """Return what is at `path`.
 
@@ -68,9 +73,14 @@ class Folder:
         return _bytes(self._at(path), offset, length)
 
     def write(self, path: str, offset: int, data: bytes) -> str:
-        """Write bytes of a file that is not whole yet; return the SHA-256 of what can then be read there."""
+        """Write bytes of a file that is not whole yet; return the SHA-256 of what can then be read there.
+
+        OSError where it would leave a hole: another copy has given the part the file's name, or made it shorter.
+        """
         part = _part(self._at(path))
         part.parent.mkdir(parents=True, exist_ok=True)
+        if offset > (part.stat().st_size if part.exists() else 0):
+            raise OSError(errno.EBUSY, "another copy writes the same file; wait for it, and copy again")
         with open(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.seek(offset)
             file.write(data)
@@ -121,7 +131,7 @@ def _files(folder: Path) -> list[Path]:
 
     found = []
     for where, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        found += [Path(where, name) for name in names]
+        found += [file for file in (Path(where, name) for name in names) if file.exists()]  # no link to nothing
         links = [Path(where, name) for name in folders if os.path.islink(os.path.join(where, name))]
         circles = {link.name for link in links if link.resolve() in [above.resolve() for above in link.parents]}
         folders[:] = [name for name in folders if name not in circles]
@@ -165,6 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, operation: str, query: dict[str, str], body: bytes) -> Any:
         folder, path = self.server.folder, query["path"]
         numbers = {name: int(query[name]) for name in ("offset", "length", "size") if name in query}
+        if operation == "/kind":
+            return folder.kind(path)
         if operation == "/look":
             return folder.look(path)
         if operation == "/digest":

@@ -31,6 +31,10 @@ class RemoteFolder:
         self._connect, self._check = connect, check
         self._connection: http.client.HTTPConnection | None = None
 
+    def kind(self, path: str) -> str:
+        """See `Folder.kind`."""
+        return str(json.loads(self._ask("kind", path)))
+
     def look(self, path: str) -> dict[str, Any]:
         """See `Folder.look`."""
         return dict(json.loads(self._ask("look", path)))

@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
@@ -17,6 +18,7 @@ from grpo_cli.cluster.pod_http import ForwardedConnection
 from grpo_cli.errors import NEAR_NAMES, CliError, Exit
 from grpo_cli.screen.pods import why_not_ready_yet
 from grpo_cli.screen.view import read_job
+from grpo_cli.screen.words import since
 from grpo_operator.decide.observed_pod import read_pod
 
 START_SECONDS = 1200
@@ -83,9 +85,11 @@ def _jobs(kube: Kube) -> list[Object]:
 
 
 def _sweep(kube: Kube) -> None:
-    """Delete the pods of copies whose machine was switched off; they have ended by themselves."""
+    """Delete the pods of copies whose machine was switched off: those that have ended, or that never began."""
     for pod in kube.listed("Pod", SELECTOR):
-        if pod["status"].get("phase") in ("Succeeded", "Failed"):
+        age = since(pod["metadata"]["creationTimestamp"], datetime.now(UTC)) or 0.0
+        phase = pod["status"].get("phase")
+        if phase in ("Succeeded", "Failed") or (phase == "Pending" and age > 2 * START_SECONDS):
             kube.delete("Pod", pod["metadata"]["name"])
 
 

@@ -13,6 +13,7 @@ PART_BYTES = 4 << 20
 class Side(Protocol):
     """What a copy needs of a folder; see `folder.Folder`, whose methods these are."""
 
+    def kind(self, path: str) -> str: ...
     def look(self, path: str) -> dict[str, Any]: ...
     def digest(self, path: str, offset: int, length: int, *, of_part: bool) -> str: ...
     def read(self, path: str, offset: int, length: int) -> bytes: ...
@@ -29,16 +30,16 @@ def join(folder: str, name: str) -> str:
     return "/".join(part for part in (folder.rstrip("/"), name) if part)
 
 
-def place(found: Mapping[str, Any], source: str, there: Mapping[str, Any], target: str) -> str:
+def place(found: Mapping[str, Any], source: str, there: str, target: str) -> str:
     """Return the path that the source gets: a file goes into a folder, of a folder the content does.
 
     Args:
         found: what `look` says of the source.
         source: its name.
-        there: what `look` says of the target.
+        there: the kind of what is at the target.
         target: its path as given; one that ends with / is a folder.
     """
-    is_folder = there["kind"] == "folder" or target.endswith("/") or not target
+    is_folder = there == "folder" or target.endswith("/") or not target
     return join(target, source.rstrip("/").rpartition("/")[2]) if found["kind"] == "file" and is_folder else target
 
 

@@ -69,7 +69,8 @@ def test_ranks_read_the_name_of_every_pod_and_what_its_group_serves() -> None:
 
 def test_a_pod_is_told_what_it_serves_and_nothing_else_of_the_job() -> None:
     told = json.loads(_children()["ConfigMap", "job.boxes"]["data"]["contract.json"])
-    assert set(told) == {"job", "group", "port", "sessions", "tools", "environments"}
+    assert set(told) == {"job", "group", "port", "sessions", "isLocal", "tools", "environments"}
+    assert told["isLocal"] is False, "what runs in the pod would open sessions there"
     read = EnvironmentPodContract.model_validate(told)
     assert (read.group, read.port, read.sessions) == ("boxes", 29502, 16)
     assert [tool.name for tool in read.tools] == ["multiply"]

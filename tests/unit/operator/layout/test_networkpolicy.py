@@ -13,6 +13,7 @@ from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import Manifest, manifests
+from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.topology import Job, plan_topology
 from support.control_plane.jobs import spec
 
@@ -137,3 +138,11 @@ def test_the_fields_of_the_spec_leave_no_port_out_at_either_end() -> None:
     _, policies = _job("one", "ns", {"topology": "Server", "server": server})
     (_, engines, _) = policies
     assert engines["spec"]["ingress"][1]["ports"] == [{"port": 1, "endPort": 65534, "protocol": "TCP"}]
+
+
+def test_trainer_pods_with_the_nodes_network_reach_environment_pods() -> None:
+    """Most network plugins take them for no pods, so that a list of pods would shut them out."""
+    fields = spec(podTemplate={"hostNetwork": True}, **ENVIRONMENTS)
+    made = Job(namespace="ns", name="one", uid="u", generation=1, spec=parse_spec(fields))
+    *_, environments = network_policies(made)
+    assert environments["spec"]["ingress"] == [{"ports": [{"port": ENVIRONMENT, "protocol": "TCP"}]}]

@@ -68,9 +68,14 @@ async def pod(serve):
     """Serve a pod in this process."""
     servers = []
 
-    async def begin(sessions=1, job=JOB):
+    async def begin(sessions=1, job=JOB, is_local=True):
         contract = EnvironmentPodContract(
-            job=job, group="games", sessions=sessions, tools=CONFIG.tools, environments=CONFIG.environments
+            job=job,
+            group="games",
+            sessions=sessions,
+            is_local=is_local,
+            tools=CONFIG.tools,
+            environments=CONFIG.environments,
         )
         servers.append(PodServer(contract))
         assert await servers[-1].begin(os.environ) is None
@@ -196,6 +201,13 @@ async def test_a_pod_serves_its_own_job_alone(pod, rank, monkeypatch):
     monkeypatch.setattr("grpo_workload.environments.pods.host.AWAY_SECONDS", 0.5)
     _, address = await pod(job=JobRef(namespace="ns", name="other", uid="other"))
     with pytest.raises(EnvironmentLostError, match=rf"\({address}: it is a pod of another job, ns/other\)"):
+        await act(rank(address))
+
+
+async def test_what_runs_in_a_pod_opens_no_session_there(pod, rank, monkeypatch):
+    monkeypatch.setattr("grpo_workload.environments.pods.host.AWAY_SECONDS", 0.5)
+    _, address = await pod(is_local=False)
+    with pytest.raises(EnvironmentLostError, match="403"):
         await act(rank(address))
 
 

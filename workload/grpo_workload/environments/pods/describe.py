@@ -51,11 +51,11 @@ async def _describe_group(client: aiohttp.ClientSession, pods: Sequence[Pod]) ->
         first += len(asked)
         states = await asyncio.gather(*(_ask(client, pod) for pod in asked))
         for state in states:
+            if state.description is not None:  # one pod is enough, whatever others say
+                return state.description
+        for state in states:
             if state.refused is not None:
                 raise ConfigError(state.refused)
-        for state in states:
-            if state.description is not None:
-                return state.description
         for pod, state in zip(asked, states, strict=True):
             pod.trouble = state.away
         if (seconds := time.monotonic() - begun) >= START_SECONDS:

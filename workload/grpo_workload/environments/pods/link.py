@@ -21,7 +21,8 @@ from grpo_workload.environments.pods.messages import (
 )
 
 CONNECT_SECONDS = 10.0
-"""How long a pod may take to open a session."""
+"""How long a pod may take to open a session, and"""
+_BYTES_A_SECOND = 1e6  # longer, the more bytes the row has
 _CLOSE_SECONDS = 2.0
 
 
@@ -54,9 +55,9 @@ class Link:
             AwayError: the pod opens none now.
             LinkLostError: see there.
         """
-        link = None
+        link, limit = None, CONNECT_SECONDS + len(row) / _BYTES_A_SECOND
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(limit):
                 socket = await client.ws_connect(
                     f"http://{address}{SESSION_PATH}",
                     heartbeat=messages.HEARTBEAT_SECONDS,
@@ -72,7 +73,7 @@ class Link:
             if link is not None:
                 await link.close()
             if isinstance(error, TimeoutError):
-                raise LinkLostError(f"did not open a session within {CONNECT_SECONDS:g} s") from error
+                raise LinkLostError(f"did not open a session within {limit:.1f} s") from error
             if isinstance(error, aiohttp.ClientError | OSError):
                 raise LinkLostError(f"cannot be reached: {_text(error)}") from error
             raise

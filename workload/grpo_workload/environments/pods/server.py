@@ -105,6 +105,8 @@ class PodServer:
         return web.Response(text=self._state.model_dump_json(), content_type="application/json")
 
     async def _serve_session(self, request: web.Request) -> web.WebSocketResponse:
+        if not self._contract.is_local and _is_own(request):
+            raise web.HTTPForbidden(text="sessions are for ranks: nothing that runs here may act in other episodes")
         socket = web.WebSocketResponse(
             heartbeat=messages.HEARTBEAT_SECONDS,
             max_msg_size=MAX_FRAME,
@@ -173,6 +175,13 @@ class PodServer:
         self._state = State(away="is being stopped")
         ends = [socket.close(code=WSCloseCode.GOING_AWAY, message=b"is being stopped") for socket in self._sockets]
         await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _is_own(request: web.Request) -> bool:
+    """Whether it comes from the pod itself: of what the model lets run there, for example."""
+    assert request.transport is not None
+    peer, own = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
+    return bool(peer[0] == own[0])
 
 
 async def _receive(socket: web.WebSocketResponse) -> bytes | None:

@@ -86,6 +86,8 @@ class ProgramEpisode:
             EnvironmentLostError: the program failed, took too long, or asked what cannot be trained.
             Exception: as the model's turns do.
         """
+        await program.begin()
+        self._began = time.monotonic()
         running = asyncio.ensure_future(program.run(endpoint))
         try:
             while not (running.done() or self._failure.done()):

@@ -76,7 +76,7 @@ class GatewayServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
             episode = self._episode_of(request)
-            sent = await request.read()
+            sent = await _body(request)
             asked = read_request(_parsed(sent), self._training, self._model)
             answer = await episode.answer(asked, sent, is_repeated=_is_repeated(request))
         except RefusalError as error:
@@ -103,6 +103,14 @@ class GatewayServer:
             text = "this is no key of an episode that is played now: each episode gets its own as api_key"
             raise RefusalError(text, code="invalid_api_key", status=401)
         return episode
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        text = f"the body has more than {_MAX_BODY} bytes"
+        raise RefusalError(text, code="invalid_value", status=413) from error
 
 
 def _parsed(sent: bytes) -> Any:
