@@ -19,7 +19,8 @@ test: ## Lint, types, contracts, CRD drift, chart, and the tests that need no GP
 	@$(RUN) scripts/test.sh
 
 test-long: ## More faults on the devcluster, a job for each kind of layer; stores the result in benchmarks/results/test_long.txt
-	@$(RUN) scripts/record_tests.sh test_long -m "long and not gpu"
+	@$(RUN) scripts/setup.sh && $(RUN) scripts/agent_packages.sh $(GRPO_CACHE)/agents
+	@$(RUN) PATH=$(GRPO_VENV)/bin:$$PATH:$(GRPO_CACHE)/uv/bin AGENT_PACKAGES=$(GRPO_CACHE)/agents scripts/record_tests.sh test_long -m "long and not gpu"
 
 test-oldest: ## API tests on the oldest Kubernetes allowed; stores the result in benchmarks/results/test_oldest.txt
 	@$(RUN) scripts/record_tests.sh test_oldest --oldest -m "api and not long" tests/api

@@ -55,7 +55,7 @@ class EnvironmentConfig(Section):
         None,
         description="module:Class or module:function that returns an object, as TRL's environment_factory: its public "
         "methods are tools, reset(**row) begins an episode and may return text that is put behind the last "
-        "message, get_reward() may score it.",
+        "message, get_reward() may score it. Set it where the model's calls are the loop.",
     )
     program: FunctionPath | None = Field(
         None,

@@ -1,8 +1,8 @@
 """Environments of verifiers and OpenEnv, from their packages: episodes word for word, and a job that trains on them.
 
-AGENT_PACKAGES=FOLDER says where they are: `uv pip install --target FOLDER/verifiers verifiers==0.4.0`, and the same
-with openenv==0.10.0. They cannot stand in the environment of the tests, as verifiers wants an older openai than vLLM.
-verifiers needs `uv` on the PATH, with which it installs what its program needs.
+AGENT_PACKAGES=FOLDER says where `scripts/agent_packages.sh FOLDER` has put them. They cannot stand in the environment of
+the tests, as verifiers wants an older openai than vLLM. verifiers needs `uv` on the PATH, with which it installs what
+its program needs.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from support.trainer.gateway import Engine, config_of, play, start
 from support.trainer.rank_server import PYTHONPATH
 from support.trainer.trainings import make_config
 
-pytestmark = pytest.mark.skipif("AGENT_PACKAGES" not in os.environ, reason="AGENT_PACKAGES is not set")
+pytestmark = pytest.mark.long
 VERIFIERS, OPENENV = "support.trainer.with_verifiers:play", "support.trainer.with_openenv:play"
 CALL = '<tool_call>\n{"name": "calculator_multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
 
