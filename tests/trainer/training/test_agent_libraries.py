@@ -1,8 +1,8 @@
 """Environments of verifiers and OpenEnv, from their packages: episodes word for word, and a job that trains on them.
 
-AGENT_PACKAGES=FOLDER says where `scripts/agent_packages.sh FOLDER` has put them. They cannot stand in the environment of
-the tests, as verifiers wants an older openai than vLLM. verifiers needs `uv` on the PATH, with which it installs what
-its program needs.
+AGENT_PACKAGES=FOLDER says where `scripts/agent_packages.sh FOLDER` has put them. They cannot stand in the environment
+of the tests, as verifiers wants an older openai than vLLM. verifiers needs `uv` on the PATH, with which it installs
+what its program needs.
 """
 
 import gzip
