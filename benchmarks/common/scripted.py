@@ -55,7 +55,7 @@ class Script:
 
     @cached_property
     def milliseconds(self) -> list[list[int]]:
-        """How long the calls of each episode take."""
+        """Return how many milliseconds each call of each episode takes."""
         rng = np.random.default_rng(1)
         return [
             [int(1000 * self.latency * factor) for factor in rng.lognormal(0, LATENCY_SIGMA, len(turns) - 1)]

@@ -30,7 +30,7 @@ from benchmarks.training.kills_game import CALLS, STOPS
 MODULE = "benchmarks.training.kills"
 ZYGOTE, POD = "grpo_workload.environments.zygote", "grpo_workload.environment_pod"
 KEPT = ("reward", "loss", "grad_norm", "episodes/turns/mean", "tools/call_frequency", "completions/mean_length")
-"""Of a step's metrics: the same in all runs, to the last digit."""
+"""Metrics of a step that are compared: they must be the same in all runs, to the last digit."""
 PLACES = ("pods", "beside")
 
 

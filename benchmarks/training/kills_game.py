@@ -23,7 +23,7 @@ CALLS = {
 }
 """Response template: a turn with a large letter is a call, with what follows the letter."""
 SECONDS = 0.03
-"""Of each call: episodes play for a while."""
+"""Seconds that each call takes, so that kills hit episodes."""
 
 
 class Game:

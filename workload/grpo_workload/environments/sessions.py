@@ -10,7 +10,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.tool_schemas import COLUMN, ToolSchemas, environment_of
 from grpo_workload.environments.base import Description, Host, Program, Session, SessionRequest
-from grpo_workload.environments.user_process import pickles
+from grpo_workload.environments.user_process import not_sent
 from grpo_workload.ranks.loop_thread import LoopThread
 
 
@@ -104,8 +104,5 @@ def _pickled(environment: str, row: Mapping[str, Any]) -> bytes:
     try:
         return pickle.dumps(row)
     except Exception as error:  # whatever the objects raise
-        column = next((name for name in row if not pickles(row[name])), "prompt")
-        raise ConfigError(
-            f"environments[{environment}]: column {column} cannot be sent to the environment's process "
-            f"({type(error).__name__}: {error}); let dataset.preprocess remove it or turn it into text"
-        ) from error
+        why = not_sent(row, "prompt", "the environment's", error)
+        raise ConfigError(f"environments[{environment}]: {why}") from error

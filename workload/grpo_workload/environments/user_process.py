@@ -127,7 +127,23 @@ class UserProcess:
         self._stacks.close()
 
 
-def pickles(value: Any) -> bool:
+def not_sent(columns: Mapping[str, Any], other: str, whose: str, error: Exception) -> str:
+    """Say which column cannot be sent to a process, and what to do.
+
+    Args:
+        columns: what was to be sent.
+        other: named where each of them can be sent alone.
+        whose: the process's owner: the reward's.
+        error: what pickling them raised.
+    """
+    column = next((name for name in columns if not _pickles(columns[name])), other)
+    return (
+        f"column {column} cannot be sent to {whose} process ({type(error).__name__}: {error}); let dataset.preprocess "
+        "remove it or turn it into text"
+    )
+
+
+def _pickles(value: Any) -> bool:
     """Whether a value can be sent to such a process."""
     try:
         pickle.dumps(value)

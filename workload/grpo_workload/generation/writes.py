@@ -43,8 +43,8 @@ class _Learnt:
 
     # Of its parameters, also whether what is copied into them is just what was sent.
     kinds: dict[str, tuple[Kind, bool]] = field(default_factory=dict)
-    recipe: Recipe | None = None  # of the last push that was followed
-    is_settled: bool = False  # the push before it had the same: later ones are not followed
+    followed: Recipe | None = None  # of the last push that was followed
+    recipe: Recipe | None = None  # that two such pushes had, one after the other: later ones are not followed
 
 
 _LEARNT: WeakKeyDictionary[nn.Module, _Learnt] = WeakKeyDictionary()
@@ -90,35 +90,30 @@ class Writes:
         Its copies are followed, which takes as long as a push. Once two pushes have had the same, it is enough that
         parameters hold what these would copy.
         """
-        if self._learnt.is_settled and self._learnt.recipe is not None:
-            return self._load_as_before(load_weights, weights, self._learnt.recipe)
-        copies = Copies(self._model, self._arrivals.take, self._needs_sums)
-        self._copied = copies.copied
-        taken = self._arrivals.received(weights, copies.arrived)
-        with copies:
+        if (recipe := self._learnt.recipe) is not None:
+            self._missing = set(recipe)
+            taken = self._arrivals.received(weights, partial(self._expect, recipe))
             loaded = load_weights(taken)
-            for _ in taken:  # a model may ignore the last weights
-                pass
-        return loaded
-
-    def _load_as_before(self, load_weights: Callable[[Any], Any], weights: Iterable[Any], recipe: Recipe) -> Any:
-        self._missing = set(recipe)
-
-        def arrived(name: str, tensor: Tensor, at: int) -> None:
-            self._missing.discard(name)
-            for owner, place, source, dtype in recipe.get(name, ()):
-                part, sums = source.of(tensor), self._needs_sums(owner)
-                copy = None
-                if part is not None and part.dtype == dtype:
-                    is_taken = source.part is None and not sums
-                    copy = Copy(at if is_taken else self._arrivals.take(part, sums=sums), dtype, True, source)
-                self._copied.setdefault(owner, {})[place] = copy
-
-        taken = self._arrivals.received(weights, arrived)
-        loaded = load_weights(taken)
-        for _ in taken:
+        else:
+            copies = Copies(self._model, self._arrivals.take, self._needs_sums)
+            self._copied = copies.copied
+            taken = self._arrivals.received(weights, copies.arrived)
+            with copies:
+                loaded = load_weights(taken)
+        for _ in taken:  # a model may ignore the last weights
             pass
         return loaded
+
+    def _expect(self, recipe: Recipe, name: str, tensor: Tensor, at: int) -> None:
+        """Note what parameters will hold of a weight that arrives, whose digest is at `at`."""
+        self._missing.discard(name)
+        for owner, place, source, dtype in recipe.get(name, ()):
+            part, sums = source.of(tensor), self._needs_sums(owner)
+            copy = None
+            if part is not None and part.dtype == dtype:
+                is_taken = source.part is None and not sums
+                copy = Copy(at if is_taken else self._arrivals.take(part, sums=sums), dtype, True, source)
+            self._copied.setdefault(owner, {})[place] = copy
 
     def check_arrived(self) -> None:
         """See `Arrivals.check`."""
@@ -151,10 +146,9 @@ class Writes:
             )
         self._kinds |= learnt
         _list(learnt)
-        if not self._learnt.is_settled:
-            recipe = recipe_of(copied)
-            self._learnt.is_settled = recipe is not None and recipe == self._learnt.recipe
-            self._learnt.recipe = recipe
+        if self._learnt.recipe is None:
+            before, self._learnt.followed = self._learnt.followed, recipe_of(copied)
+            self._learnt.recipe = before if before == self._learnt.followed else None
 
     def _kind(
         self, name: str, one: Tensor | None, final: list[int] | None, whole: int | None, digests: list[list[int]]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import in_bytes
-from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, pickles
+from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, not_sent
 from grpo_workload.environments.user_worker import LENGTH
 from grpo_workload.rewards import worker
 from grpo_workload.rewards.scorer import RewardError
@@ -152,11 +152,8 @@ class RewardProcess:
         try:
             return pickle.dumps(Call(arguments=arguments, seed=seed, states=states))
         except Exception as error:  # whatever the objects raise
-            column = next((name for name in arguments if not pickles(arguments[name])), "prompts")
-            raise RewardError(
-                f"rewards[{self._name}]: column {column} cannot be sent to the reward's process "
-                f"({type(error).__name__}: {error}); let dataset.preprocess remove it or turn it into text"
-            ) from error
+            why = not_sent(arguments, "prompts", "the reward's", error)
+            raise RewardError(f"rewards[{self._name}]: {why}") from error
 
     def _ask(self, message: bytes, timeout_seconds: float, doing: str) -> dict[str, Any]:
         """Send a message and return the reply; empty if it is invalid. `doing` completes the error message."""

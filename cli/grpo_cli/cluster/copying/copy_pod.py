@@ -25,7 +25,7 @@ MOST_SECONDS = 12 * 3600
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
 """A quota may demand them; what is read and written goes through few megabytes."""
 _OF_JOB = ("securityContext", "imagePullSecrets", "serviceAccountName", "tolerations")
-"""What the pod takes of a job's: with these the job's user sees the claim."""
+"""Fields of a job's pods that the pod gets too: with these, the job's user can read the claim."""
 
 
 def copy_pod(claim: str, like: tuple[Manifest, Manifest] | None, image: str | None, holder: Object | None) -> Manifest:
