@@ -32,14 +32,13 @@ from support.trainer.scripted_episodes import RESULT, Words
 PROMPT = Prompt(index=3, text="", token_ids=(17,), seed=5)
 
 
-class Chatting:
-    """A program that talks in two turns, in this process; sessions and words that it needs."""
+class Talk:
+    """A program that talks in two turns, in this process."""
 
     timeout_seconds = 60.0
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> Chatting:
-        """See `base.Sessions`."""
-        return self
+    async def begin(self) -> None:
+        """See `base.Program`."""
 
     async def run(self, endpoint: Endpoint) -> float | None:
         """See `base.Program`."""
@@ -56,6 +55,14 @@ class Chatting:
 
     async def close(self) -> None:
         """See `base.Program`."""
+
+
+class Chatting:
+    """Sessions of that program, and the words that it needs."""
+
+    def open(self, columns: Mapping[str, Any], seed: int) -> Talk:
+        """See `base.Sessions`."""
+        return Talk()
 
     def begin(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """See `conversation.Words`."""
