@@ -48,10 +48,16 @@ class Truth:
         self._courses: dict[str, object] = {}  # by the job's version
         self._store.listeners.append(self._changed)
 
-    def harm(self, pod: Object) -> None:
-        """Note that a test ends a pod."""
-        labels = pod["metadata"]["labels"]
-        self.harms[labels[names.LABEL_JOB_UID], str(attempt_in(pod))] += 1
+    def harm(self, pod: Object, *, says: bool = False) -> None:
+        """Note that a test ends a pod. Unless it `says` of which attempt that was, the next one may fail for it too,
+        where that begins in the same pods and its launcher does not know of it yet.
+        """
+        labels, attempt = pod["metadata"]["labels"], attempt_in(pod)
+        job = self._cluster.job(labels[names.LABEL_JOB])
+        status = read_status(job.get("status") if job else None)
+        last = attempt if says or status.attempt is None else status.attempt + keeps_pods(status)
+        for one in range(attempt, max(attempt, last) + 1):
+            self.harms[labels[names.LABEL_JOB_UID], str(one)] += 1
 
     def check(self, request: Request, current: Pass) -> None:
         """Judge a request of a pass as it reaches the server."""
