@@ -159,12 +159,15 @@ class Truth:
         more = new.restarts.total - old.restarts.total
         if more and uid not in self.outdated:
             self.restarts[uid, str(old.attempt)] += more
-            if new.last_failure is not None and new.last_failure.reason in _HARMLESS & self.possible:
+            failure = new.last_failure
+            # Of a node that was lost when a pod on it had ended, an attempt that begins in that pod shows it.
+            harmless = failure is not None and failure.reason in _HARMLESS & self.possible
+            if harmless or (failure is not None and failure.node in self._cluster.lost):
                 self.harms[uid, str(old.attempt)] += more
             restarts, harms = (counted[uid, str(old.attempt)] for counted in (self.restarts, self.harms))
             engines = any(group.incarnation for group in new.groups)
             self._must(not is_between_attempts(old), f"{name}: a failure of an attempt that has ended is counted")
-            self._must(restarts <= harms, f"{name}: {restarts} restarts after {harms} harms: {new.last_failure}")
+            self._must(restarts <= harms, f"{name}: {restarts} restarts after {harms} harms: {failure}")
             self._must(restarts == 1 or engines, f"{name}: attempt {old.attempt} fails {restarts} times")
 
     def _check_new_pod(self, pod: Object) -> None:

@@ -236,12 +236,8 @@ class Simulation:
             assert set(program.mirror.count().values()) == {0}
             jobs = program.jobs
             waiting = [job for queue in jobs.rates._queues.values() for job in queue.jobs]
-            assert [list(jobs), list(jobs._understood), waiting, list(program.instruments.jobs.keys)] == [
-                [],
-                [],
-                [],
-                [],
-            ]
+            kept = (list(jobs), list(jobs._understood), waiting, list(program.instruments.jobs.keys))
+            assert kept == ([], [], [], [])
             assert [jobs.intervals.seconds(runs=runs) for runs in (True, False)] == [0.0, 0.0]
             assert not program.queue.keys
 

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_operator.api import names
 from grpo_operator.decide.conditions import find
+from grpo_operator.decide.in_place import LATE_SECONDS
 from grpo_operator.runtime.errors import EarlyError
 from grpo_spec.reports import ExitCode
 from support.control_plane.memory_api import Request
@@ -188,6 +189,31 @@ def test_a_restart_in_place_is_finished_by_an_operator_that_begins_in_the_middle
         assert (status.attempt, status.pods_attempt, status.phase) == (1, 0, "Running"), requests
         assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
         world.end()
+
+
+def test_a_restart_in_place_waits_for_what_a_killed_launcher_says_once_it_is_started_again() -> None:
+    """And for ranks that nobody ends, as long as it must: then all pods are recreated."""
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+    world.fail("a")
+    for pod in world.cluster.pods(job="a")[:2]:
+        world.cluster.end_container(pod, 137, "OOMKilled")
+    world.go_on(12)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+
+    fail_a_pod(world)  # and no other rank loses it
+    world.go_on(LATE_SECONDS - 10, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Restarting")
+    world.go_on(60, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (2, "Running")
+    assert not {pod["metadata"]["uid"] for pod in world.cluster.pods()} & {*first}
+
+
+def test_a_rank_that_alone_fails_in_pods_that_are_kept_keeps_no_job_from_running_in_the_end() -> None:
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    fail_a_pod(world)
+    world.end()
 
 
 def test_a_line_for_each_pass_says_what_it_saw_and_decided_and_when_it_looks_again(
