@@ -120,6 +120,25 @@ def test_an_operator_that_does_not_see_that_a_job_was_replaced_deletes_nothing_o
     assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
 
 
+def test_an_operator_that_has_not_seen_the_pods_of_an_earlier_job_does_not_begin_beside_them() -> None:
+    world = Simulation(failurePolicy=POLICY)
+    first, second = world.operators
+    first.api.held_kinds.add("Pod")
+    second.api.held = True
+    world.create("a")
+    world.go_on(5)
+    world.delete("a")
+    world.create("a")
+    world.wait(5.0)
+    world.cluster.collect_garbage()  # the StatefulSets are gone, their pods still end
+    world.wait(5.0)
+    assert world.cluster.pods(job="a")
+    assert world.status("a").attempt is None
+    first.api.held_kinds.clear()
+    world.go_on(20, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
+
+
 def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> None:
     world = Simulation()
     world.operators[1].api.held = True
