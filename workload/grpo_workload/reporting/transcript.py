@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from grpo_workload.algorithm.samples import Completion, Episode, Message, Sample
@@ -51,7 +51,7 @@ def _facts(completion: Completion, episode: Episode) -> dict[str, Any]:
         "retries": episode.retries,
         "is_truncated": completion.finish_reason == "length",
         # Of the first turn, which the model sampled, of what it read after that, of the second turn, ...
-        "tokens": [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)],
+        "tokens": [stop - start for start, stop in pairwise(bounds)],
     }
 
 

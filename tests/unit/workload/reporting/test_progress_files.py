@@ -14,9 +14,9 @@ from grpo_workload.reporting.progress_files import (
     read_progress,
     read_waiting,
     write_beat,
-    write_waiting,
     write_phase,
     write_progress,
+    write_waiting,
 )
 
 
