@@ -86,6 +86,11 @@ class Progress(Section):
         description="Phase of each rank of this pod, by global rank, for example `Generating for 1830 s`; the server "
         "fills it in.",
     )
+    waiting_episodes: int | None = Field(
+        None,
+        description="Episodes of this pod's ranks that wait for a session of an environment pod; the server fills it "
+        "in.",
+    )
     waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
-from grpo_workload.data.observation import asked
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
+from grpo_workload.reporting.transcript import readable
 
 if TYPE_CHECKING:
     from grpo_workload.reporting.trackers import Trackers
 
-SAMPLES_PER_STEP = 4
-"""Number of prompts per step with one completion in completions.jsonl, for people to read."""
 STEPS_TIMED = 20
 """Number of last steps whose median duration is reported."""
 
@@ -159,16 +157,8 @@ class RunReport:
         """See `Report.step`."""
         self._metrics.write(step, {**metrics, **self._evaluated.get(step + 1, {})})
         self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
-        there = [sample for sample in samples if not sample.completion.is_lost]  # a lost episode has nothing to show
-        first_by_prompt = {sample.prompt.index: sample for sample in reversed(there)}
-        for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
-            text = {
-                "prompt": asked(sample.prompt, sample.completion),
-                "completion": [*episode.messages] if (episode := sample.completion.episode) else sample.completion.text,
-                "reward": sample.reward,
-                "advantage": sample.advantage,
-            }
-            self._completions.write(step, text | ({"extra": sample.extra} if sample.extra else {}))
+        for line in readable(samples):
+            self._completions.write(step, line)
         _write_own_step(self._state_dir, 0, ranks)
         if self._trackers is not None:
             self._trackers.log(step + 1, metrics)
