@@ -62,7 +62,7 @@ def one_rank_reads(device: torch.device, later: Callable[[Any], Collection[str]]
 
     def fill(model: Any, name: str, value: Tensor, info: Any, *rest: Any) -> None:
         owner, _, attribute = name.rpartition(".")
-        held = getattr(model.get_submodule(owner), attribute, None)
+        held: Any = getattr(model.get_submodule(owner), attribute, None)
         if hasattr(held, "ds_id"):
             info.missing_keys.discard(name)
             if value.shape == held.ds_shape:
