@@ -99,7 +99,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
             metrics["engines/count"] = float(len(engines))
-        balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
+        sizes = [engine.world_size for engine in engines]
+        balance = advisor.add(metrics, seconds, sizes)
         is_end = step + 1 == training.max_steps
         evaluates = is_last and is_due(run.config, past, step + 1, generation.steps.start)
         # A rank that was asked to stop saves first; the evaluation is made then, or when the run goes on.
@@ -107,7 +108,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             evaluate(run, step + 1)
             standing, since = run.standing(), Clock()
             is_end = is_end or (standing is not None and standing.stops)
-        run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
+        shown = metrics | balance.metrics
+        run.report.step(step, shown, work.rollout.samples, ranks, warnings, balance.advice, sum(sizes))
 
         saving.save(generation.steps, step, metrics, gives_up=health.gives_up, stopping=stopping, is_end=is_end)
         if health.gives_up:
