@@ -57,8 +57,10 @@ def test_the_progress_has_them_from_the_first_step_on(tmp_path: Path) -> None:
     metrics = {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}
     report.step(0, metrics, [], [_rank(0, train=0.0, generate=0.0)], engine_gpus=2)
     first = said().gpu_use
-    assert first is not None and first.attempt == 3
+    assert first is not None
+    assert first.attempt == 3
     report.phase("Stopped")
     last = said().gpu_use
-    assert last is not None and last.waiting > first.waiting
+    assert last is not None
+    assert last.waiting > first.waiting
     report.close()
