@@ -6,6 +6,9 @@ from pydantic import Field
 
 from grpo_operator.api.status_section import StatusSection, Time
 
+PARTS = ("training", "sampling", "waiting", "loading", "lost", "idle")
+"""Uses that add up to what was held."""
+
 
 class Usage(StatusSection):
     """GPU seconds of the job's pods, each from its scheduling to its end."""

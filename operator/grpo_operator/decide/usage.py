@@ -18,7 +18,7 @@ from datetime import datetime
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.api.usage_status import Usage
+from grpo_operator.api.usage_status import PARTS, Usage
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import holds, is_terminal
@@ -30,8 +30,6 @@ from grpo_spec.reports import GpuUse, Progress
 
 EXPLAINED = ("training", "sampling", "waiting", "idle")
 """Uses that ranks report."""
-PARTS = ("training", "sampling", "waiting", "loading", "lost", "idle")
-"""Uses that add up to what was held."""
 
 _OF_PHASES = {
     "Starting": "loading",

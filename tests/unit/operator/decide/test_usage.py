@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.usage_status import PARTS
 from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import plan
-from grpo_operator.decide.usage import PARTS
 from grpo_spec.reports import ExitCode, GpuUse, Progress
 from support.control_plane.jobs import NOW, ended, observed, world
 from support.control_plane.jobs import pod as make_pod
