@@ -78,6 +78,8 @@ def screen(view: JobView) -> RenderableType:
             rows.add_row(label, content)
     if view.training and view.training.advice:
         rows.add_row("advice", Text(view.training.advice))
+    if view.bill:
+        rows.add_row("held", view.bill)
     if view.warning:
         rows.add_row("warning", Text(view.warning, style="yellow"))
     if view.doing and not view.rank_phases:

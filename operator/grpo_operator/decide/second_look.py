@@ -107,6 +107,7 @@ def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
         members=members,
         groups=groups,
         elastic=None,
+        usage=None,
         placement=None,
         summary=Summary(),
     )

@@ -289,7 +289,9 @@ def test_a_failed_job_shows_the_end_of_the_log_and_a_cure_but_no_eta() -> None:
 
 
 def test_a_job_that_recovered_from_a_failure_shows_less_of_it() -> None:
-    shown = text(view(job("Running", RUNNING, lastFailure=FAILURE, restarts={"total": 3, "counted": 1})))
+    held = {"gpuSeconds": {"held": 1800, "training": 1620, "lost": 180}, "time": "2026-01-01T00:00:00Z"}
+    shown = text(view(job("Running", RUNNING, lastFailure=FAILURE, restarts={"total": 3, "counted": 1}, usage=held)))
+    assert re.search(r"held +30 GPU minutes: 90% training, 10% lost", shown)
 
     assert 0 < shown.count("frame") < 5
     assert re.search(r"restarts +1 of at most 3, and 2 that do not count", shown)

@@ -91,6 +91,7 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
                 "conditions": conditions,
                 "completionTime": now,
                 "lastFailure": {"reason": "Hung", "message": "m", "time": now},
+                "usage": {"time": now},
             },
         ),
     )

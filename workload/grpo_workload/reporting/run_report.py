@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
+from grpo_workload.data.observation import asked
+from grpo_workload.reporting.gpu_use import GpuUses
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
@@ -47,9 +49,11 @@ class Report(Protocol):
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part,
-        what is wrong with the last steps, and what would make steps faster.
+        what is wrong with the last steps, what would make steps faster, and how many GPUs the engines have that sampled
+        beside the ranks.
         """
         ...
 
@@ -92,6 +96,7 @@ class RankReport:
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
@@ -119,6 +124,7 @@ class RunReport:
         *,
         total_steps: int,
         step: int,
+        attempt: int = 0,
         steps_per_push: int = 1,
         trackers: Trackers | None = None,
         evaluation: EvaluationProgress | None = None,
@@ -139,11 +145,13 @@ class RunReport:
         )
         self._ends = deque([time.monotonic()], maxlen=steps_per_push)  # of the last steps
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._gpu_uses = GpuUses(attempt)
 
     def phase(self, phase: str) -> None:
         """See `Report.phase`."""
         write_phase(self._state_dir, 0, phase)
-        self._update(phase=phase, age_seconds=time.monotonic() - self._ends[-1])
+        now = time.monotonic()
+        self._update(phase=phase, age_seconds=now - self._ends[-1], gpu_use=self._gpu_uses.enter(phase, now))
 
     def step(
         self,
@@ -153,6 +161,7 @@ class RunReport:
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """See `Report.step`."""
         self._metrics.write(step, {**metrics, **self._evaluated.get(step + 1, {})})
@@ -183,6 +192,7 @@ class RunReport:
             warnings=tuple(warnings),
             advice=advice,
             tokens_per_second=metrics["tokens_per_second"],
+            gpu_use=self._gpu_uses.step(now, ranks, engine_gpus),
             age_seconds=0.0,
         )
 
@@ -193,6 +203,7 @@ class RunReport:
         if self._trackers is not None:
             self._trackers.log(step, metrics)
         reward, seconds = metrics["eval/reward"], metrics["time/evaluate"]
+        self._gpu_uses.evaluated(seconds)
         self._update(evaluation=standing)
         logger.info("evaluation after %d steps: reward %.3f, %.2f s", step, reward, seconds)
 

@@ -234,6 +234,7 @@ def open_records(
             state_dir,
             total_steps=training.max_steps,
             step=step,
+            attempt=contract.attempt,
             steps_per_push=training.steps_per_push,
             trackers=trackers,
             evaluation=None if last is None else last.progress(),

@@ -101,7 +101,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
             metrics["engines/count"] = float(len(engines))
-        balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
+        sizes = [engine.world_size for engine in engines]
+        balance = advisor.add(metrics, seconds, sizes)
         advice = crowding.add(metrics, seconds) or balance.advice  # engines that get no episodes seem to be too many
         is_end = step + 1 == training.max_steps
         evaluates = is_last and is_due(run.config, past, step + 1, generation.steps.start)
@@ -110,7 +111,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             evaluate(run, step + 1)
             standing, since = run.standing(), Clock()
             is_end = is_end or (standing is not None and standing.stops)
-        run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, advice)
+        shown = metrics | balance.metrics
+        run.report.step(step, shown, work.rollout.samples, ranks, warnings, advice, sum(sizes))
 
         saving.save(generation.steps, step, metrics, gives_up=health.gives_up, stopping=stopping, is_end=is_end)
         if health.gives_up:
