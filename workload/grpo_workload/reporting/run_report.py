@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
-from grpo_workload.data.observation import asked
 from grpo_workload.reporting.gpu_use import GpuUses
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
