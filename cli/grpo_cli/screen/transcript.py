@@ -24,12 +24,12 @@ def transcript(row: Row) -> Text:
         _say(shown, "model", said, "")
         return shown
     counts = iter((row.get("episode") or {}).get("tokens", ()))
-    before = None
+    was_own = False
     for message in said:
         is_own = message["role"] == "assistant"
-        is_first = is_own or before != "read"  # the results of one turn are counted together
+        is_first = is_own or was_own  # the results of one turn are counted together
         count = f" · {next(counts, 0)} tokens" + ("" if is_own else " read") if is_first else ""
-        before = "own" if is_own else "read"
+        was_own = is_own
         name = f" {message['name']}" if message.get("name") else ""
         _say(
             shown,

@@ -60,10 +60,9 @@ def with_usage(
     The bill alone is no reason to write a status: it is as old as the last other news, except that it changes once a
     pod is gone, and once an attempt without pods has lost its work.
     """
-    left = [pod for pod in observed.gone.values() if _is_counted(job, pod)]
     known = old.usage
     loses = known is not None and known.unsaved and _is_lost(old, new, observed)
-    if new == old and not loses and not any(_is_news(pod, known) for pod in left):
+    if new == old and not loses and not any(_is_news(job, pod, known) for pod in observed.gone.values()):
         return new
     held = _hold(job, topology, old, observed, now)
     if known is None and not held.seconds:
@@ -90,8 +89,9 @@ def _is_counted(job: Job, pod: ObservedPod) -> bool:
     return pod.scheduled is not None and pod.is_of_an_attempt and job.spec.device.resource is not None
 
 
-def _is_news(pod: ObservedPod, known: Usage | None) -> bool:
-    return pod.gone_at is not None and (known is None or _unix(known.time) < _unix(pod.gone_at))
+def _is_news(job: Job, pod: ObservedPod, known: Usage | None) -> bool:
+    is_later = pod.gone_at is not None and (known is None or _unix(known.time) < _unix(pod.gone_at))
+    return is_later and _is_counted(job, pod)
 
 
 def _hold(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> _Held:

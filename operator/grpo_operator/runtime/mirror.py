@@ -291,10 +291,10 @@ class Mirror:
 
 
 def _read(kind: str, raw: Object) -> _Kept:
-    job = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB))
+    job, version = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB)), _version(raw)
     if kind == "Pod":
-        return _Kept(_version(raw), job, labelled_job(raw), read_pod(raw), _version(raw))
-    return _Kept(_version(raw), job, owner_of(raw), read_child(kind, raw), _version(raw))
+        return _Kept(version, job, labelled_job(raw), read_pod(raw), since=version)
+    return _Kept(version, job, owner_of(raw), read_child(kind, raw), since=version)
 
 
 def _key(job: Object) -> Key:

@@ -48,7 +48,7 @@ class Session(Protocol):
 
     @property
     def wait_seconds(self) -> float:
-        """How long `reset` has waited for a place among the sessions of environment pods."""
+        """Seconds that `reset` has waited for a place among the sessions of environment pods."""
         ...
 
     async def reset(self) -> str:

@@ -240,11 +240,12 @@ async def test_a_pod_that_is_killed_in_a_call_loses_it_and_another_pod_begins_in
 async def test_episodes_wait_for_the_only_pod_to_begin_again(rank, own):
     pod = own()
     pod.wait_until_ready()
-    sessions = rank(pod.address, config=SMALL)
+    counts: list[int] = []
+    sessions = rank(pod.address, config=SMALL, on_wait=counts.append)
     assert (await act(sessions, ("add", {"a": 1, "b": 2})))[0].content == "3"
     pod.kill()
     waiting = asyncio.ensure_future(act(sessions, ("add", {"a": 1, "b": 2})))
-    await asyncio.sleep(1)
+    await asyncio.to_thread(wait_until, lambda: counts == [1], "the episode waits", 10)
     assert not waiting.done()
     pod.start()
     assert (await waiting)[0].content == "3"

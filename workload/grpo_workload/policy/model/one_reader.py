@@ -20,6 +20,8 @@ import transformers
 from torch import Tensor
 from transformers import core_model_loading, modeling_utils
 
+from grpo_workload.policy.model.replacing import replaced
+
 logger = logging.getLogger(__name__)
 
 _PARTITIONED, _WHOLE, _SET = (
@@ -72,12 +74,12 @@ def one_rank_reads(device: torch.device, later: Callable[[Any], Collection[str]]
         else:
             put(model, name, value if name in kept else shared(value, device), info, *rest)
 
-    with (
-        _replaced(modeling_utils, _PARTITIONED, load_partitioned),
-        _replaced(modeling_utils, _WHOLE, load),
-        _replaced(core_model_loading, _SET, fill),
-        _set_variable(_ONE_BY_ONE, "1"),
-    ):
+    functions = (
+        (modeling_utils, _PARTITIONED, load_partitioned),
+        (modeling_utils, _WHOLE, load),
+        (core_model_loading, _SET, fill),
+    )
+    with replaced(*functions), _set_variable(_ONE_BY_ONE, "1"):
         yield
 
 
@@ -115,16 +117,6 @@ def _is_distributed() -> bool:
 
 def _reads() -> bool:
     return not _is_distributed() or dist.get_rank() == 0
-
-
-@contextmanager
-def _replaced(module: Any, name: str, function: Any) -> Iterator[None]:
-    plain = getattr(module, name)
-    setattr(module, name, function)
-    try:
-        yield
-    finally:
-        setattr(module, name, plain)
 
 
 @contextmanager
