@@ -15,7 +15,7 @@ from grpo_operator.decide.plan import Mode, Plan
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.passes.jobs import Jobs
-from grpo_operator.runtime.applied import Applied
+from grpo_operator.runtime.applied import Applied, contains
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.transport import Object
@@ -163,9 +163,11 @@ class ChildApplier:
         with error_note(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
             if there is None:
                 answer, is_new = await self._cluster.find_or_create(manifest)
-                # The mirror may not have shown it. What is new is what the API server makes of the manifest.
+                # What is new is what the API server makes of the manifest. The mirror may not have shown the other.
                 if not (is_new or self._applied.is_in_force(manifest, answer)):
                     there = read_child(manifest["kind"], answer)
+                elif not (is_new or contains(labels_of(answer), manifest["metadata"]["labels"])):  # others took them
+                    answer = await self._cluster.relabel(manifest, answer["metadata"]["uid"]) or answer
             if there is not None:
                 answer = await self._cluster.apply(manifest, there.uid, was_applied=there.was_applied)
         self._applied.remember(manifest, answer)

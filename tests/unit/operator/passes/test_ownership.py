@@ -134,3 +134,14 @@ def test_a_set_that_lost_its_labels_is_still_stopped() -> None:
     world.go_on(8)
     assert condition(world, Condition.SUSPENDED).reason == "Suspended"
     assert not world.cluster.pods(job="a")
+
+
+def test_the_contract_of_a_running_attempt_gets_its_labels_back() -> None:
+    world = running()
+    contract = world.cluster.store.get("ConfigMap", NAMESPACE, "a-0")
+    assert contract is not None
+    world.cluster.store.edit(contract, metadata={"labels": {}})
+    world.go_on(20)
+    again = world.cluster.store.get("ConfigMap", NAMESPACE, "a-0")
+    assert again is not None
+    assert again["metadata"] | {"resourceVersion": 0} == contract["metadata"] | {"resourceVersion": 0}
