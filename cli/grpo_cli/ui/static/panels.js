@@ -1,6 +1,6 @@
 // The views of completions, of ranks and pods, and of conditions and events.
 
-import { $, bytes, duration, empty, h, number } from "/dom.js";
+import { $, bytes, duration, empty, h, number, table } from "/dom.js";
 
 const PHASES = ["generate", "reward", "journal", "gather", "train", "sync", "agree", "prompts"];
 const LATE = 1.5; // times the mean of all ranks
@@ -166,12 +166,6 @@ function podTable(job) {
     pod.waiting,
   ]);
   return h("article", { class: "card wide" }, h("h3", {}, h("span", {}, "pods")), table(["pod", "ranks", "node", "state", ""], rows));
-}
-
-function table(heads, rows) {
-  const head = h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 export function showEvents(host, job) {
