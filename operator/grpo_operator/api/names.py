@@ -12,6 +12,11 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "GRPOJob"
 PLURAL = "grpojobs"
 
+DEFAULTS_KINDS = ("GRPOClusterDefaults", "GRPODefaults")
+"""Kinds of what a site sets for its jobs: in the whole cluster, and in a namespace."""
+DEFAULTS_NAME = "default"
+"""Name of the one object of each that counts."""
+
 MANAGER = "grpo-operator"
 """Field manager of server-side apply, and value of `app.kubernetes.io/managed-by`."""
 
@@ -35,6 +40,8 @@ ROLE_DOWNLOAD = "download"
 
 PATHS = {
     KIND: f"/apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
+    "GRPOClusterDefaults": f"/apis/{API_VERSION}/grpoclusterdefaults",
+    "GRPODefaults": f"/apis/{API_VERSION}/namespaces/{{}}/grpodefaults",
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "Service": "/api/v1/namespaces/{}/services",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",

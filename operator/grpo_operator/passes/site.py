@@ -1,0 +1,87 @@
+"""What a site sets for its jobs: read for a job that is to begin, and judged whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.site import find_fault, layer
+from grpo_operator.passes.children import gather_all
+from grpo_operator.runtime.cluster import Cluster
+from grpo_operator.runtime.complaints import Complaints
+from grpo_operator.runtime.errors import ConflictError
+from grpo_operator.runtime.transport import Object
+from grpo_spec.lenient import mapping, mappings
+from grpo_spec.reasons import Reason
+
+log = logging.getLogger(__name__)
+
+VALID = "Valid"
+"""Type of the condition."""
+
+RETRY_SECONDS = 15.0
+"""Seconds until an object is judged again of which the API server did not take the condition."""
+
+
+async def read_layers(cluster: Cluster, kinds: Sequence[str], namespace: str) -> dict[str, Any]:
+    """Return the layers of a namespace's jobs, read live: a job begins with what was there before it."""
+    found = await gather_all(cluster.get(kind, namespace, names.DEFAULTS_NAME) for kind in kinds)
+    return {kind: layer(raw) for kind, raw in zip(kinds, found, strict=True) if raw is not None}
+
+
+class Judge:
+    """Says of each object whether it is valid: jobs meet a fault only when they begin."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._objects: dict[str, Object] = {}  # by UID
+        self._changed = asyncio.Event()
+        self._complaints = Complaints(log)
+
+    def take_in(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of the watches."""
+        raw = event["object"]
+        if event["type"] == "DELETED":
+            self._objects.pop(raw["metadata"]["uid"], None)
+        else:
+            self._objects[raw["metadata"]["uid"]] = raw
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Judge all objects, and again those that change. Never ends."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            for raw in list(self._objects.values()):
+                try:
+                    await self._judge(raw)
+                except ConflictError:
+                    continue  # the newer one is on its way
+                except Exception as error:  # whatever it is, a later try may do
+                    what = f"{raw['kind']} {raw['metadata']['name']}"
+                    self._complaints.say(what, "the condition Valid of %s was not written: %s", what, error)
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed.set)
+
+    async def _judge(self, raw: Object) -> None:
+        fault, metadata = find_fault(mapping(raw.get("spec"))), raw["metadata"]
+        now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status, reason = ("False", Reason.INVALID_SPEC) if fault else ("True", Reason.VALID)
+        new = {
+            "type": VALID,
+            "status": status,
+            "reason": reason,
+            "message": fault or "jobs that begin from now on have these values",
+            "observedGeneration": metadata["generation"],
+        }
+        old = next(iter(mappings(mapping(raw.get("status")).get("conditions"))), {})
+        if {name: one for name, one in old.items() if name != "lastTransitionTime"} == new:
+            return
+        since = old.get("lastTransitionTime") if old.get("status") == status else None
+        conditions = [new | {"lastTransitionTime": since or now}]
+        await self._cluster.patch_status(raw["kind"], metadata, {"conditions": conditions})
+        if fault and old.get("message") != fault:
+            await self._cluster.emit(raw, kind="Warning", reason=reason, message=fault, now=now)
