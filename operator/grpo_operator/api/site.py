@@ -135,9 +135,11 @@ def find_refusal(spec: Mapping[str, Any], label: str, layers: Layers) -> str | N
         for kind, one in layers.items()
         if mapping(one).get("fault")
     ]
-    checked = {"spec": {**{name: spec.get(name) for name in SECTIONS}, QUEUE: label or None}}
+    checked: dict[str, Mapping[str, Any]] = {
+        "spec": {**{name: spec.get(name) for name in SECTIONS}, QUEUE: label or None}
+    }
     checked |= {root: {"podTemplate": template} for root, template in _group_templates(spec)}
-    for kind in names.DEFAULTS_KINDS:
+    for kind in reversed(names.DEFAULTS_KINDS):
         enforced = _leaves(_block(layers, kind, ENFORCED))
         for root, values in checked.items():
             for path, value in _leaves(values).items():
@@ -145,9 +147,7 @@ def find_refusal(spec: Mapping[str, Any], label: str, layers: Layers) -> str | N
                     said = f"{kind} {names.DEFAULTS_NAME} enforces {_shown(enforced[path])}; set this, or leave it out"
                     wrong.append(f"{_field(path, root)}: {said}")
         # What a namespace sets is below what the cluster does.
-        checked |= {
-            f"{kind} {names.DEFAULTS_NAME}, spec.{block}": _block(layers, kind, block) for block in BLOCKS
-        }
+        checked |= {f"{kind} {names.DEFAULTS_NAME}, spec.{block}": _block(layers, kind, block) for block in BLOCKS}
     return "; ".join(wrong) or None
 
 

@@ -20,6 +20,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_spec import lenient
 from grpo_spec.schema import WITHOUT_RULES
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSpec:
     """A spec as far as it is understood."""

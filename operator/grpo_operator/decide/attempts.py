@@ -79,7 +79,9 @@ def accept(draft: Draft, topology: Topology) -> None:
 def wait_for_first(draft: Draft, topology: Topology, reason: Reason, why: str) -> None:
     """Accept the spec, and say what the first attempt waits for."""
     accept(draft, topology)
-    draft.update(site=dict(draft.job.site) or None, pod_requests=draft.job.requests)  # what a queue admits stays what it is
+    draft.update(
+        site=dict(draft.job.site) or None, pod_requests=draft.job.requests
+    )  # what a queue admits stays what it is
     draft.set(Condition.SCHEDULED, False, reason, why)
     draft.clear(Condition.SUSPENDED, Reason.RESUMED, why)
 

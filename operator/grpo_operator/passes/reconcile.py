@@ -69,7 +69,7 @@ class PassOptions:
     network_policies: bool = True
     allowed: Allowed = field(default_factory=Allowed)
     requests: PodRequests = field(default_factory=PodRequests)
-    site: tuple[str, ...] = names.DEFAULTS_KINDS
+    site: tuple[str, ...] = ()
 
 
 class Reconciler:

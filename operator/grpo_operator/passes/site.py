@@ -10,7 +10,6 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.site import find_fault, layer
-from grpo_operator.passes.children import gather_all
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.errors import ConflictError
@@ -29,7 +28,7 @@ RETRY_SECONDS = 15.0
 
 async def read_layers(cluster: Cluster, kinds: Sequence[str], namespace: str) -> dict[str, Any]:
     """Return the layers of a namespace's jobs, read live: a job begins with what was there before it."""
-    found = await gather_all(cluster.get(kind, namespace, names.DEFAULTS_NAME) for kind in kinds)
+    found = await asyncio.gather(*(cluster.get(kind, namespace, names.DEFAULTS_NAME) for kind in kinds))
     return {kind: layer(raw) for kind, raw in zip(kinds, found, strict=True) if raw is not None}
 
 
