@@ -80,6 +80,31 @@ def test_a_completion_is_text_whatever_it_says(browser: webdriver.Chrome, run: P
         assert browser.title == "run · grpo"
 
 
+def test_an_episode_is_shown_turn_by_turn_and_a_lost_one_by_its_cause(browser: webdriver.Chrome, run: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": SCRIPT},
+        {"role": "assistant", "content": "It is 3."},
+    ]
+    facts = {"turns": 2, "calls": 1, "failed_calls": 1, "call_seconds": 0.5, "retries": 1, "tokens": [9, 4, 5]}
+    row = {"step": 7, "prompt": "Add.", "completion": turns, "reward": 1.0, "advantage": 0.5, "episode": facts}
+    none = row | {"completion": [], "reward": None, "episode": {"lost": "timeout", "failure": "it hangs", "retries": 2}}
+    (run / "completions.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(none)}\n")
+    with open_page(browser, FolderSource(run), "completions"):
+        wait_for("both", lambda: len(browser.find_elements(By.CSS_SELECTOR, ".answer")) == 2)
+        assert texts(browser, ".said .quiet") == [
+            "prompt",
+            "completion · 9 tokens",
+            "tool add · 4 tokens read",
+            "completion · 5 tokens",
+            "prompt",
+        ]
+        assert texts(browser, ".said pre")[1:4] == ['→ add({"a":1})', SCRIPT, "It is 3."]
+        assert "calls, 1 failed" in texts(browser, ".score .quiet")
+        assert text(browser, ".answer p.bad") == "lost (timeout), counts nowhere: it hangs"
+
+
 def test_steps_of_completions_can_be_paged(browser: webdriver.Chrome, run: Path) -> None:
     with open_page(browser, FolderSource(run), "completions"):
         wait_for("the newest step", lambda: "step 8, the newest" in text(browser, "#stepper output"))

@@ -82,6 +82,7 @@ function showPhase(state) {
     if (last) parts.push(`reward ${number(last.reward)}`, `${duration(last.step_time)} a step`);
     if (training?.eta_seconds) parts.push(`${duration(training.eta_seconds)} to go`);
     if (job?.restarts) parts.push(`restarts: ${job.restarts}`);
+    if (job?.bill) parts.push(job.bill);
     $("progress-text").textContent = parts.join(" · ");
   }
   const idle = job ? job.training?.idle_seconds : state.idle;
