@@ -23,6 +23,10 @@ from support.paths import ROOT
 
 pytestmark = pytest.mark.api
 
+LIST = (
+    "may not list GRPOJob, Pod, StatefulSet, Service, NetworkPolicy, ConfigMap, Job, "
+    "GRPOClusterDefaults, GRPODefaults; apply the chart's"
+)
 NAME = "grpojobs.training.grpo.dev"
 
 # The API server keeps which kinds it knows, for up to half a minute, from the first object on that names its owner.
@@ -121,7 +125,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
     ("order", "says"),
     [
         ("RSOCJ", [f"the cluster has no CRD {NAME}: kubectl apply --server-side -f crds/"]),
-        ("OCJR", ["may not list GRPOJob, Pod, StatefulSet, Service, NetworkPolicy, ConfigMap, Job; apply the chart's"]),
+        ("OCJR", [LIST]),
         ("CJRO", []),
     ],
 )

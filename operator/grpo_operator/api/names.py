@@ -96,7 +96,13 @@ NAME_FORM = "metadata.name must start with a letter and contain only a-z, 0-9 an
 
 def api_version(kind: str, paths: Mapping[str, str] = PATHS) -> str:
     """Return the apiVersion of a kind: "apps/v1"."""
-    return paths[kind].removeprefix("/apis/").removeprefix("/api/").partition("/namespaces/")[0]
+    path = paths[kind].removeprefix("/apis/").removeprefix("/api/")
+    return (path.partition("/namespaces/") if "/namespaces/" in path else path.rpartition("/"))[0]
+
+
+def plural(kind: str) -> str:
+    """Return the name of a kind in paths: "statefulsets"."""
+    return PATHS[kind].rpartition("/")[2]
 
 
 class Role(StrEnum):

@@ -1,6 +1,7 @@
 """The CRDs of what a site sets: GRPOClusterDefaults and GRPODefaults (site.py). Pure.
 
-Their sections have the types of a GRPOJob's and none of its rules, which are checked on jobs that have all values.
+Their sections have the types of a GRPOJob's, but none of its rules between fields: those are checked on jobs, which
+have all values.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def site_crds() -> list[Schema]:
 
 def _crd(kind: str) -> Schema:
     scope, about = _SCOPES[kind]
-    plural = names.PATHS[kind].rpartition("/")[2]
+    plural = names.plural(kind)
     schema = {
         "type": "object",
         "description": f"{about} {_FROM_NOW_ON}",
@@ -104,6 +105,8 @@ def _block(block: str) -> Schema:
 
 
 def _without(node: Any, removed: set[str]) -> Any:
+    """Remove these keys, but not the rules of items: such a rule is about one item, and holds wherever that is."""
     if isinstance(node, dict):
-        return {key: _without(value, removed) for key, value in node.items() if key not in removed}
+        inner = {key: removed - {RULES} if key == "items" else removed for key in node}
+        return {key: _without(value, inner[key]) for key, value in node.items() if key not in removed}
     return [_without(item, removed) for item in node] if isinstance(node, list) else node

@@ -41,7 +41,8 @@ from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.pass_log import log_conflict, log_pass, log_quiet
 from grpo_operator.passes.preflight import find_obstacle
 from grpo_operator.passes.quiet import QuietJobs
-from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
+from grpo_operator.passes.read_job import read_job
+from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.site import find_fault, layer
+from grpo_operator.api.site import REQUIRED, Layers, find_fault, layer
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.errors import ConflictError
@@ -22,14 +24,34 @@ log = logging.getLogger(__name__)
 VALID = "Valid"
 """Type of the condition."""
 
+CRD_SECONDS = 2.0
+"""Seconds in which the API server serves these kinds, if it got their CRDs with that of jobs."""
+
 RETRY_SECONDS = 15.0
 """Seconds until an object is judged again of which the API server did not take the condition."""
 
 
-async def read_layers(cluster: Cluster, kinds: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Return the layers of a namespace's jobs, read live: a job begins with what was there before it."""
+async def read_layers(cluster: Cluster, kinds: Sequence[str], namespace: str) -> Layers:
+    """Return the layers of a namespace's jobs, read live: a job begins with what was there before it. A kind without a
+    CRD has no objects.
+    """
     found = await asyncio.gather(*(cluster.get(kind, namespace, names.DEFAULTS_NAME) for kind in kinds))
     return {kind: layer(raw) for kind, raw in zip(kinds, found, strict=True) if raw is not None}
+
+
+async def say_what_is_absent(cluster: Cluster, kinds: Sequence[str]) -> None:
+    """Say which of these kinds have no CRD. Jobs have the values of their objects as soon as there is one."""
+    if await _absent(cluster, kinds):
+        await asyncio.sleep(CRD_SECONDS)
+    if absent := await _absent(cluster, kinds):
+        crds = (
+            "kubectl apply --server-side -f crds/; an operator that starts after that says of each whether it is valid"
+        )
+        log.warning("the cluster has no CRD of %s, by which a site sets defaults: %s", " and ".join(absent), crds)
+
+
+async def _absent(cluster: Cluster, kinds: Sequence[str]) -> list[str]:
+    return [kind for kind in kinds if not await cluster.serves(kind)]
 
 
 class Judge:
@@ -69,11 +91,15 @@ class Judge:
         fault, metadata = find_fault(mapping(raw.get("spec"))), raw["metadata"]
         now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status, reason = ("False", Reason.INVALID_SPEC) if fault else ("True", Reason.VALID)
+        message = fault or "jobs that begin from now on have these values"
+        # Not a fault: where these values break a rule, a job may set the one that is missing.
+        if not fault and (refused := read_spec(REQUIRED, GRPOJobStatus(), {raw["kind"]: layer(raw)}).refused):
+            message = f"jobs that set no more than they must are refused: {refused}"
         new = {
             "type": VALID,
             "status": status,
             "reason": reason,
-            "message": fault or "jobs that begin from now on have these values",
+            "message": message,
             "observedGeneration": metadata["generation"],
         }
         old = next(iter(mappings(mapping(raw.get("status")).get("conditions"))), {})

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from grpo_operator.api import names
 from grpo_operator.api.pod_requests import PodRequests
-from grpo_operator.api.site import Layers, queue_of
+from grpo_operator.api.site import Layers
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.api.stored_spec import StoredSpec, read_spec
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import controller_of, owner_of
@@ -25,17 +25,17 @@ from grpo_operator.decide.observe import (
     read_pods,
 )
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
+from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_operator.passes.absent import AbsentPods
 from grpo_operator.passes.children import error_note
 from grpo_operator.passes.jobs import Jobs, Understood
 from grpo_operator.passes.kueue import read_granted
+from grpo_operator.passes.read_job import queue_label, read_job
 from grpo_operator.passes.site import read_layers
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
-from grpo_spec.lenient import mapping, text
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
@@ -225,42 +225,3 @@ def is_ours(raw: Object) -> bool:
     """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
     manager = raw["spec"].get("managedBy") or names.CONTROLLER
     return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
-
-
-def queue_label(raw: Object) -> str:
-    """Return the queue that the job names, or ""."""
-    return text(mapping(raw["metadata"].get("labels")).get(names.LABEL_QUEUE))
-
-
-def read_job(
-    key: Key,
-    raw: Object,
-    status: GRPOJobStatus,
-    stored: StoredSpec | None = None,
-    requests: PodRequests | None = None,
-    layers: Layers | None = None,
-) -> Job:
-    """Return a job as the operator understands it.
-
-    `stored` is its spec if that was read before with these `layers`, `requests` what its pods request unless it has
-    begun with others.
-    """
-    layers = (status.site or {}) if layers is None else layers
-    stored = stored or read_spec(raw["spec"], status, layers, queue_label(raw))
-    labels = mapping(raw["metadata"].get("labels"))
-    queue = queue_of(queue_label(raw), layers)
-    return Job(
-        namespace=key.namespace,
-        name=key.name,
-        uid=key.uid,
-        generation=raw["metadata"]["generation"],
-        spec=stored.spec,
-        fault=stored.fault,
-        site=layers,
-        refused=stored.refused,
-        ignored=stored.ignored,
-        micro_batch_halvings=status.micro_batch_halvings,
-        queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
-        admission=status.admission,
-        requests=status.pod_requests or (requests if status.attempt is None else None),
-    )

@@ -19,5 +19,5 @@ def test_both_have_each_section_typed_and_without_defaults_or_rules() -> None:
             assert all("type" in section for section in block["properties"].values())
         text = json.dumps(blocks, separators=(",", ":"))
         assert '"default":' not in text
-        assert "x-kubernetes-validations" not in text
+        assert text.count("x-kubernetes-validations") == len(BLOCKS)  # of an item: which names env may not have
         assert len(text) < 20_000
