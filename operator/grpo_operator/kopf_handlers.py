@@ -135,7 +135,6 @@ class _Handlers:
                 self._leadership = Leadership(api, *options.lease, options.identity, _end_at_once)
             before_write = self._leadership.check if self._leadership else None
             self._cluster = Cluster(Transport(api, self._instruments, before_write))
-            self._judge = Judge(self._cluster, lambda: datetime.now(UTC))
             await self._serve()
         # kopf discovers resources once: without the CRD it would watch nothing, forever. Without rights it would end.
         while missing := await find_missing(self._cluster, options.namespaces):
@@ -155,6 +154,7 @@ class _Handlers:
             self._instruments,
             options.passes(absent),
         )
+        self._judge = Judge(self._cluster, lambda: datetime.now(UTC), self._program.site_changed)
         self._program.start()
         self._spawn("standstill", show_standstill())
         self._spawn("compare the CRD", self._compare_crd())

@@ -55,22 +55,27 @@ async def _absent(cluster: Cluster, kinds: Sequence[str]) -> list[str]:
 
 
 class Judge:
-    """Says of each object whether it is valid: jobs meet a fault only when they begin."""
+    """Says of each object whether it is valid: jobs meet a fault only when they begin.
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
-        self._cluster, self._clock = cluster, clock
+    `changed` is called with the namespace of an object, "" for one of the cluster, when what it sets changes.
+    """
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], changed: Callable[[str], None]) -> None:
+        self._cluster, self._clock, self._tell = cluster, clock, changed
         self._objects: dict[str, Object] = {}  # by UID
         self._changed = asyncio.Event()
         self._complaints = Complaints(log)
 
     def take_in(self, event: Mapping[str, Any]) -> None:
         """Take in an event of the watches."""
-        raw = event["object"]
-        if event["type"] == "DELETED":
-            self._objects.pop(raw["metadata"]["uid"], None)
-        else:
-            self._objects[raw["metadata"]["uid"]] = raw
+        raw, metadata = event["object"], event["object"]["metadata"]
+        old = self._objects.pop(metadata["uid"], None)
+        if event["type"] != "DELETED":
+            self._objects[metadata["uid"]] = raw
             self._changed.set()
+            if old is not None and old["metadata"]["generation"] == metadata["generation"]:
+                return  # its status
+        self._tell(metadata.get("namespace", ""))
 
     async def run(self) -> None:
         """Judge all objects, and again those that change. Never ends."""
