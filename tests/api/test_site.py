@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
+from grpo_cli.main import main as grpo
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api.names import API_VERSION, DEFAULTS_KINDS, DEFAULTS_NAME
 from support.control_plane.operators import Jobs, make_job, outcome
@@ -72,6 +76,32 @@ def test_a_job_has_what_its_site_sets_and_keeps_it_in_later_attempts(site: Jobs)
         CLUSTER: "far",
         NAMESPACE: "near",
     }
+
+
+def test_render_and_status_say_where_values_are_from(site: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(grpo, [*args, "--kubeconfig", str(kubeconfig), "--namespace", site.namespace])
+
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(make_job("shown", commonLabels={"zone": "mine"})))
+    rendered = run("render", str(manifest), "--cluster")
+    for one in (
+        f"# what the site sets for jobs of {site.namespace}",
+        f"#   spec.commonLabels.site: near  ({NAMESPACE} default)",
+        f"#   spec.commonAnnotations.cost: team  ({CLUSTER} default, enforced)",
+    ):
+        assert one in rendered.output
+    assert "commonLabels.zone" not in rendered.output
+    children = [one for one in yaml.safe_load_all(rendered.output) if one["kind"] == "StatefulSet"]
+    assert all(one["metadata"]["labels"].items() >= {"site": "near", "zone": "mine"}.items() for one in children)
+    manifest.write_text(json.dumps(make_job("shown", commonAnnotations={"cost": "mine"})))
+    refused = run("render", str(manifest), "--cluster")
+    assert (refused.exit_code, "enforces team" in refused.stderr) == (2, True)
+
+    site.run("shown", commonLabels={"zone": "mine"})
+    said = run("status", "shown").output
+    cluster = "commonAnnotations.cost, podTemplate.tolerations from GRPOClusterDefaults"
+    assert f"{cluster}; commonLabels.site from GRPODefaults" in " ".join(said.split())
 
 
 def test_a_job_that_sets_otherwise_what_is_enforced_waits_and_says_why(site: Jobs) -> None:

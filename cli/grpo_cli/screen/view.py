@@ -11,6 +11,7 @@ from grpo_cli.screen import words
 from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest
+from grpo_cli.screen.origins import describe_site
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
@@ -50,6 +51,7 @@ class JobView:
     doing: str  # phase of rank 0
     training: Training | None
     bill: str  # how long it has held GPUs, and what for
+    site: str  # what its site has set
     warning: str  # what is wrong with the last steps, and what to look at
     failure: Failure | None
     failure_seconds: float
@@ -103,6 +105,7 @@ def make_view(
         warning=_warning(status),
         training=read_training(job, status, report, is_running=phase == "Running"),
         bill=describe_usage(status.usage),
+        site=describe_site(job),
         failure=failure,
         failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
         events=newest(events, metadata["name"], now),
