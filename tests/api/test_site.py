@@ -118,6 +118,7 @@ def test_a_job_that_sets_otherwise_what_is_enforced_waits_and_says_why(site: Job
 def test_a_wrong_object_is_refused_or_says_what_becomes_of_jobs(site: Jobs) -> None:
     for wrong, said in (
         ({"defaults": {"training": {"maxSteps": 3}}}, 'unknown field "spec.defaults.training"'),
+        ({"defaults": {"gpuHourPrice": "much"}}, "spec.defaults.gpuHourPrice in body should match"),
         ({"enforced": {"device": {"type": "tpu"}}}, "spec.enforced.device.type: Unsupported value"),
         ({"defaults": {"podTemplate": {"env": [{"name": "RANK"}]}}}, "the launcher set this variable"),
     ):

@@ -9,7 +9,7 @@ from kubernetes.client.exceptions import ApiException
 
 from grpo_cli.cluster.kube import Kube
 from grpo_operator.api import names
-from grpo_operator.api.site import layer
+from grpo_operator.api.site_objects import layer
 
 
 def read_site(kube: Kube) -> tuple[dict[str, Any], list[str]]:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from grpo_operator.api import names
-from grpo_operator.api.faults import explain
 from grpo_operator.api.pod_template import MERGE_KEYS, PodTemplate
-from grpo_operator.api.spec import GRPOJobSpec
 from grpo_spec.lenient import mapping, mappings
-from grpo_spec.schema import WITHOUT_RULES
 
 QUEUE = "queue"
 """Stands for the job's label: no section of a spec says in which queue the job waits."""
+PRICE = "gpuHourPrice"
+"""What a GPU costs for an hour, no part of a spec either: an amount and a currency."""
+PRICE_FORM = r"^\d{1,9}(\.\d{1,4})? \S{1,8}$"
 
 SECTIONS = (
     *("image", "imagePullPolicy", "device", "network", "scheduling", "cache"),
@@ -58,39 +57,6 @@ class Origin:
     enforced: bool
 
 
-def layer(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the layer that an object is. `fault` says what is wrong with it: no job may begin with it."""
-    spec = mapping(raw.get("spec"))
-    fault = find_fault(spec)
-    given = {block: spec[block] for block in BLOCKS if spec.get(block)}
-    return {"generation": raw["metadata"].get("generation", 0), **given, **({"fault": fault} if fault else {})}
-
-
-def find_fault(spec: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the spec of a GRPOClusterDefaults or GRPODefaults, by field, or None.
-
-    Rules between fields are left out: they hold, or not, for a job with all its values.
-    """
-    wrong = [f"spec.{name}: unknown field; there are {' and '.join(BLOCKS)}" for name in spec if name not in BLOCKS]
-    wrong += [fault for block in BLOCKS for fault in _faults_of(spec.get(block, {}), f"spec.{block}")]
-    return "; ".join(wrong) or None
-
-
-def _faults_of(block: object, root: str) -> Iterator[str]:
-    if not isinstance(block, Mapping):
-        yield f"{root}: must be a part of a GRPOJob's spec"
-        return
-    can = (QUEUE, *SECTIONS)
-    yield from (f"{root}.{name}: cannot be set here; what can: {', '.join(can)}" for name in block if name not in can)
-    if not isinstance(queue := block.get(QUEUE, "none"), str) or not queue:
-        yield f"{root}.{QUEUE}: must be the name of a LocalQueue"
-    parts = {name: block[name] for name in SECTIONS if name in block}
-    try:
-        GRPOJobSpec.model_validate({**REQUIRED, **parts}, context=WITHOUT_RULES, by_alias=True, by_name=False)
-    except ValidationError as error:
-        yield explain(error, GRPOJobSpec, root)
-
-
 def merged(spec: Mapping[str, Any], layers: Layers) -> dict[str, Any]:
     """Return a job's spec with the values of its layers: its own win over defaults, enforced ones over all.
 
@@ -123,6 +89,15 @@ def queue_of(label: str, layers: Layers) -> str:
     """Return the queue of a job that names this one, or none ("")."""
     enforced, given = (_of_all(layers, block).get((QUEUE,), "") for block in (ENFORCED, DEFAULTS))
     return str(enforced or label or given)
+
+
+def price_of(layers: Layers) -> tuple[float, str] | None:
+    """Return what a GPU hour of a job costs, and the currency; None if its site does not say."""
+    given = (_of_all(layers, DEFAULTS) | _of_all(layers, ENFORCED)).get((PRICE,))
+    if given is None or not re.fullmatch(PRICE_FORM, str(given)):
+        return None
+    amount, _, currency = str(given).partition(" ")
+    return float(amount), currency
 
 
 def find_refusal(spec: Mapping[str, Any], label: str, layers: Layers) -> str | None:
@@ -165,7 +140,7 @@ def origins(spec: Mapping[str, Any], label: str, layers: Layers) -> list[Origin]
             for path, value in _leaves(_block(layers, kind, block)).items():
                 if block == ENFORCED or path not in own:
                     found[path] = Origin(_field(path, "spec"), value, kind, block == ENFORCED)
-    order = (QUEUE, *SECTIONS)
+    order = (QUEUE, PRICE, *SECTIONS)
     return [found[path] for path in sorted(found, key=lambda path: order.index(path[0]))]
 
 
@@ -233,6 +208,8 @@ def _field(path: tuple[str, ...], root: str) -> str:
     """Return a path as people write it; `root` is the object's, or the job's, part that it is below."""
     if path == (QUEUE,) and root == "spec":
         return f"metadata.labels[{names.LABEL_QUEUE}]"
+    if path == (PRICE,) and root == "spec":
+        return "price of a GPU hour"
     if _is_item(path) and path[1] not in MERGE_KEYS:
         path = path[:2]
     return root + "".join(f".{name}" if name.isalnum() else f"[{name}]" for name in path)

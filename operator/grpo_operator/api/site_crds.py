@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.root_rules import RULES
-from grpo_operator.api.site import DEFAULTS, ENFORCED, QUEUE, SECTIONS
+from grpo_operator.api.site import DEFAULTS, ENFORCED, PRICE, PRICE_FORM, QUEUE, SECTIONS
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.structural import Schema, remove_defaults, structural
 
@@ -100,7 +100,12 @@ def _block(block: str) -> Schema:
     }
     # One of the blocks describes the fields, for the other they would be the same words.
     removed = {RULES} if block == DEFAULTS else {RULES, "description"}
-    parts = {QUEUE: queue} | {name: _without(of_jobs[name], removed) for name in SECTIONS}
+    price = {
+        "type": "string",
+        "pattern": PRICE_FORM,
+        "description": "What a GPU costs for an hour, as in 2.50 EUR: `grpo status` says what jobs cost.",
+    }
+    parts = {QUEUE: queue, PRICE: price} | {name: _without(of_jobs[name], removed) for name in SECTIONS}
     return {"type": "object", "description": _BLOCKS[block], "properties": parts}
 
 

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.site import REQUIRED, Layers, find_fault, layer
+from grpo_operator.api.site import REQUIRED, Layers
+from grpo_operator.api.site_objects import find_fault, layer
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.runtime.cluster import Cluster

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Metric
 from grpo_operator.api.crd import crd
 from grpo_operator.api.infrastructure import NetworkSpec
 from grpo_operator.api.names import DEFAULTS_KINDS
-from grpo_operator.api.site import layer
+from grpo_operator.api.site_objects import layer
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec

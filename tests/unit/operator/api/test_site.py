@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_operator.api.names import DEFAULTS_KINDS
-from grpo_operator.api.site import REQUIRED, find_fault, find_refusal, layer, merged, origins, queue_of
+from grpo_operator.api.site import REQUIRED, find_refusal, merged, origins, price_of, queue_of
+from grpo_operator.api.site_objects import find_fault, layer
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
 
@@ -127,3 +128,14 @@ def test_a_job_keeps_the_layers_that_it_began_with() -> None:
     begun = GRPOJobStatus(attempt=0, site={CLUSTER: {"generation": 1, "defaults": {"image": "then"}}})
     assert read_spec(_job(), begun).spec.image == "then"
     assert read_spec(_job(image="mine"), begun).spec.image == "mine"
+
+
+def test_a_price_is_the_sites_and_is_shown_as_such() -> None:
+    layers: dict[str, Any] = {CLUSTER: {"defaults": {"gpuHourPrice": "2.50 EUR"}}}
+    assert price_of(layers) == (2.5, "EUR")
+    assert [(one.field, one.value) for one in origins(_job(), "", layers)] == [("price of a GPU hour", "2.50 EUR")]
+    assert merged(_job(), layers) == _job()
+    assert price_of({NAMESPACE: {"defaults": {"gpuHourPrice": "3 USD"}}} | layers) == (3.0, "USD")
+    assert price_of({}) is None
+    fault = find_fault({"defaults": {"gpuHourPrice": "much"}})
+    assert fault == "spec.defaults.gpuHourPrice: must be an amount and a currency, such as 2.50 EUR"

@@ -3,7 +3,7 @@
 import json
 
 from grpo_operator.api.names import DEFAULTS_KINDS
-from grpo_operator.api.site import BLOCKS, QUEUE, SECTIONS
+from grpo_operator.api.site import BLOCKS, PRICE, QUEUE, SECTIONS
 from grpo_operator.api.site_crds import site_crds
 
 
@@ -15,7 +15,7 @@ def test_both_have_each_section_typed_and_without_defaults_or_rules() -> None:
         blocks = one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         assert tuple(blocks) == BLOCKS
         for block in blocks.values():
-            assert tuple(block["properties"]) == (QUEUE, *SECTIONS)
+            assert tuple(block["properties"]) == (QUEUE, PRICE, *SECTIONS)
             assert all("type" in section for section in block["properties"].values())
         text = json.dumps(blocks, separators=(",", ":"))
         assert '"default":' not in text
