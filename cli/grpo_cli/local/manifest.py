@@ -9,9 +9,13 @@ from typing import Any
 import click
 import yaml
 
+from grpo_cli.screen.origins import queue_label
 from grpo_operator.api import names
 from grpo_operator.api.pod_requests import PodRequests
+from grpo_operator.api.site import Layers
 from grpo_operator.api.spec import GRPOJobSpec, parse_spec
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.layout.topology import Job
 
 
@@ -26,9 +30,16 @@ def load_manifest(path: Path) -> dict[str, Any]:
     return _load(path)[0]
 
 
-def load_job(path: Path, namespace: str) -> Job:
-    """Return the GRPOJob of a manifest file as the operator would read it from a cluster. Raises InvalidManifest."""
+def load_job(path: Path, namespace: str, layers: Layers | None = None) -> Job:
+    """Return the GRPOJob of a manifest file as the operator would read it from a cluster, where the site sets `layers`.
+    Raises InvalidManifest.
+    """
     manifest, spec = _load(path)
+    if layers:
+        stored = read_spec(manifest["spec"], GRPOJobStatus(), layers, queue_label(manifest))
+        if stored.refused is not None:
+            raise InvalidManifest(f"{path}: {stored.refused}")
+        spec = stored.spec
     metadata = manifest["metadata"]
     return Job(
         namespace=metadata.get("namespace", namespace),
