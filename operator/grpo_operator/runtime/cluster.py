@@ -11,7 +11,15 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.runtime.complaints import Complaints
-from grpo_operator.runtime.errors import ConflictError, Expected, ForbiddenError, expected, reason_of, refusal
+from grpo_operator.runtime.errors import (
+    ConflictError,
+    Expected,
+    ForbiddenError,
+    LeftoverError,
+    expected,
+    reason_of,
+    refusal,
+)
 from grpo_operator.runtime.ownership import check_owner, noted_as_applied
 from grpo_operator.runtime.transport import Object, Transport
 from grpo_spec.lenient import clip
@@ -152,12 +160,23 @@ class Cluster:
     async def check_owner(self, manifest: Object) -> Object | None:
         """Return the object of the manifest's name if it exists. Raises ForeignError if it has another controller or
         none.
+
+        What an earlier job of the name left, and no pass has seen since others took its labels away, is deleted;
+        LeftoverError says so.
         """
-        metadata = manifest["metadata"]
-        live = await self.find(manifest["kind"], metadata["namespace"], metadata["name"])
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        live = await self.find(kind, namespace, name)
         if live is None:
             return None
-        check_owner(manifest, live)
+        try:
+            check_owner(manifest, live)
+        except LeftoverError as error:
+            (owner,) = metadata["ownerReferences"]
+            job = await self.get(names.KIND, namespace, owner["name"])
+            if error.uid and job is not None and job["metadata"]["uid"] == owner["uid"]:  # else it may be a later job's
+                await self.delete(kind, namespace, name, error.uid)
+            raise
         return live | {"apiVersion": manifest["apiVersion"]}
 
     async def _create(self, verb: str, manifest: Object, **query: str) -> tuple[Object, bool]:
