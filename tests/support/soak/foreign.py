@@ -122,7 +122,7 @@ class Foreign:
         }
         kind = self._random.choice(KINDS)
         labels = {} if kind == "Pod" or self._random.random() < 0.5 else self._labels(name, [])
-        # Of a StatefulSet that is replaced while watches expire, garbage collection may keep the pods, in the way for ever.
+        # Of a StatefulSet that is replaced while watches expire, garbage collection may keep the pods.
         made = self._make(kind, self._random.choice(taken[kind]), labels, replicas=0)  # None if the job has it already
         if made is not None:
             self._until[made] = time.monotonic() + self._random.uniform(1, PATIENT_SECONDS)
