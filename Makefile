@@ -7,7 +7,7 @@ MANIFEST ?= examples/quickstart.yaml
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-oldest soak bench-scale setup lint types format crds binaries images up down status lock sbom clean
+.PHONY: help demo test test-long test-oldest soak bench-scale setup lint types format crds binaries images up down status lock sbom release-check dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,12 @@ lock: setup ## Resolve pyproject.toml into requirements/*.txt (LOCK_FLAGS=--upgr
 
 sbom: setup ## Write the images' bills of materials (CycloneDX) to dist/
 	@$(RUN) scripts/sbom.sh
+
+release-check: ## Compare all places that name the release with VERSION
+	@scripts/release.sh check $(VERSION)
+
+dist: setup ## Build what a release publishes beside images into dist/; helm must be installed
+	@$(RUN) scripts/release.sh dist
 
 clean: ## Remove what tests, linters and the demo left in this folder
 	rm -rf demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
