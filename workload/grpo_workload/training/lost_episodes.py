@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_workload.algorithm.samples import Completion
-from grpo_workload.environments.base import HISTORY
 from grpo_workload.ranks.collectives import gather
 
 

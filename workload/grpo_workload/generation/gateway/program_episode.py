@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from grpo_workload.environments.base import HISTORY as LOST_HISTORY
 from grpo_workload.environments.base import EnvironmentLostError, Program
 from grpo_workload.environments.requests import Endpoint
 from grpo_workload.generation.episode_draft import Ask, Turn
 from grpo_workload.generation.gateway.conversation import Answer, Conversation
-from grpo_workload.generation.gateway.refusal import EPISODE_TIMEOUT, HISTORY, OVER, RefusalError
+from grpo_workload.generation.gateway.refusal import EPISODE_TIMEOUT, OVER, RefusalError
 from grpo_workload.generation.gateway.request import ChatRequest
 
 _LOOK_SECONDS = 1.0
@@ -36,7 +36,8 @@ class ProgramEpisode:
         """
         self._conversation, self._sample, self._seconds = conversation, sample, seconds
         self._seed, self._number = seed, number
-        self._last: tuple[bytes, asyncio.Task[Answer]] | None = None  # the last request that was taken, as it was sent
+        self._turns: dict[bytes, asyncio.Task[Answer]] = {}  # of requests that were taken, by what was sent
+        self._turn_lock = asyncio.Lock()
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._began = time.monotonic()  # the program's present turn
         self._spent = 0.0  # by the program in its turns before
@@ -50,7 +51,7 @@ class ProgramEpisode:
         return self._spent + (0.0 if self._is_asked else time.monotonic() - self._began)
 
     async def answer(self, request: ChatRequest, sent: bytes, *, is_repeated: bool) -> Answer:
-        """Return the model's turn.
+        """Return the model's turn, after those of requests that came before.
 
         Args:
             request: the request.
@@ -60,18 +61,11 @@ class ProgramEpisode:
         Raises:
             RefusalError: it gets none; see `Conversation.ask`.
         """
-        if is_repeated and self._last is not None and self._last[0] == sent:
-            return await asyncio.shield(self._last[1])
+        key = hashlib.sha256(sent).digest()
+        if not (is_repeated and key in self._turns):
+            self._turns[key] = asyncio.ensure_future(self._turn(request))
         try:
-            if self._is_asked:
-                text = "another request of this episode is being answered; an episode is one conversation"
-                raise RefusalError(text, code=HISTORY)
-            if self.spent_seconds >= self._seconds:
-                text = f"the episode is over: its program has taken {self._seconds:g} s (episodes.timeoutSeconds)"
-                raise RefusalError(text, code=EPISODE_TIMEOUT)
-            turn = asyncio.ensure_future(self._turn(self._conversation.ask(request, self._seed, self._number)))
-            self._last = sent, turn
-            return await asyncio.shield(turn)
+            return await asyncio.shield(self._turns[key])
         except RefusalError as error:
             self._refused(error)
             raise
@@ -104,7 +98,7 @@ class ProgramEpisode:
                 raise self._failure.result()
             return self._reward(running)
         finally:
-            turns = [self._last[1]] if self._last else []
+            turns = self._turns.values()
             for task in (running, *turns):
                 task.cancel()
             await asyncio.gather(running, *turns, return_exceptions=True)
@@ -112,13 +106,19 @@ class ProgramEpisode:
     @property
     def _is_asked(self) -> bool:
         """Whether the model is asked now."""
-        return self._last is not None and not self._last[1].done()
+        return self._turn_lock.locked()
 
-    async def _turn(self, ask: Ask) -> Answer:
-        self._spent += time.monotonic() - self._began
-        answer = self._conversation.add(await self._sample(ask))
-        self._began = time.monotonic()
-        return answer
+    async def _turn(self, request: ChatRequest) -> Answer:
+        async with self._turn_lock:  # one after the other, so that each has seeds of its own
+            if self.spent_seconds >= self._seconds:
+                text = f"the episode is over: its program has taken {self._seconds:g} s (episodes.timeoutSeconds)"
+                raise RefusalError(text, code=EPISODE_TIMEOUT)
+            ask = self._conversation.ask(request, self._seed, self._number)
+            self._spent += time.monotonic() - self._began
+            try:
+                return self._conversation.add(await self._sample(ask))
+            finally:
+                self._began = time.monotonic()
 
     def _reward(self, running: asyncio.Future[float | None]) -> float | None:
         try:
@@ -136,8 +136,6 @@ class ProgramEpisode:
     def _refused(self, error: RefusalError) -> None:
         self._refusal = error
         self.is_over = self.is_over or error.code in OVER
-        if error.code == HISTORY:
-            self._fail(EnvironmentLostError(LOST_HISTORY, str(error)))
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-HISTORY = "history"
 CONTEXT_LENGTH = "context_length_exceeded"
 EPISODE_TIMEOUT = "episode_timeout"
 OVER = (CONTEXT_LENGTH, EPISODE_TIMEOUT)
