@@ -121,6 +121,7 @@ class EpisodeDraft:
         *,
         retries: int,
         forks: Sequence[EpisodeDraft] = (),
+        wait_seconds: float = 0.0,
     ) -> Completion:
         """Return the completion. `forks`: drafts of the same episode, which this one does not go on from."""
         drafts = (self, *forks)
@@ -143,6 +144,7 @@ class EpisodeDraft:
                 num_calls=sum(one.num_calls for one in drafts),
                 num_failed_calls=self.num_failed_calls,
                 call_seconds=self.call_seconds,
+                wait_seconds=wait_seconds,
                 retries=retries,
                 reward=reward,
                 state=state,
