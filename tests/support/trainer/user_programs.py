@@ -86,10 +86,12 @@ def impatient(row, *, base_url, api_key, model):
 
 
 def editing(row, *, base_url, api_key, model):
-    """Go on with another history than there was, and hide what the gateway says."""
+    """Go on with another history than there was."""
     client = client_of(base_url, api_key)
     messages = [{"role": "user", "content": "Hello."}]
     answer = client.chat.completions.create(model=model, messages=messages).choices[0].message
+    if row["edit"] == "back":
+        client.chat.completions.create(model=model, messages=[*messages, answer, {"role": "user", "content": "And?"}])
     edited = {
         "answer": [*messages, {"role": "assistant", "content": f"{answer.content}!"}, messages[0]],
         "question": [{"role": "user", "content": "Hi."}, answer, messages[0]],
@@ -97,15 +99,24 @@ def editing(row, *, base_url, api_key, model):
         "again": messages,
         "inserted": [*messages, answer, messages[0], {"role": "assistant", "content": "No."}, messages[0]],
         "tools": [*messages, answer, messages[0]],
+        "back": [*messages, answer, messages[0]],
     }[row["edit"]]
-    try:
-        client.chat.completions.create(
-            model=model, messages=edited, **({"tools": TOOLS} if row["edit"] == "tools" else {})
-        )
-    except openai.BadRequestError as error:
-        if error.code == "history":
-            time.sleep(30)
+    client.chat.completions.create(model=model, messages=edited, **({"tools": TOOLS} if row["edit"] == "tools" else {}))
     return 1
+
+
+def compacting(row, *, base_url, api_key, model):
+    """Talk until there is no room, and then go on with a summary, once."""
+    client, messages = client_of(base_url, api_key), []
+    while True:
+        messages.append({"role": "user", "content": "And?"})
+        try:
+            messages.append(client.chat.completions.create(model=model, messages=messages).choices[0].message)
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded"
+            summary = [{"role": "user", "content": "It said hello."}]
+            client.chat.completions.create(model=model, messages=summary)
+            return 1
 
 
 async def parallel(row, *, base_url, api_key, model):

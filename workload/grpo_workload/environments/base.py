@@ -21,8 +21,8 @@ class EnvironmentLostError(Exception):
 
 
 CAUSES = ("timeout", "process", "connection", "reset", "get_reward", "program")
-"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised, a
-program raised or did not ask the model, or what it asked did not continue what it had asked before."""
+"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised, or
+a program raised or did not ask the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from grpo_workload.algorithm.samples import Completion, Message
 from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.chat_template import REFUSALS
 from grpo_workload.generation.episode_draft import Ask, EpisodeDraft, FinishReason, Turn
-from grpo_workload.generation.gateway.refusal import CONTEXT_LENGTH, RefusalError
+from grpo_workload.generation.gateway.refusal import RefusalError, no_prefill, template, too_long
 from grpo_workload.generation.gateway.request import ChatRequest, call, continues
 
 
@@ -102,16 +102,16 @@ class Conversation:
             ConfigError: the model cannot use tools.
         """
         if request.messages[-1]["role"] == "assistant":
-            raise _no_prefill(len(request.messages) - 1)
+            raise no_prefill(len(request.messages) - 1)
         asked = self._continued(request) or self._begun(request)
         draft, token_ids = asked.sequence.draft, asked.context[0]
         drafts = [one.draft for one in self._sequences if one is not asked.sequence]
         used = len(draft.token_ids) + len(token_ids)
         if draft.room - used < 1:
-            raise _too_long(f"the conversation would have {used} tokens behind its first request, and", draft.room)
+            raise too_long(f"the conversation would have {used} tokens behind its first request, and", draft.room)
         sampled = sum(one.num_own for one in (draft, *drafts))
         if self._room - sampled < 1:
-            raise _too_long(f"the model has written {sampled} tokens in this episode, and", self._room)
+            raise too_long(f"the model has written {sampled} tokens in this episode, and", self._room)
         self._asked = asked
         most = min(draft.room - used, self._room - sampled)
         return Ask(
@@ -180,16 +180,14 @@ class Conversation:
         try:
             prompt_ids = self._words.begin(request.messages, request.tools)
         except REFUSALS as error:
-            raise _template(error) from error
+            raise template(error) from error
         room, count = self._room, len(prompt_ids)
         if (most := self._max_prompt_tokens) is not None and count > most:
             room -= count - most  # a later request, of a long history, may take of its completion's room
             if not self._sequences or room < 1:
-                raise _too_long(f"the request has {count} tokens, and beside its completion", most)
+                raise too_long(f"the request has {count} tokens, and beside its completion", most)
         draft = EpisodeDraft(room=room, prompt_ids=tuple(prompt_ids), asked=tuple(request.messages))
-        return _Asked(
-            request=request, sequence=_Sequence(draft=draft, tools=request.tools), context=([], [])
-        )
+        return _Asked(request=request, sequence=_Sequence(draft=draft, tools=request.tools), context=([], []))
 
     def _continued(self, request: ChatRequest) -> _Asked | None:
         """Go on from the turn behind which most of the request's messages came; None if it goes on from none."""
@@ -217,7 +215,7 @@ class Conversation:
                 sequence.draft.token_ids[turn[1] - 1], messages, next(iter(calls.values()), None)
             )
         except REFUSALS as error:
-            raise _template(error) from error
+            raise template(error) from error
         if not is_last:
             at = sequence.turns.index(turn)
             sequence = _Sequence(
@@ -239,19 +237,3 @@ def _named(message: Message, calls: dict[str, str], place: int) -> Message:
             raise RefusalError(text, code="invalid_value", param=f"messages[{place}].tool_call_id")
         return {"role": "tool", "name": name, "content": message["content"]}
     return kept
-
-
-def _no_prefill(place: int) -> RefusalError:
-    text = f"messages[{place}], the last one, is the model's: it begins its own turns"
-    return RefusalError(text, code="invalid_value", param=f"messages[{place}]")
-
-
-def _template(error: Exception) -> RefusalError:
-    return RefusalError(
-        f"the model's chat template refuses the messages: {error}", code="invalid_value", param="messages"
-    )
-
-
-def _too_long(what: str, most: int) -> RefusalError:
-    text = f"{what} training.maxCompletionLength leaves {most}: the maximum context length is exceeded"
-    return RefusalError(text, code=CONTEXT_LENGTH, param="messages")

@@ -36,14 +36,15 @@ class ProgramEpisode:
         """
         self._conversation, self._sample, self._seconds = conversation, sample, seconds
         self._seed, self._number = seed, number
-        self._turns: dict[bytes, asyncio.Task[Answer]] = {}  # of requests that were taken, by what was sent
+        self._turns: list[asyncio.Task[Answer]] = []  # of requests that were taken
+        self._by_sent: dict[bytes, asyncio.Task[Answer]] = {}  # by what was sent, the last of them
         self._turn_lock = asyncio.Lock()
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._began = time.monotonic()  # the program's present turn
         self._spent = 0.0  # by the program in its turns before
         self._refusal: RefusalError | None = None  # the last
         self.is_over = False
-        """Whether a request was refused for lack of tokens or time."""
+        """Whether a request was refused for lack of tokens or time, and none was answered since."""
 
     @property
     def spent_seconds(self) -> float:
@@ -62,10 +63,12 @@ class ProgramEpisode:
             RefusalError: it gets none; see `Conversation.ask`.
         """
         key = hashlib.sha256(sent).digest()
-        if not (is_repeated and key in self._turns):
-            self._turns[key] = asyncio.ensure_future(self._turn(request))
+        turn = self._by_sent.get(key) if is_repeated else None
+        if turn is None:
+            turn = self._by_sent[key] = asyncio.ensure_future(self._turn(request))
+            self._turns.append(turn)
         try:
-            return await asyncio.shield(self._turns[key])
+            return await asyncio.shield(turn)
         except RefusalError as error:
             self._refused(error)
             raise
@@ -77,7 +80,7 @@ class ProgramEpisode:
         """Run the program to its end, and return its reward.
 
         Raises:
-            EnvironmentLostError: the program failed, took too long, or asked what cannot be trained.
+            EnvironmentLostError: the program failed, took too long, or asked nothing.
             Exception: as the model's turns do.
         """
         await program.begin()
@@ -98,10 +101,9 @@ class ProgramEpisode:
                 raise self._failure.result()
             return self._reward(running)
         finally:
-            turns = self._turns.values()
-            for task in (running, *turns):
+            for task in (running, *self._turns):
                 task.cancel()
-            await asyncio.gather(running, *turns, return_exceptions=True)
+            await asyncio.gather(running, *self._turns, return_exceptions=True)
 
     @property
     def _is_asked(self) -> bool:
@@ -110,15 +112,18 @@ class ProgramEpisode:
 
     async def _turn(self, request: ChatRequest) -> Answer:
         async with self._turn_lock:  # one after the other, so that each has seeds of its own
-            if self.spent_seconds >= self._seconds:
+            spent = self._spent + time.monotonic() - self._began
+            if spent >= self._seconds:
                 text = f"the episode is over: its program has taken {self._seconds:g} s (episodes.timeoutSeconds)"
                 raise RefusalError(text, code=EPISODE_TIMEOUT)
             ask = self._conversation.ask(request, self._seed, self._number)
-            self._spent += time.monotonic() - self._began
+            self._spent = spent
             try:
-                return self._conversation.add(await self._sample(ask))
+                answer = self._conversation.add(await self._sample(ask))
             finally:
                 self._began = time.monotonic()
+            self.is_over = False  # the program has made its history shorter
+            return answer
 
     def _reward(self, running: asyncio.Future[float | None]) -> float | None:
         try:
