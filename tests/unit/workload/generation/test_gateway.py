@@ -69,6 +69,55 @@ def test_calls_of_tools_are_read_and_answered(sessions):
     assert whole(completion) == rendered(engine, [*episode.asked, *written], tools=TOOLS)[:-1]
 
 
+def test_responses_are_turns_of_the_same_conversations(sessions):
+    engine = Engine("Hello. ", "Yes.", "Bye.")
+    completion, _ = play(sessions, CONFIG, engine, "responding", says=["Hi.", "Really?", "Bye."])
+    episode = completion.episode
+    assert (episode.reward, episode.num_turns, episode.forks) == (len("Hello. Yes.Bye."), 3, ())
+    assert episode.asked == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."})
+    assert whole(completion) == rendered(engine, [*episode.asked, *episode.messages])[:-1]
+
+
+def test_a_response_goes_on_from_a_chat_completion(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello.", "Yes."), "mixing")
+    assert (completion.episode.reward, completion.episode.num_turns, completion.episode.forks) == (1.0, 2, ())
+
+
+def test_streamed_responses_have_the_calls_of_chat_completions(sessions):
+    says = f"I ask.\n{CALL}", f"{CALL}\n{CALL}", "It is 42."
+    found = [play(sessions, CONFIG, Engine(*says), one)[0] for one in ("multiplying", "responding_with_tools")]
+    assert [(one.episode.reward, one.episode.num_calls, one.episode.forks) for one in found] == [(1.0, 3, ())] * 2
+    assert whole(found[0]) == whole(found[1])
+
+
+@pytest.mark.parametrize(
+    ("asks", "message"),
+    [
+        ({"temperature": 1.0}, "temperature is 0.7"),
+        ({"reasoning": {"effort": "low"}}, "reasoning can only be"),
+        ({"text": {"format": {"type": "json_object"}}}, "text can only be"),
+        ({"tools": [{"type": "web_search"}]}, "tools must be a list of functions"),
+        ({"previous_response_id": "resp_0"}, "no response 'resp_0'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            r"input\[0\] must be text",
+        ),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\] must be a message"),
+        ({"extra_body": {"messages": []}}, "messages is for chat completions"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+    ],
+)
+def test_responses_that_cannot_be_are_refused_by_name(sessions, asks, message):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "responding_once", asks=asks)
+    assert completion.episode.lost == "program"
+    assert re.search(message, completion.episode.failure)
+
+
+def test_a_response_that_is_cut_is_incomplete(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "responding_once", asks={"max_output_tokens": 2})
+    assert (completion.episode.reward, completion.finish_reason, completion.num_own) == (0.0, "length", 2)
+
+
 def test_parallel_and_malformed_calls(sessions):
     other = CALL.replace("6", "5")
     completion, _ = play(sessions, CONFIG, Engine(f"{CALL}\n{other}", "42 and 35."), "multiplying")

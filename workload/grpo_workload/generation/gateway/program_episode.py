@@ -14,6 +14,7 @@ from grpo_workload.generation.episode_draft import Ask, Turn
 from grpo_workload.generation.gateway.conversation import Answer, Conversation
 from grpo_workload.generation.gateway.refusal import EPISODE_TIMEOUT, OVER, RefusalError
 from grpo_workload.generation.gateway.request import ChatRequest
+from grpo_workload.generation.gateway.responses import Kept
 
 _LOOK_SECONDS = 1.0
 
@@ -43,6 +44,8 @@ class ProgramEpisode:
         self._began = time.monotonic()  # the program's present turn
         self._spent = 0.0  # by the program in its turns before
         self._refusal: RefusalError | None = None  # the last
+        self.responses: Kept = {}
+        """For the Responses API."""
         self.is_over = False
         """Whether a request was refused for lack of tokens or time, and none was answered since."""
 
