@@ -71,6 +71,54 @@ def multiplying(row, *, base_url, api_key, model):
             messages.append(result)
 
 
+def responding(row, *, base_url, api_key, model):
+    """Say each of the row's `says` with the Responses API, which keeps the history; returns what the model has said."""
+    client, previous, said = client_of(base_url, api_key), None, ""
+    for say in row["says"]:
+        response = client.responses.create(
+            model=model, instructions="Be brief.", input=say, previous_response_id=previous, max_output_tokens=20
+        )
+        assert response.status == "completed"
+        previous, said = response.id, said + response.output_text
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    return len(said)
+
+
+def responding_with_tools(row, *, base_url, api_key, model):
+    """Multiply as `multiplying` does, with streamed responses whose items are sent back."""
+    client = client_of(base_url, api_key)
+    tools = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    items = [{"role": "system", "content": "Multiply."}, {"role": "user", "content": "6 x 7?"}]
+    while True:
+        with client.responses.stream(model=model, input=items, tools=tools) as stream:
+            deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            response = stream.get_final_response()
+        assert deltas == response.output_text
+        items += [one.model_dump(exclude_none=True) for one in response.output]
+        calls = [one for one in response.output if one.type == "function_call"]
+        if not calls:
+            return float("42" in response.output_text)
+        for call in calls:
+            numbers = json.loads(call.arguments)
+            result = str(numbers["a"] * numbers["b"])
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+
+
+def mixing(row, *, base_url, api_key, model):
+    """Begin with chat completions, and go on with a response."""
+    client = client_of(base_url, api_key)
+    messages = [{"role": "user", "content": "Hi."}]
+    answer = client.chat.completions.create(model=model, messages=messages).choices[0].message
+    items = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": "And?"}]
+    return float(client.responses.create(model=model, input=items).output_text == "Yes.")
+
+
+def responding_once(row, *, base_url, api_key, model):
+    """Make one response with the row's parameters; returns 1 if it is whole, or raises what the client raises."""
+    response = client_of(base_url, api_key).responses.create(**{"model": model, "input": "Hello."} | row["asks"])
+    return float(response.status == "completed")
+
+
 def asking(row, *, base_url, api_key, model):
     """Make one request with the row's parameters; returns 1, or raises what the client raises."""
     messages = row.get("messages") or [{"role": "user", "content": "Hello."}]
@@ -86,10 +134,12 @@ def impatient(row, *, base_url, api_key, model):
 
 
 def editing(row, *, base_url, api_key, model):
-    """Go on with another history than there was, and hide what the gateway says."""
+    """Go on with another history than there was."""
     client = client_of(base_url, api_key)
     messages = [{"role": "user", "content": "Hello."}]
     answer = client.chat.completions.create(model=model, messages=messages).choices[0].message
+    if row["edit"] == "back":
+        client.chat.completions.create(model=model, messages=[*messages, answer, {"role": "user", "content": "And?"}])
     edited = {
         "answer": [*messages, {"role": "assistant", "content": f"{answer.content}!"}, messages[0]],
         "question": [{"role": "user", "content": "Hi."}, answer, messages[0]],
@@ -97,15 +147,25 @@ def editing(row, *, base_url, api_key, model):
         "again": messages,
         "inserted": [*messages, answer, messages[0], {"role": "assistant", "content": "No."}, messages[0]],
         "tools": [*messages, answer, messages[0]],
+        "back": [*messages, answer, messages[0]],
     }[row["edit"]]
-    try:
-        client.chat.completions.create(
-            model=model, messages=edited, **({"tools": TOOLS} if row["edit"] == "tools" else {})
-        )
-    except openai.BadRequestError as error:
-        if error.code == "history":
-            time.sleep(30)
+    client.chat.completions.create(model=model, messages=edited, **({"tools": TOOLS} if row["edit"] == "tools" else {}))
     return 1
+
+
+def compacting(row, *, base_url, api_key, model):
+    """Talk until there is no room, and then go on with a summary, once."""
+    client, messages = client_of(base_url, api_key), []
+    while True:
+        messages.append({"role": "user", "content": "And?"})
+        try:
+            messages.append(client.chat.completions.create(model=model, messages=messages).choices[0].message)
+        except openai.BadRequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            summary = [{"role": "user", "content": "It said hello."}]
+            client.chat.completions.create(model=model, messages=summary)
+            return 1
 
 
 async def parallel(row, *, base_url, api_key, model):

@@ -1,13 +1,19 @@
-"""A program that talks with the model in three turns, with the openai package: `chatting:play`."""
+"""A program that talks with the model in three turns, then in one with a shorter history: `chatting:play`."""
 
 import openai
 
 
 def play(row, *, base_url, api_key, model):
     client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-    messages = [*row["prompt"]]
-    for say in ("And?", "Why?", None):
+
+    def ask(messages):
         create = client.chat.completions.create
-        answer = create(model=model, messages=messages, max_completion_tokens=8, temperature=1.0).choices[0].message
+        return create(model=model, messages=messages, max_completion_tokens=8, temperature=1.0).choices[0].message
+
+    messages, said = [*row["prompt"]], ""
+    for say in ("And?", "Why?", None):
+        answer = ask(messages)
+        said += answer.content
         messages += [answer, {"role": "user", "content": say}]
-    return sum(len(message.content) for message in messages[len(row["prompt"]) : -1 : 2]) / 100
+    said += ask([{"role": "user", "content": f"Three times: {len(said)}."}]).content
+    return len(said) / 100

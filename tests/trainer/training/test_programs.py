@@ -41,32 +41,42 @@ def test_a_job_trains_on_the_conversations_of_a_program(start_training, tiny_mod
         assert len({tuple(one["tokenIds"]) for one in group["completions"]}) > 1, "each has seeds of its own"
     lines = lines_of(run_dir / "metrics.jsonl")
     trained = [line for line in lines if "loss" in line]
-    assert [line["episodes/turns/mean"] for line in trained] == [3, 3]
+    assert [line["episodes/turns/mean"] for line in trained] == [4, 4]
+    assert [line["episodes/sequences/mean"] for line in trained] == [2, 2]
     assert all(line["episodes/lost"] == 0 and math.isfinite(line["loss"]) for line in trained)
     assert all(line["grad_norm"] > 0 for line in trained)
     assert trained[0]["trained/sampling/sampling_logp_difference/max"] < 1e-3, "the policy reads the same tokens"
-    assert any(line.get("eval/episodes/turns/mean") == 3 for line in lines)
+    assert any(line.get("eval/episodes/turns/mean") == 4 for line in lines)
 
 
 def check(completion, reward, tokenizer):
-    """Its tokens are those of three turns, and between them what the chat template writes."""
-    episode, tokens = completion["episode"], completion["tokenIds"]
-    asked = tokenizer.apply_chat_template(episode["asked"], add_generation_prompt=True, return_dict=False)
-    assert (episode["turns"], episode["promptIds"]) == (3, asked)
-    assert [one["role"] for one in episode["messages"]] == ["assistant", "user"] * 2 + ["assistant"]
-    bounds = [0, *(bound for span in episode["context"] for bound in span), len(tokens)]
+    """It is one turn of a history of its own, and a fork of three turns, with what the template writes between them."""
+    episode = completion["episode"]
+    (fork,) = episode["forks"]
+    (last,) = check_sequence(completion, episode, [], tokenizer)
+    assert [one["content"] for one in episode["messages"]] == [last]
+    said = check_sequence(fork, fork, ["And?", "Why?"], tokenizer)
+    written = [{"role": "user", "content": f"Three times: {len(''.join(said))}."}]
+    assert episode["asked"] == written
+    asked = tokenizer.apply_chat_template(written, add_generation_prompt=True, return_dict=False)
+    assert (episode["turns"], episode["promptIds"]) == (4, asked)
+    assert reward == pytest.approx(len("".join([*said, last])) / 100)
+
+
+def check_sequence(sequence, spans, says, tokenizer):
+    """Its tokens are those of turns, and between them what the chat template writes; returns what was said."""
+    tokens, logprobs, context = sequence["tokenIds"], sequence["logprobs"], spans["context"]
+    bounds = [0, *(bound for span in context for bound in span), len(tokens)]
     turns = [tokens[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
     assert all(1 <= len(turn) <= 8 for turn in turns)
-    said = [one["content"] for one in episode["messages"][::2]]
-    assert said == [tokenizer.decode(turn, skip_special_tokens=True) for turn in turns]
-    for (start, stop), say in zip(episode["context"], ("And?", "Why?"), strict=True):
-        assert set(completion["logprobs"][start:stop]) == {0.0}
+    for (start, stop), say in zip(context, says, strict=True):
+        assert set(logprobs[start:stop]) == {0.0}
         ended = tokens[start - 1] in tokenizer.all_special_ids
         whole = f"\n<|im_start|>user\n{say}<|im_end|>\n<|im_start|>assistant\n"
         assert tokenizer.decode(tokens[start:stop]) == ("" if ended else "<|im_end|>") + whole
     assert all(
         value < 0
-        for value, place in zip(completion["logprobs"], range(len(tokens)), strict=True)
-        if not any(start <= place < stop for start, stop in episode["context"])
+        for value, place in zip(logprobs, range(len(tokens)), strict=True)
+        if not any(start <= place < stop for start, stop in context)
     )
-    assert reward == pytest.approx(sum(map(len, said)) / 100)
+    return [tokenizer.decode(turn, skip_special_tokens=True) for turn in turns]

@@ -549,7 +549,7 @@ def fact(sample):
     """Return what all ranks know of a sample."""
     completion = sample.completion
     return Fact(
-        prompt_tokens=completion.num_read(sample.prompt) - completion.num_own,
+        prompt_tokens=sum(completion.num_read(sample.prompt)) - completion.num_own,
         tokens=completion.num_own,
         is_truncated=completion.finish_reason == "length",
         reward=sample.reward,

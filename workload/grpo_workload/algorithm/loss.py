@@ -57,6 +57,7 @@ def grpo_loss(
     entropy_BT: Tensor | None = None,
     weights_BT: Tensor | None = None,
     kept_B1: Tensor | None = None,
+    tokens_B: Tensor | None = None,
     own_loss: TokenLoss | None = None,
     adds_kl: bool = True,
 ) -> LossOutput:
@@ -78,6 +79,8 @@ def grpo_loss(
         weights_BT: TRL's `importance_sampling_ratio` from `mismatch.weights`; multiplies the token losses, not the KL
             divergence.
         kept_B1: from `mismatch.near_policy`; multiplies the token losses, not the KL divergence.
+        tokens_B: tokens of each sequence's completion, if that may have several sequences; None: each is all of one.
+            What is a mean over a completion divides by them; ratios of sequences remain each sequence's own.
         own_loss: the user's function, in place of the token losses of `lossType`.
         adds_kl: False if `own_loss` has a KL term of its own.
 
@@ -86,7 +89,8 @@ def grpo_loss(
         if `kl_coef` > 0, trained/sampling/off_policy_mask/masked_fraction if `kept_B1` is given.
     """
     assert (training.kl_coef > 0) == (ref_logprobs_BT is not None), "reference log-probabilities go with a KL term"
-    masked_BT = mask_BT == 0
+    masked_BT, lengths_B = mask_BT == 0, mask_BT.sum(dim=1).clamp(min=1)
+    tokens_B = lengths_B if tokens_B is None else tokens_B
     of_sequences = training.importance_sampling_level == "sequence"
 
     # Masked positions hold arbitrary numbers: exp() of them might overflow, and inf * 0 is NaN.
@@ -133,10 +137,10 @@ def grpo_loss(
     metrics = {name: (values_BT * mask_BT).sum() for name, values_BT in per_token.items()}
     for name, values_BT in its_metrics.items():
         if of_sequences and own_loss is None:  # TRL's mean is over sequences, which `token_means` divides by tokens
-            metrics[name] = values_BT[:, 0].sum() * (scale.num_tokens / scale.num_sequences)
+            metrics[name] = (values_BT[:, 0] * (lengths_B / tokens_B)).sum() * (scale.num_tokens / scale.num_sequences)
         else:
             metrics[name] = (values_BT * mask_BT).sum()
-    loss = _aggregate(token_loss_BT * mask_BT, mask_BT, scale, training)
+    loss = _aggregate(token_loss_BT * mask_BT, tokens_B, scale, training)
     if training.entropy_coef > 0:  # less the mean entropy of the tokens in the policy's loss, whatever lossType is
         assert tokens.entropy_BT is not None
         num_chosen = scale.entropy_cut.num_tokens if scale.entropy_cut else scale.num_tokens
@@ -226,7 +230,7 @@ def gmpo_loss(tokens: Tokens, training: TrainingConfig) -> TokenLosses:
 _TOKEN_LOSSES: dict[str, TokenLoss] = {"cispo": cispo_loss, "sapo": sapo_loss, "gmpo": gmpo_loss}
 
 
-def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, training: TrainingConfig) -> Tensor:
+def _aggregate(token_loss_BT: Tensor, tokens_B: Tensor, scale: LossScale, training: TrainingConfig) -> Tensor:
     """Divide the sum of token losses. What TRL divides by counts of a micro-batch (bnpo) is divided by the step's."""
     match training.loss_type:
         case "dapo" | "cispo":  # arXiv:2503.14476: the step's tokens, or their mean over the steps of a generation
@@ -234,7 +238,7 @@ def _aggregate(token_loss_BT: Tensor, mask_BT: Tensor, scale: LossScale, trainin
         case "bnpo":  # the step's tokens
             return token_loss_BT.sum() / max(scale.num_tokens, 1)
         case "grpo" | "sapo" | "gmpo":  # arXiv:2402.03300: the sequence's own tokens, then the step's sequences
-            return (token_loss_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / scale.num_sequences
+            return (token_loss_BT.sum(dim=1) / tokens_B).sum() / scale.num_sequences
         case "dr_grpo":  # arXiv:2503.20783: as many tokens as the step's sequences might have
             return token_loss_BT.sum() / (scale.num_sequences * training.max_completion_length)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 
-_BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B", "old_logprobs_BC")
+_BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B", "old_logprobs_BC", "tokens_B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class MicroBatch:
     advantages_B: Tensor
     # TRL's `old_per_token_logps`, of the policy that the generation began with; None: the policy that trains on it.
     old_logprobs_BC: Tensor | None = None
+    # Own tokens of the whole completion, of which a sequence may be one of several; None: each is all of one.
+    tokens_B: Tensor | None = None
     # The model's arguments for the images of each sequence, none of them for one of text alone; empty without images.
     # Sequences of one prompt have the same object.
     images_B: tuple[Mapping[str, Tensor], ...] = ()
@@ -112,7 +114,7 @@ class MicroBatch:
 
 
 def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
-    """Pack `samples` into one micro-batch."""
+    """Pack `samples`, of one sequence each (`Sample.sequence`), into one micro-batch."""
     completions = [sample.completion for sample in samples]
     sequences = [
         (*one.prompt_ids(sample.prompt), *one.token_ids) for sample, one in zip(samples, completions, strict=True)
@@ -148,9 +150,17 @@ def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
             ]
         ),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        tokens_B=_tokens(samples),
         experts_NLX=_experts(sequences, completions),
         **(_images(sequences, samples) if any(sample.prompt.images for sample in samples) else {}),
     )
+
+
+def _tokens(samples: Sequence[Sample]) -> Tensor | None:
+    if all(sample.num_own is None for sample in samples):
+        return None
+    counts = [sample.completion.num_own if sample.num_own is None else sample.num_own for sample in samples]
+    return torch.tensor(counts, dtype=torch.float32)
 
 
 def _experts(sequences: Sequence[Sequence[int]], completions: Sequence[Completion]) -> Tensor | None:

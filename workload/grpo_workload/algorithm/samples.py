@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -43,16 +44,39 @@ class Prompt:
     rendering: Mapping[str, Any] | None = None
 
 
+Spans = tuple[tuple[int, int], ...]
+"""Parts of a sequence: first places, and those past the last."""
+
+
+def length(spans: Iterable[tuple[int, int]]) -> int:
+    """Return the number of tokens in parts of a sequence."""
+    return sum(stop - start for start, stop in spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A further sequence of an episode, which the one that it ended with does not go on from.
+
+    Where it begins as another does, what was sampled there is context here: each token is one sequence's own.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # as a completion's
+    logprobs: tuple[float, ...]
+    context: Spans
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """What a completion of several turns is besides its tokens: calls of tools, and an environment that it acted in."""
 
     messages: tuple[Message, ...] = ()  # its turns: assistant (with `tool_calls`), tool, assistant, ...
-    context: tuple[tuple[int, int], ...] = ()  # parts of the completion, first and past the last, that were not sampled
+    context: Spans = ()  # parts of the completion that were not sampled, or are another sequence's own
     # Tokens of the prompt with what `reset` returned, or of a program's first request; None: the prompt's own.
     prompt_ids: tuple[int, ...] | None = None
     observation: str = ""  # what `reset` returned, put behind the prompt's last message
     asked: tuple[Message, ...] = ()  # a program's first request, in the place of its prompt
+    forks: tuple[Fork, ...] = ()  # sequences besides the completion's own, on which the episode trains too
     num_turns: int = 1  # requests that the model answered
     num_calls: int = 0
     num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised
@@ -69,7 +93,7 @@ class Episode:
 class Completion:
     """One sampled answer to a prompt."""
 
-    token_ids: tuple[int, ...]  # with those of an episode's context
+    token_ids: tuple[int, ...]  # with those of an episode's context, without those of its forks
     logprobs: tuple[float, ...]  # generator's log-probabilities at the sampling temperature; 0 for an episode's context
     text: str  # of an episode: of its last turn
     finish_reason: Literal["stop", "length"]
@@ -82,13 +106,14 @@ class Completion:
 
     @property
     def num_own(self) -> int:
-        """Number of tokens that the model sampled: all but those of an episode's context."""
-        context = self.episode.context if self.episode else ()
-        return len(self.token_ids) - sum(stop - start for start, stop in context)
+        """Number of tokens that the model sampled: all but those of an episode's context, in all its sequences."""
+        if self.episode is None:
+            return len(self.token_ids)
+        return sum(len(one.token_ids) - length(one.context) for one in (*self.episode.forks, self._own_sequence))
 
     @property
     def own_places(self) -> Sequence[int]:
-        """Indexes of the tokens that the model sampled."""
+        """Indexes of the tokens that the model sampled; those of forks are not among them."""
         context = self.episode.context if self.episode else ()
         bounds = [0, *(bound for span in context for bound in span), len(self.token_ids)]
         spans = [range(*span) for span in zip(bounds[::2], bounds[1::2], strict=True)]
@@ -104,9 +129,34 @@ class Completion:
         own = self.episode.prompt_ids if self.episode else None
         return prompt.token_ids if own is None else own
 
-    def num_read(self, prompt: Prompt) -> int:
-        """Return the number of tokens of its whole sequence: of the prompt, its own, and an episode's context."""
-        return len(self.prompt_ids(prompt)) + len(self.token_ids)
+    def num_read(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the number of tokens of each of its sequences: of the prompt, its own, and an episode's context."""
+        forks = self.episode.forks if self.episode else ()
+        whole = len(self.prompt_ids(prompt)) + len(self.token_ids)
+        return whole, *(len(one.prompt_ids) + len(one.token_ids) for one in forks)
+
+    def sequence(self, number: int) -> Completion:
+        """Return one of its sequences, in the order of `num_read`, as a completion without forks."""
+        if self.episode is None or not self.episode.forks:
+            assert number == 0
+            return self
+        one = (self._own_sequence, *self.episode.forks)[number]
+        prompt_ids = one.prompt_ids if number else self.episode.prompt_ids
+        episode = replace(self.episode, context=one.context, prompt_ids=prompt_ids, forks=())
+        return replace(self, token_ids=one.token_ids, logprobs=one.logprobs, episode=episode)
+
+    @property
+    def all_logprobs(self) -> Iterator[float]:
+        """Those of all its sequences."""
+        return chain(self.logprobs, *(one.logprobs for one in (self.episode.forks if self.episode else ())))
+
+    @property
+    def _own_sequence(self) -> Fork:
+        assert self.episode is not None
+        prompt_ids = self.episode.prompt_ids or ()
+        return Fork(
+            prompt_ids=prompt_ids, token_ids=self.token_ids, logprobs=self.logprobs, context=self.episode.context
+        )
 
     def without_state(self) -> Completion:
         """Copy without the state of its environment, which only rewards read."""
@@ -122,6 +172,15 @@ class Sample:
     reward: float  # NaN when every reward function returned None
     advantage: float
     extra: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # what rewards log of it, by reward
+    # Own tokens of the completion of which this is one sequence of several; None: it is all of it.
+    num_own: int | None = None
+
+    def sequence(self, number: int) -> Sample:
+        """Return one sequence of its completion as a sample: see `Completion.sequence`."""
+        episode = self.completion.episode
+        if episode is None or not episode.forks:
+            return self
+        return replace(self, completion=self.completion.sequence(number), num_own=self.completion.num_own)
 
     def bare(self) -> Sample:
         """Copy without what only rewards and engines read: smaller to send to another rank."""

@@ -15,7 +15,7 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
 from grpo_workload.algorithm.packing import pack
-from grpo_workload.algorithm.samples import Episode
+from grpo_workload.algorithm.samples import Episode, length
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
@@ -31,7 +31,8 @@ class EpisodeFact(NamedTuple):
     call_seconds: float = 0.0
     wait_seconds: float = 0.0
     retries: int = 0
-    context_tokens: int = 0
+    context_tokens: int = 0  # with the prompts of forks
+    sequences: int = 1
 
     @staticmethod
     def of(episode: Episode) -> EpisodeFact:
@@ -44,7 +45,9 @@ class EpisodeFact(NamedTuple):
             call_seconds=episode.call_seconds,
             wait_seconds=episode.wait_seconds,
             retries=episode.retries,
-            context_tokens=sum(stop - start for start, stop in episode.context),
+            context_tokens=length(episode.context)
+            + sum(len(one.prompt_ids) + length(one.context) for one in episode.forks),
+            sequences=1 + len(episode.forks),
         )
 
 
@@ -59,6 +62,12 @@ class Fact(NamedTuple):
     has_logprobs: bool = True  # whether the generator's log-probabilities are all finite
     staleness: int = 0  # updates between the weights that sampled its first token and those that train on it
     episode: EpisodeFact | None = None
+    sequences: tuple[int, ...] = ()  # tokens of each, if an episode has several
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of tokens of each of its sequences."""
+        return self.sequences or (self.prompt_tokens + self.tokens,)
 
     @property
     def is_lost(self) -> bool:
@@ -67,11 +76,12 @@ class Fact(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Reference to a sample, and its length."""
+    """Reference to a sequence of a sample, and its length."""
 
     owner: int  # rank that sampled it
     place: int  # index among that rank's samples
     tokens: int  # number of tokens of its sequence
+    sequence: int = 0  # index among those of its completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +111,10 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
     shares = spread(
         [
             [
-                Piece(rank, place, fact.prompt_tokens + fact.tokens)
+                Piece(rank, place, tokens, sequence)
                 for place, fact in enumerate(own)
                 if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
+                for sequence, tokens in enumerate(fact.lengths)
             ]
             for rank, own in enumerate(facts)
         ]

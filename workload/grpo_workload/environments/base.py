@@ -20,10 +20,9 @@ class EnvironmentLostError(Exception):
         self.cause = cause
 
 
-HISTORY = "history"
-CAUSES = ("timeout", "process", "connection", "reset", "get_reward", "program", HISTORY)
-"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised, a
-program raised or did not ask the model, or what it asked did not continue what it had asked before."""
+CAUSES = ("timeout", "process", "connection", "reset", "get_reward", "program")
+"""Kinds of failures: a call took too long, its process ended, its connection was lost, a method of ours raised, or
+a program raised or did not ask the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from grpo_workload.algorithm.samples import Completion, Episode, Message
+from grpo_workload.algorithm.samples import Completion, Episode, Fork, Message, length
 from grpo_workload.environments.base import ToolCall, ToolResult
 
 FinishReason = Literal["stop", "length"]
@@ -17,7 +17,7 @@ class Ask:
     """A turn to sample: what the engine reads, and how many tokens it may add."""
 
     token_ids: list[int]  # of the prompt, and of the completion so far
-    num_tokens: int  # of the completion so far
+    num_tokens: int  # of the completion so far, in all its sequences: no two turns of an episode begin with the same
     max_tokens: int
     seed: int  # the prompt's
     number: int  # of the sample, among those of its prompt
@@ -64,6 +64,23 @@ class EpisodeDraft:
         )
 
     @property
+    def num_own(self) -> int:
+        """Number of tokens that were sampled here."""
+        return len(self.token_ids) - length(self.context)
+
+    def forked(self, num_tokens: int, num_messages: int) -> EpisodeDraft:
+        """Return a draft that begins as this one did: all of it is context there."""
+        return EpisodeDraft(
+            room=self.room,
+            prompt_ids=self.prompt_ids,
+            asked=self.asked,
+            token_ids=self.token_ids[:num_tokens],
+            logprobs=[0.0] * num_tokens,
+            context=[(0, num_tokens)],
+            messages=self.messages[:num_messages],
+        )
+
+    @property
     def num_iterations(self) -> int:
         """Number of turns whose calls were answered."""
         return len(self.context)
@@ -103,24 +120,28 @@ class EpisodeDraft:
         state: bytes | None,
         *,
         retries: int,
+        forks: Sequence[EpisodeDraft] = (),
         wait_seconds: float = 0.0,
     ) -> Completion:
-        """Return the completion."""
+        """Return the completion. `forks`: drafts of the same episode, which this one does not go on from."""
+        drafts = (self, *forks)
+        oldest = min(one.versions[0] for one in drafts)
         return Completion(
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             text=self.text,
             finish_reason=finish_reason,
-            weight_version=self.versions[0],
-            weight_updates=self.versions[-1] - self.versions[0],
+            weight_version=oldest,
+            weight_updates=max(one.versions[-1] for one in drafts) - oldest,
             episode=Episode(
                 messages=tuple(self.messages),
                 context=tuple(self.context),
                 prompt_ids=self.prompt_ids if self.observation or self.asked else None,
                 observation=self.observation,
                 asked=self.asked,
-                num_turns=self.num_turns,
-                num_calls=self.num_calls,
+                forks=tuple(one._as_fork() for one in forks),
+                num_turns=sum(one.num_turns for one in drafts),
+                num_calls=sum(one.num_calls for one in drafts),
                 num_failed_calls=self.num_failed_calls,
                 call_seconds=self.call_seconds,
                 wait_seconds=wait_seconds,
@@ -128,6 +149,14 @@ class EpisodeDraft:
                 reward=reward,
                 state=state,
             ),
+        )
+
+    def _as_fork(self) -> Fork:
+        return Fork(
+            prompt_ids=self.prompt_ids,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            context=tuple(self.context),
         )
 
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.environments.base import (
-    HISTORY,
     EnvironmentLostError,
     EpisodeTimeoutError,
     Program,
@@ -119,7 +118,7 @@ class Episodes:
                     return await self._programs.play(session, prompt, number, sample, moved, retries)
                 return await self._once(prompt, number, sample, moved, session, retries, waited)
             except EnvironmentLostError as error:
-                again = retries < self._limits.retries and error.cause != HISTORY  # which would be the same again
+                again = retries < self._limits.retries
                 logger.warning(
                     "episode %d of prompt %d %s: %s",
                     number,

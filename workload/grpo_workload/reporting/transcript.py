@@ -41,18 +41,28 @@ def _line(sample: Sample) -> dict[str, Any]:
 def _facts(completion: Completion, episode: Episode) -> dict[str, Any]:
     if episode.lost is not None:
         return {"lost": episode.lost, "failure": episode.failure, "retries": episode.retries}
+    forks = {"sequences": 1 + len(episode.forks)} if episode.forks else {}
+    return (
+        forks
+        | _tokens(completion, episode)
+        | {
+            "turns": episode.num_turns,
+            "calls": episode.num_calls,
+            "failed_calls": episode.num_failed_calls,
+            "call_seconds": round(episode.call_seconds, 3),
+            "wait_seconds": round(episode.wait_seconds, 3),
+            "retries": episode.retries,
+            "is_truncated": completion.finish_reason == "length",
+        }
+    )
+
+
+def _tokens(completion: Completion, episode: Episode) -> dict[str, Any]:
+    """Count those of the first turn, which the model sampled, of what it read after that, of the second turn, ..."""
+    if episode.context and episode.context[0][0] == 0:
+        return {}  # the messages begin with turns that are another sequence's
     bounds = [0, *(bound for span in episode.context for bound in span), len(completion.token_ids)]
-    return {
-        "turns": episode.num_turns,
-        "calls": episode.num_calls,
-        "failed_calls": episode.num_failed_calls,
-        "call_seconds": round(episode.call_seconds, 3),
-        "wait_seconds": round(episode.wait_seconds, 3),
-        "retries": episode.retries,
-        "is_truncated": completion.finish_reason == "length",
-        # Of the first turn, which the model sampled, of what it read after that, of the second turn, ...
-        "tokens": [stop - start for start, stop in pairwise(bounds)],
-    }
+    return {"tokens": [stop - start for start, stop in pairwise(bounds)]}
 
 
 def _cut(message: Message) -> Message:

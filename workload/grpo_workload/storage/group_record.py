@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from grpo_workload.algorithm.samples import Completion, Episode
+from grpo_workload.algorithm.samples import Completion, Episode, Fork
 
 Place = tuple[int, int]
 """A group's step and position."""
@@ -109,7 +109,16 @@ def _completion(completion: Completion) -> bytes:
 
 def _episode(episode: Episode) -> dict[str, object]:
     """Return all of an episode but the state of its environment."""
-    return {
+    forks = [
+        {
+            "promptIds": one.prompt_ids,
+            "tokenIds": one.token_ids,
+            "logprobs": one.logprobs,
+            "context": one.context,
+        }
+        for one in episode.forks
+    ]
+    return ({"forks": forks} if forks else {}) | {
         "messages": episode.messages,
         "context": episode.context,
         "promptIds": episode.prompt_ids,
@@ -134,6 +143,7 @@ def _episode_of(values: Mapping[str, Any]) -> Episode:
         prompt_ids=None if values["promptIds"] is None else tuple(values["promptIds"]),
         observation=values["observation"],
         asked=tuple(values.get("asked", ())),  # came later than episodes
+        forks=tuple(map(_fork_of, values.get("forks", ()))),
         num_turns=values["turns"],
         num_calls=values["calls"],
         num_failed_calls=values["failedCalls"],
@@ -143,6 +153,15 @@ def _episode_of(values: Mapping[str, Any]) -> Episode:
         reward=values["reward"],
         lost=values["lost"],
         failure=values["failure"],
+    )
+
+
+def _fork_of(values: Mapping[str, Any]) -> Fork:
+    return Fork(
+        prompt_ids=tuple(values["promptIds"]),
+        token_ids=tuple(values["tokenIds"]),
+        logprobs=tuple(values["logprobs"]),
+        context=tuple((start, stop) for start, stop in values["context"]),
     )
 
 

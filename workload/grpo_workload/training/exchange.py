@@ -15,7 +15,12 @@ def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[
     received = _exchange(plan, samples, rank)
     for pieces in plan.bins[rank]:
         yield micro_batch(
-            [samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place] for piece in pieces]
+            [
+                (samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place]).sequence(
+                    piece.sequence
+                )
+                for piece in pieces
+            ]
         )
     yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
 

@@ -22,16 +22,21 @@ def divergences(
     Collective: under ZeRO-3 all ranks run the models equally often, those with fewer completions on fillers.
     """
     samples = [Sample(prompt=prompt, completion=one, reward=0.0, advantage=0.0) for prompt, one in completions]
-    there = [place for place, (_, one) in enumerate(completions) if not one.is_lost]
-    lengths = [completions[place][1].num_read(completions[place][0]) for place in there]
+    there = [
+        (place, number, tokens)
+        for place, (prompt, one) in enumerate(completions)
+        if not one.is_lost
+        for number, tokens in enumerate(one.num_read(prompt))
+    ]
+    lengths = [tokens for *_, tokens in there]
     max_sequences = training.per_device_train_batch_size or max(1, len(there))
     bins = pack(lengths, max_tokens=training.micro_batch_tokens, max_sequences=max_sequences)
-    found = [math.nan] * len(samples)
+    found = [math.nan if one.is_lost else 0.0 for _, one in completions]
     for own in [*bins, *[[]] * (max(gather(len(bins))) - len(bins))]:
-        places = [there[index] for index in own]
-        batch = micro_batch([samples[place] for place in places]) if places else filler()
+        places = [there[index][0] for index in own]
+        batch = micro_batch([samples[there[index][0]].sequence(there[index][1]) for index in own]) if own else filler()
         with explained_memory(batch):
             values = policy.divergence(batch, training.temperature).tolist()
         for place, value in zip(places, values, strict=False):
-            found[place] = value if math.isfinite(value) else math.nan
+            found[place] += value if math.isfinite(value) else math.nan
     return found

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_workload.algorithm.samples import Completion
-from grpo_workload.environments.base import HISTORY
 from grpo_workload.ranks.collectives import gather
 
 
@@ -54,13 +53,8 @@ def too_many(ranks: Sequence[Losses], largest_share: float) -> str | None:
     parts = ", ".join(f"{number} {cause}" for cause, number in causes.most_common())
     last = next((one.last for one in reversed(ranks) if one.last), "")
     why = f"; the last failure: {last}" if last else ""
-    is_history = causes.keys() == {HISTORY}  # such episodes do not begin again
-    again, cure = (
-        ("", "Let the program send the history as it was, with the model's answers")
-        if is_history
-        else (", also when they began again", "Look at what the environments need, or raise episodes.retries")
-    )
     return (
-        f"the environment failed in {lost} of {count} episodes{again} ({parts}), and episodes.maxFailedShare is "
-        f"{largest_share:g}{why}. {cure}"
+        f"the environment failed in {lost} of {count} episodes, also when they began again ({parts}), and "
+        f"episodes.maxFailedShare is {largest_share:g}{why}. Look at what the environments need, or raise "
+        f"episodes.retries"
     )

@@ -43,14 +43,15 @@ class Part:
         table = tabulate(weights_of(run.rewards), values)
         facts = [
             Fact(
-                prompt_tokens=completion.num_read(prompt) - completion.num_own,
+                prompt_tokens=sum(completion.num_read(prompt)) - completion.num_own,
                 tokens=completion.num_own,
                 is_truncated=completion.finish_reason == "length",
                 reward=total,
                 advantage=math.nan,
-                has_logprobs=all(map(math.isfinite, completion.logprobs)),
+                has_logprobs=all(map(math.isfinite, completion.all_logprobs)),
                 staleness=step - completion.weight_version,
                 episode=EpisodeFact.of(completion.episode) if completion.episode else None,
+                sequences=completion.num_read(prompt) if completion.episode and completion.episode.forks else (),
             )
             for (prompt, completion), total in zip(flat, table.totals, strict=True)
         ]

@@ -42,7 +42,8 @@ def describe_rank(run: Run, generation: Generation, step: int, work: Work, clock
     """Describe what this rank did in the step that has just ended."""
     is_first = step == generation.steps.start
     samples = work.rollout.samples if step == work.rollout.step else []
-    tokens = [one.completion.num_read(one.prompt) for one in samples if not one.completion.is_lost]
+    there = [one for one in samples if not one.completion.is_lost]
+    tokens = [count for one in there for count in one.completion.num_read(one.prompt)]
     return RankStep(
         rank=run.rank,
         seconds=dict(clock.laps),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt, PromptImages, Sample
+from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt, PromptImages, Sample
 
 
 def make_sample(prompt=(1, 2), completion=(3, 4), *, advantage=0.5):
@@ -51,6 +51,21 @@ def test_the_model_reads_the_context_of_an_episode_and_nothing_else_has_a_place_
     assert batch.sampling_logprobs_BC.tolist() == [[-1.25, -1.5, -1.75, -2.0], [-1.25, 0, 0, 0]]
     last = batch.halves()[1]
     assert (last.places_K.tolist(), last.targets_K.tolist()) == ([2], [5])
+
+
+def test_sequences_of_one_episode_know_how_many_tokens_the_model_sampled_in_all_of_them():
+    fork = Fork(prompt_ids=(9,), token_ids=(5, 6, 90, 7), logprobs=(0, 0, 0, -2.0), context=((0, 2), (2, 3)))
+    forked = in_episode(make_sample((1,), (5, 90, 6)), (1, 2), forks=(fork,))
+    assert forked.completion.num_own == 3
+    assert forked.completion.num_read(forked.prompt) == (4, 5)
+    assert [*forked.completion.all_logprobs] == [*forked.completion.logprobs, *fork.logprobs]
+    batch = micro_batch([forked.sequence(1), forked.bare().sequence(0), make_sample((2,), (8,))])
+    assert batch.input_ids_1N.tolist() == [[9, 5, 6, 90, 7, 1, 5, 90, 6, 2, 8]]
+    assert batch.targets_K.tolist() == [7, 5, 6, 8]
+    assert batch.sampling_logprobs_BC.tolist() == [[-2.0, 0], [-1.25, -1.5], [-2.0, 0]]
+    assert batch.tokens_B.tolist() == [3, 3, 1]
+    assert [half.tokens_B.tolist() for half in batch.halves()] == [[3], [3, 1]]
+    assert micro_batch([make_sample().sequence(0)]).tokens_B is None
 
 
 def routed(sample, experts):

@@ -58,6 +58,16 @@ def test_lost_episodes_are_in_no_denominator():
     assert plan([[lost], [lost]], TrainingConfig()).scale == LossScale(num_sequences=1, num_tokens=0)
 
 
+def test_an_episode_of_several_sequences_counts_once_and_each_is_a_piece_of_its_own():
+    forked = fact(tokens=9, prompt_tokens=13)._replace(sequences=(10, 12), episode=EpisodeFact(sequences=2))
+    work = plan([[forked, fact()], []], TrainingConfig())
+    assert work.scale == LossScale(num_sequences=2, num_tokens=13)
+    pieces = [[piece for pieces in own for piece in pieces] for own in work.bins]
+    assert [[*map(tuple, own)] for own in pieces] == [[(0, 0, 10, 0), (0, 1, 6, 0)], [(0, 0, 12, 1)]]
+    gone = forked._replace(advantage=0.0), forked._replace(has_logprobs=False)
+    assert plan([gone], TrainingConfig()).bins == [[]]
+
+
 def test_with_a_kl_term_samples_of_advantage_0_are_trained_on():
     for other_terms in ({"beta": 0.1}, {"loss": "my_losses:ppo"}):
         assert len(plan([[fact(advantage=0.0)]], TrainingConfig(**other_terms)).bins[0]) == 1

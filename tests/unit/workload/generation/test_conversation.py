@@ -1,4 +1,4 @@
-"""Whatever a program says in one conversation, the engine reads exactly what was sampled and read before, in order."""
+"""Whatever a program says, the engine reads exactly what was sampled and read before, and each turn is trained once."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import TrainingConfig
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.chat_words import ChatWords
 from grpo_workload.generation.episode_draft import Turn
@@ -23,6 +24,7 @@ FORGETFUL = TOOL_TEMPLATE.replace(
 """Leaves thoughts out of earlier turns, as Qwen3's does."""
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 TRAINING = TrainingConfig(temperature=0.5)
+PROMPT = Prompt(index=0, text="", token_ids=(1,))
 
 
 class Words(ChatWords):
@@ -141,9 +143,102 @@ def test_a_refused_request_changes_nothing():
     for new in ([], [{"role": "user", "content": "x" * 60}], [{"role": "tool", "tool_call_id": "no", "content": ""}]):
         with pytest.raises(RefusalError) as caught:
             ask(conversation, [*asked, *new])
-        assert caught.value.code != "history"
+        assert caught.value.code in ("invalid_value", "context_length_exceeded")
     after = ask(conversation, [*asked, {"role": "user", "content": "?"}])
     conversation.add(say(WORDS, "Y", after))
     completion = conversation.complete(None, 0.0, is_over=False, retries=1)
     assert [one["content"] for one in completion.episode.messages] == ["Yes.", "?", "Y"]
     assert replace(completion.episode, call_seconds=1.0) == completion.episode
+
+
+def sequences(completion):
+    """Return the tokens of each sequence, and places of its own ones."""
+    count = len(completion.num_read(PROMPT))
+    parts = [completion.sequence(number) for number in range(count)]
+    return [
+        ([*one.prompt_ids(PROMPT), *one.token_ids], [len(one.prompt_ids(PROMPT)) + place for place in one.own_places])
+        for one in parts
+    ]
+
+
+def own_of(sequence):
+    tokens, places = sequence
+    return WORDS.tokenizer.decode([tokens[place] for place in places])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(st.integers(0, 6), st.sampled_from(["on", "back", "anew"]), spoken), min_size=1, max_size=7
+    )
+)
+def test_each_turn_is_of_one_sequence_that_begins_with_what_the_engine_read(moves):
+    conversation, histories, said, asks = Conversation(WORDS, 5000, None), [[]], [], []
+    for number, (place, how, text) in enumerate(moves):
+        history = [] if how == "anew" else histories[-1 if how == "on" else place % len(histories)]
+        messages = [*history, {"role": "user", "content": f"Question {number}."}]
+        asks.append(ask(conversation, messages))
+        turn = say(WORDS, f"{number}{text}", asks[-1])
+        said.append(turn.token_ids)
+        histories.append([*messages, conversation.add(turn).message])
+    assert conversation.num_turns == len(moves)
+    assert sorted({one.num_tokens for one in asks}) == [one.num_tokens for one in asks], (
+        "each turn has seeds of its own"
+    )
+    completion = conversation.complete(1.0, 2.0, is_over=False, retries=0)
+    assert completion.num_own == sum(map(len, said)) == sum(len(places) for _, places in sequences(completion))
+    for one, turn in zip(asks, said, strict=True):
+        begin, whole = len(one.token_ids), [*one.token_ids, *turn]
+        trained = [
+            tokens
+            for tokens, places in sequences(completion)
+            if tokens[: len(whole)] == whole and set(range(begin, len(whole))) <= set(places)
+        ]
+        assert len(trained) == 1, "once, behind what the engine read"
+    last, *_ = sequences(completion)
+    assert last[0] == [*asks[-1].token_ids, *said[-1]], "the completion's own sequence is that of the last turn"
+
+
+def test_a_history_made_shorter_begins_a_sequence_and_a_turn_said_again_forks_one():
+    conversation = Conversation(WORDS, 400, None)
+    asked = [{"role": "user", "content": "Hi."}]
+    first = ask(conversation, asked)
+    yes = conversation.add(say(WORDS, "Yes.", first)).message
+    once = ask(conversation, [*asked, yes, {"role": "user", "content": "A?"}])
+    conversation.add(say(WORDS, "A.", once))
+    again = ask(conversation, [*asked, yes, {"role": "user", "content": "B?"}])
+    conversation.add(say(WORDS, "B.", again))
+    short = [{"role": "user", "content": "So far: yes, A, B."}]
+    conversation.add(say(WORDS, "Done.", ask(conversation, short)))
+    completion = conversation.complete(None, 0.0, is_over=False, retries=0)
+    assert [own_of(one) for one in sequences(completion)] == [
+        "Done.<|im_end|>",
+        "Yes.<|im_end|>A.<|im_end|>",
+        "B.<|im_end|>",
+    ]
+    assert completion.episode.asked == tuple(short)
+    assert [one["content"] for one in completion.episode.messages] == ["Done."]
+    assert (completion.text, completion.episode.num_turns, completion.weight_updates) == ("Done.", 4, 0)
+    fork = completion.episode.forks[1]
+    assert fork.prompt_ids == completion.episode.forks[0].prompt_ids == tuple(first.token_ids)
+    assert [*fork.prompt_ids, *fork.token_ids][: len(again.token_ids)] == again.token_ids
+    assert [place for place, value in enumerate(fork.logprobs) if value == 0.0] == [
+        place for span in fork.context for place in range(*span)
+    ]
+
+
+def test_all_sequences_together_may_sample_as_much_as_a_completion_and_a_long_history_takes_of_that():
+    conversation = Conversation(WORDS, 40, 60)
+    first = ask(conversation, [{"role": "user", "content": "A"}])
+    assert first.max_tokens == 40
+    conversation.add(say(WORDS, "x" * 20, first))
+    assert ask(conversation, [{"role": "user", "content": "B"}]).max_tokens == 40 - 21
+    longer = ask(conversation, [{"role": "user", "content": "B" * 70}])
+    assert len(longer.token_ids) > 60
+    assert len(longer.token_ids) + longer.max_tokens <= 60 + 40
+    with pytest.raises(RefusalError, match=r"the request has 2.. tokens") as caught:
+        ask(conversation, [{"role": "user", "content": "B" * 200}])
+    assert caught.value.code == "context_length_exceeded"
+    conversation.add(say(WORDS, "x" * 40, ask(conversation, [{"role": "user", "content": "B"}])))
+    with pytest.raises(RefusalError, match="the model has written 40 tokens in this episode"):
+        ask(conversation, [{"role": "user", "content": "C"}])

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.training.lost_episodes import Losses, too_many
+from grpo_workload.algorithm.samples import Prompt
 from support.trainer.gateway import Engine, config_of, play, start
 from support.trainer.user_programs import TOOLS
 
@@ -69,6 +69,55 @@ def test_calls_of_tools_are_read_and_answered(sessions):
     assert whole(completion) == rendered(engine, [*episode.asked, *written], tools=TOOLS)[:-1]
 
 
+def test_responses_are_turns_of_the_same_conversations(sessions):
+    engine = Engine("Hello. ", "Yes.", "Bye.")
+    completion, _ = play(sessions, CONFIG, engine, "responding", says=["Hi.", "Really?", "Bye."])
+    episode = completion.episode
+    assert (episode.reward, episode.num_turns, episode.forks) == (len("Hello. Yes.Bye."), 3, ())
+    assert episode.asked == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."})
+    assert whole(completion) == rendered(engine, [*episode.asked, *episode.messages])[:-1]
+
+
+def test_a_response_goes_on_from_a_chat_completion(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello.", "Yes."), "mixing")
+    assert (completion.episode.reward, completion.episode.num_turns, completion.episode.forks) == (1.0, 2, ())
+
+
+def test_streamed_responses_have_the_calls_of_chat_completions(sessions):
+    says = f"I ask.\n{CALL}", f"{CALL}\n{CALL}", "It is 42."
+    found = [play(sessions, CONFIG, Engine(*says), one)[0] for one in ("multiplying", "responding_with_tools")]
+    assert [(one.episode.reward, one.episode.num_calls, one.episode.forks) for one in found] == [(1.0, 3, ())] * 2
+    assert whole(found[0]) == whole(found[1])
+
+
+@pytest.mark.parametrize(
+    ("asks", "message"),
+    [
+        ({"temperature": 1.0}, "temperature is 0.7"),
+        ({"reasoning": {"effort": "low"}}, "reasoning can only be"),
+        ({"text": {"format": {"type": "json_object"}}}, "text can only be"),
+        ({"tools": [{"type": "web_search"}]}, "tools must be a list of functions"),
+        ({"previous_response_id": "resp_0"}, "no response 'resp_0'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            r"input\[0\] must be text",
+        ),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\] must be a message"),
+        ({"extra_body": {"messages": []}}, "messages is for chat completions"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+    ],
+)
+def test_responses_that_cannot_be_are_refused_by_name(sessions, asks, message):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "responding_once", asks=asks)
+    assert completion.episode.lost == "program"
+    assert re.search(message, completion.episode.failure)
+
+
+def test_a_response_that_is_cut_is_incomplete(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "responding_once", asks={"max_output_tokens": 2})
+    assert (completion.episode.reward, completion.finish_reason, completion.num_own) == (0.0, "length", 2)
+
+
 def test_parallel_and_malformed_calls(sessions):
     other = CALL.replace("6", "5")
     completion, _ = play(sessions, CONFIG, Engine(f"{CALL}\n{other}", "42 and 35."), "multiplying")
@@ -78,16 +127,29 @@ def test_parallel_and_malformed_calls(sessions):
     assert (completion.episode.reward, completion.episode.num_calls) == (0.0, 0), "the program reads it as text"
 
 
-@pytest.mark.parametrize("edit", ["answer", "question", "fewer", "again", "inserted", "tools"])
-def test_another_history_loses_the_episode_at_once(sessions, edit):
-    completion, _ = play(sessions, CONFIG, Engine("Hello."), "editing", edit=edit, retries=2)
-    assert completion.episode.lost == "history"
-    assert completion.episode.retries == 0, "it would be the same again"
-    place = {"answer": "messages[1] is not", "question": "messages[0] is not", "fewer": "messages[0] is not"}
-    place |= {"again": "messages[1] is not", "inserted": "messages[3] is the model's", "tools": "tools are not"}
-    assert place[edit] in completion.episode.failure
-    complaint = too_many([Losses.of([completion])], 0.1)
-    assert re.search(r"in 1 of 1 episodes \(1 history\).*an episode is one conversation.*Let the program", complaint)
+@pytest.mark.parametrize(
+    ("edit", "is_prompt", "own"),
+    [
+        ("answer", True, ["Bye.", "Hello."]),
+        ("question", True, ["Bye.", "Hello."]),
+        ("fewer", True, ["Bye.", "Hello."]),
+        ("again", True, ["Bye.", "Hello."]),
+        ("inserted", True, ["Bye.", "Hello."]),
+        ("tools", True, ["Bye.", "Hello."]),
+        ("back", False, ["Bye.", "Hello.<|im_end|>Yes."]),
+    ],
+)
+def test_a_history_that_does_not_continue_forks_a_sequence(sessions, edit, is_prompt, own):
+    engine = Engine("Hello.", *(["Yes."] if edit == "back" else []), "Bye.")
+    completion, _ = play(sessions, CONFIG, engine, "editing", edit=edit)
+    assert (completion.episode.reward, completion.episode.num_turns) == (1, len(engine.asked))
+    prompt = Prompt(index=3, text="", token_ids=())
+    parts = [completion.sequence(number) for number in range(len(completion.num_read(prompt)))]
+    sampled = [engine.tokenizer.decode([one.token_ids[place] for place in one.own_places]) for one in parts]
+    assert sampled == [f"{one}<|im_end|>" for one in own]
+    last = engine.asked[-1].token_ids
+    assert whole(completion)[: len(last)] == last
+    assert (len(completion.episode.prompt_ids) == len(last)) == is_prompt, "else it has a turn of the first as context"
 
 
 def test_a_client_that_sends_a_request_again_gets_the_answer_of_the_first(sessions):
@@ -96,10 +158,17 @@ def test_a_client_that_sends_a_request_again_gets_the_answer_of_the_first(sessio
     assert (completion.episode.reward, completion.episode.num_turns, len(engine.asked)) == (1, 1, 1)
 
 
-def test_two_requests_at_once_are_another_history(sessions):
-    completion, _ = play(sessions, CONFIG, Engine("Hello.", seconds=1), "parallel")
-    assert completion.episode.lost == "history"
-    assert "another request of this episode is being answered" in completion.episode.failure
+def test_conversations_at_once_are_sequences_of_one_episode(sessions):
+    engine = Engine("Hello.", "Hi.", seconds=0.2)
+    completion, _ = play(sessions, CONFIG, engine, "parallel")
+    assert (completion.episode.num_turns, len(completion.episode.forks), completion.episode.retries) == (2, 1, 0)
+    assert [one.num_tokens for one in engine.asked] == [0, len(completion.episode.forks[0].token_ids)]
+
+
+def test_a_program_that_makes_its_history_shorter_where_there_is_no_room_is_not_truncated(sessions):
+    completion, _ = play(sessions, CONFIG, Engine("Hello."), "compacting", max_tokens=60)
+    assert (completion.finish_reason, completion.text, completion.episode.reward) == ("stop", "Hello.", 1)
+    assert len(completion.episode.forks) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from grpo_spec.reports import EvaluationProgress
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt, Sample
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
-from grpo_workload.reporting.transcript import HEAD, LOST_PER_STEP, TAIL
+from grpo_workload.reporting.transcript import HEAD, LOST_PER_STEP, TAIL, readable
 
 
 def _sample(prompt: int, answer: str) -> Sample:
@@ -87,6 +87,27 @@ def test_an_episode_is_kept_as_a_transcript_after_what_its_environment_showed(tm
     assert len(rest) == LOST_PER_STEP
     assert rest[0]["episode"] == {"lost": "process", "failure": "it ended", "retries": 2}
     assert (rest[0]["completion"], rest[0]["reward"]) == ([], None)
+
+
+def test_a_transcript_of_an_episode_that_forked_is_of_its_last_sequence() -> None:
+    fork = Fork(prompt_ids=(1,), token_ids=(2, 3), logprobs=(-1.0, -1.0), context=())
+    said = ({"role": "assistant", "content": "Yes."},)
+    anew = Completion(
+        token_ids=(5, 6),
+        logprobs=(-1.0, -1.0),
+        text="Yes.",
+        finish_reason="stop",
+        weight_version=0,
+        episode=Episode(messages=said, asked=({"role": "user", "content": "In short?"},), num_turns=2, forks=(fork,)),
+    )
+    assert anew.episode is not None
+    back = replace(anew, episode=replace(anew.episode, context=((0, 1),)))
+    prompt = Prompt(index=0, text=[{"role": "user", "content": "A row."}], token_ids=(1,))
+    lines = [next(readable([Sample(prompt=prompt, completion=one, reward=1.0, advantage=0.0)])) for one in (anew, back)]
+    assert [line["prompt"] for line in lines] == [[{"role": "user", "content": "In short?"}]] * 2
+    assert [line["completion"] for line in lines] == [[*said]] * 2
+    assert [line["episode"]["sequences"] for line in lines] == [2, 2]
+    assert [line["episode"].get("tokens") for line in lines] == [[2], None], "of messages that are another sequence's"
 
 
 def test_an_evaluation_has_a_line_of_its_own_and_is_in_that_of_its_step(tmp_path: Path) -> None:

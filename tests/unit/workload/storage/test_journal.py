@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_workload.algorithm.samples import Completion, Episode
+from grpo_workload.algorithm.samples import Completion, Episode, Fork
 from grpo_workload.storage.group_record import Group, from_line, to_line
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 
@@ -275,6 +275,16 @@ EPISODES = st.builds(
     context=st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple),
     prompt_ids=st.none() | st.lists(COUNTS, max_size=3).map(tuple),
     observation=st.text(),
+    forks=st.lists(
+        st.builds(
+            Fork,
+            prompt_ids=st.lists(COUNTS, max_size=3).map(tuple),
+            token_ids=st.lists(COUNTS, max_size=3).map(tuple),
+            logprobs=st.lists(st.floats(-50, 0, width=32), max_size=3).map(tuple),
+            context=st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
     num_turns=COUNTS,
     num_calls=COUNTS,
     num_failed_calls=COUNTS,

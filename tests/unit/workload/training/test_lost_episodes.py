@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_spec.environments import EpisodesConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt
+from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt
 from grpo_workload.algorithm.step_plan import EpisodeFact, plan
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scorer import Function
@@ -61,6 +61,14 @@ def acted() -> Completion:
         weight_version=0,
         episode=Episode(context=((1, 3),), prompt_ids=PROMPT, num_turns=2, num_calls=1, state=b"state"),
     )
+
+
+def forked() -> Completion:
+    """Return an episode that goes on from another history: one more own token, behind two that are read."""
+    fork = Fork(prompt_ids=(1, 2), token_ids=(4, 5, 8), logprobs=(0.0, 0.0, -1.0), context=((0, 2),))
+    one = acted()
+    assert one.episode is not None
+    return replace(one, episode=replace(one.episode, forks=(fork,)))
 
 
 def lost() -> Completion:
@@ -113,6 +121,24 @@ def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tm
     assert again.facts[0][1:] == first.facts[0][1:]
 
 
+def test_an_episode_that_forked_counts_once_and_a_restart_uses_all_its_sequences(tmp_path: Path) -> None:
+    def first_forked(prompt: Prompt, number: int) -> Completion:
+        return forked() if number == 0 else acted()
+
+    (first,) = rolled(tmp_path, Acting(first_forked), num_generations=3).rollouts.values()
+    (facts,) = first.facts
+    assert [(one.tokens, one.prompt_tokens, one.sequences) for one in facts[:2]] == [(4, 9, (8, 5)), (3, 5, ())]
+    assert facts[0].episode == EpisodeFact(turns=2, calls=1, context_tokens=2 + 2 + 2, sequences=2)
+    assert [fact.advantage for fact in facts[:3]] == pytest.approx([-1, 0, 1], abs=1e-3), "each episode counts once"
+    _, known = begin_branch(tmp_path, attempt=1, step=0)
+    generator = Acting(first_forked)
+    (again,) = rolled(tmp_path, generator, known=known, num_generations=3).rollouts.values()
+    assert generator.asked == []
+    assert (again.samples, again.facts) == (first.samples, first.facts)
+    assert again.samples[0].completion.episode is not None
+    assert len(again.samples[0].completion.episode.forks) == 1
+
+
 def test_too_many_lost_episodes_end_the_attempt_and_are_not_journalled(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailedError, match=r"1 of 4 episodes.*\(1 process\).*0\.2; .*exit code 3\. Look"):
         rolled(tmp_path, Acting(first_lost), share=0.2)
@@ -156,9 +182,9 @@ def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes() -> None
     prompt = Prompt(index=0, text="", token_ids=(9,))
     short = replace(acted(), token_ids=(5,), logprobs=(-1.0,), episode=None)
     policy: Any = Counting()
-    own = [(prompt, one) for one in (lost(), acted(), short, lost())]
+    own = [(prompt, one) for one in (lost(), acted(), short, lost(), forked())]
     found = divergences(policy, own, TrainingConfig(per_device_train_batch_size=1))
-    assert found == pytest.approx([math.nan, 3, 1, math.nan], nan_ok=True)
+    assert found == pytest.approx([math.nan, 3, 1, math.nan, 3 + 1], nan_ok=True)
 
 
 def test_all_ranks_together_have_a_share() -> None:

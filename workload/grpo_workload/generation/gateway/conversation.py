@@ -1,18 +1,23 @@
-"""The one conversation of an episode that a program plays: each request goes on from the tokens so far. Pure."""
+"""What an episode that a program plays has so far: each request goes on from tokens that were sampled or read. Pure.
+
+A request whose messages go on from a turn of the model gets the tokens up to that turn, as they were. If another turn
+has followed there, it begins a fork: a further sequence, which has those tokens as context. A request that goes on from
+no turn (of another agent, or after the history was edited or made shorter) begins a sequence with its own messages.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grpo_workload.algorithm.samples import Completion, Message
 from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.chat_template import REFUSALS
 from grpo_workload.generation.episode_draft import Ask, EpisodeDraft, FinishReason, Turn
-from grpo_workload.generation.gateway.refusal import CONTEXT_LENGTH, HISTORY, RefusalError
-from grpo_workload.generation.gateway.request import ChatRequest, call, differs
+from grpo_workload.generation.gateway.refusal import RefusalError, no_prefill, template, too_long
+from grpo_workload.generation.gateway.request import ChatRequest, call, continues
 
 
 class Words(Protocol):
@@ -44,22 +49,45 @@ class Answer:
     completion_tokens: int
 
 
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """A draft with what the program knows of it."""
+
+    draft: EpisodeDraft
+    tools: list[dict[str, Any]]
+    history: list[Message] = field(default_factory=list)  # all messages so far, with the model's
+    turns: list[tuple[int, int, int]] = field(default_factory=list)  # messages, tokens and the draft's messages by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A turn that is asked for."""
+
+    request: ChatRequest
+    sequence: _Sequence
+    context: tuple[list[int], list[Message]]  # what the request puts behind the last turn
+
+
 class Conversation:
     """What an episode has so far. A request is asked with `ask`, and then answered with `add`."""
 
     def __init__(self, words: Words, room: int, max_prompt_tokens: int | None) -> None:
-        """`room`: the most tokens of a completion, sampled or read; `max_prompt_tokens`: of the first request."""
+        """Begin nothing yet.
+
+        Args:
+            words: messages as tokens.
+            room: the most tokens of a sequence, sampled or read, and of all of them, sampled.
+            max_prompt_tokens: of the first request.
+        """
         self._words, self._room, self._max_prompt_tokens = words, room, max_prompt_tokens
-        self._draft: EpisodeDraft | None = None
-        self._request: ChatRequest | None = None  # that is asked, or was last
-        self._history: list[Message] = []  # all messages so far, with the model's
-        self._context: tuple[list[int], list[Message]] = ([], [])  # what the request puts behind the last turn
+        self._sequences: list[_Sequence] = []  # the one that was answered last is at the end
+        self._asked: _Asked | None = None
         self._last: FinishReason = "stop"  # of the last turn
 
     @property
     def num_turns(self) -> int:
         """Number of answers so far."""
-        return self._draft.num_turns if self._draft else 0
+        return sum(one.draft.num_turns for one in self._sequences)
 
     def ask(self, request: ChatRequest, seed: int, number: int) -> Ask:
         """Return the turn that a request asks for.
@@ -70,45 +98,49 @@ class Conversation:
             number: of the episode among those of its prompt.
 
         Raises:
-            RefusalError: there is no room for it, it does not continue the conversation, or the template refuses it.
+            RefusalError: there is no room for it, or the template refuses it.
             ConfigError: the model cannot use tools.
         """
-        draft, token_ids = self._draft, list[int]()
-        if draft is None or not draft.num_turns:
-            self._draft = draft = self._begun(request)
-        else:
-            token_ids = self._continued(draft, request)
-        own = draft.ask(seed, number)
-        most = own.max_tokens - len(token_ids)
-        if most < 1:
-            used = len(draft.token_ids) + len(token_ids)
-            raise _too_long(f"the conversation would have {used} tokens behind its first request, and", self._room)
-        self._request = request
-        return replace(
-            own,
-            token_ids=[*own.token_ids, *token_ids],
-            num_tokens=own.num_tokens + len(token_ids),
+        if request.messages[-1]["role"] == "assistant":
+            raise no_prefill(len(request.messages) - 1)
+        asked = self._continued(request) or self._begun(request)
+        draft, token_ids = asked.sequence.draft, asked.context[0]
+        drafts = [one.draft for one in self._sequences if one is not asked.sequence]
+        used = len(draft.token_ids) + len(token_ids)
+        if draft.room - used < 1:
+            raise too_long(f"the conversation would have {used} tokens behind its first request, and", draft.room)
+        sampled = sum(one.num_own for one in (draft, *drafts))
+        if self._room - sampled < 1:
+            raise too_long(f"the model has written {sampled} tokens in this episode, and", self._room)
+        self._asked = asked
+        most = min(draft.room - used, self._room - sampled)
+        return Ask(
+            token_ids=[*draft.prompt_ids, *draft.token_ids, *token_ids],
+            num_tokens=used + sum(len(one.token_ids) for one in drafts),
             max_tokens=most if request.max_tokens is None else min(most, request.max_tokens),
+            seed=seed,
+            number=number,
         )
 
     def add(self, turn: Turn) -> Answer:
         """Add the turn that was asked for, and return the answer. ConfigError if the model cannot use tools."""
-        draft, request = self._draft, self._request
-        assert draft is not None
-        assert request is not None
+        assert self._asked is not None
         assert turn.finish_reason is not None
-        num_read = len(draft.prompt_ids) + len(draft.token_ids) + len(self._context[0])
+        request, sequence, context = self._asked.request, self._asked.sequence, self._asked.context
+        draft = sequence.draft
+        num_read = len(draft.prompt_ids) + len(draft.token_ids) + len(context[0])
         # What was cut is no call, whatever it looks like.
         tools = request.tools if turn.finish_reason == "stop" else []
         text, content, found = self._words.read(turn.token_ids, tools)
         if not all(one.name for one in found):  # a malformed call without a name cannot be told as one
             content, found = text, []
-        if self._context[0]:
-            is_added = draft.add_context(*self._context)
+        if context[0]:
+            is_added = draft.add_context(*context)
             assert is_added, "`ask` has looked for room"
+        num_calls = sum(one.draft.num_calls for one in self._sequences)
         calls: list[dict[str, Any]] = [
             {
-                "id": f"call_{draft.num_calls + place}",
+                "id": f"call_{num_calls + place}",
                 "type": "function",
                 "function": {"name": one.name, "arguments": _arguments(one)},
             }
@@ -120,7 +152,9 @@ class Conversation:
         own: Message = {"role": "assistant", "content": content}
         if calls:
             own["tool_calls"] = [call(one["id"], one["function"]) for one in calls]
-        self._history = [*request.messages, own]
+        sequence.history = [*request.messages, own]
+        sequence.turns.append((len(sequence.history), len(draft.token_ids), len(draft.messages)))
+        self._sequences = [*(one for one in self._sequences if one is not sequence), sequence]
         return Answer(
             message={"role": "assistant", "content": content if content or not calls else None}
             | ({"tool_calls": calls} if calls else {}),
@@ -130,7 +164,7 @@ class Conversation:
         )
 
     def complete(self, reward: float | None, seconds: float, *, is_over: bool, retries: int) -> Completion:
-        """Return the completion of an episode with at least one turn.
+        """Return the completion of an episode with at least one turn: its own sequence is that of the last turn.
 
         Args:
             reward: what the program returned.
@@ -138,40 +172,56 @@ class Conversation:
             is_over: whether a request was refused for lack of tokens or time.
             retries: how often it began again.
         """
-        assert self._draft is not None
-        self._draft.call_seconds = seconds
-        return self._draft.complete("length" if is_over else self._last, reward, None, retries=retries)
+        *forks, draft = (one.draft for one in self._sequences)
+        draft.call_seconds = seconds
+        return draft.complete("length" if is_over else self._last, reward, None, retries=retries, forks=forks)
 
-    def _begun(self, request: ChatRequest) -> EpisodeDraft:
-        if request.messages[-1]["role"] == "assistant":
-            raise _no_prefill(len(request.messages) - 1)
+    def _begun(self, request: ChatRequest) -> _Asked:
         try:
             prompt_ids = self._words.begin(request.messages, request.tools)
         except REFUSALS as error:
-            raise _template(error) from error
-        if (most := self._max_prompt_tokens) is not None and len(prompt_ids) > most:
-            raise _too_long(f"the request has {len(prompt_ids)} tokens, and beside its completion", most)
-        return EpisodeDraft(room=self._room, prompt_ids=tuple(prompt_ids), asked=tuple(request.messages))
+            raise template(error) from error
+        room, count = self._room, len(prompt_ids)
+        if (most := self._max_prompt_tokens) is not None and count > most:
+            room -= count - most  # a later request, of a long history, may take of its completion's room
+            if not self._sequences or room < 1:
+                raise too_long(f"the request has {count} tokens, and beside its completion", most)
+        draft = EpisodeDraft(room=room, prompt_ids=tuple(prompt_ids), asked=tuple(request.messages))
+        return _Asked(request=request, sequence=_Sequence(draft=draft, tools=request.tools), context=([], []))
 
-    def _continued(self, draft: EpisodeDraft, request: ChatRequest) -> list[int]:
-        assert self._request is not None
-        if (place := differs(self._history, request.messages)) is not None:
-            raise _history(f"messages[{place}] is not what it was, so the request continues nothing", place)
-        if request.tools != self._request.tools:
-            raise _history("tools are not those of the requests before", None)
-        if not (new := request.messages[len(self._history) :]):
-            raise _no_prefill(len(self._history) - 1)
-        strange = [place for place, one in enumerate(new, len(self._history)) if one["role"] == "assistant"]
-        if strange:
-            raise _history(f"messages[{strange[0]}] is the model's, which has not answered so", strange[0])
-        calls = {one["id"]: one["function"]["name"] for one in self._history[-1].get("tool_calls", ())}
-        messages = [_named(one, calls, place) for place, one in enumerate(new, len(self._history))]
+    def _continued(self, request: ChatRequest) -> _Asked | None:
+        """Go on from the turn behind which most of the request's messages came; None if it goes on from none."""
+        found = max(
+            (
+                (turn[0], turn is sequence.turns[-1], place, turn)
+                for place, sequence in enumerate(self._sequences)
+                if sequence.tools == request.tools
+                for turn in sequence.turns
+                if continues(sequence.history[: turn[0]], request.messages)
+                and all(one["role"] != "assistant" for one in request.messages[turn[0] :])
+            ),
+            default=None,
+        )
+        if found is None:
+            return None
+        num_messages, is_last, place, turn = found
+        sequence = self._sequences[place]
+        answer = sequence.history[num_messages - 1]
+        calls = {one["id"]: one["function"]["name"] for one in answer.get("tool_calls", ())}
+        new = enumerate(request.messages[num_messages:], num_messages)
+        messages = [_named(one, calls, number) for number, one in new]
         try:
-            token_ids = self._words.reply(draft.token_ids[-1], messages, next(iter(calls.values()), None))
+            token_ids = self._words.reply(
+                sequence.draft.token_ids[turn[1] - 1], messages, next(iter(calls.values()), None)
+            )
         except REFUSALS as error:
-            raise _template(error) from error
-        self._context = token_ids, messages
-        return token_ids
+            raise template(error) from error
+        if not is_last:
+            at = sequence.turns.index(turn)
+            sequence = _Sequence(
+                draft=sequence.draft.forked(*turn[1:]), tools=sequence.tools, turns=sequence.turns[: at + 1]
+            )
+        return _Asked(request=request, sequence=sequence, context=(token_ids, messages))
 
 
 def _arguments(one: ToolCall) -> str:
@@ -187,24 +237,3 @@ def _named(message: Message, calls: dict[str, str], place: int) -> Message:
             raise RefusalError(text, code="invalid_value", param=f"messages[{place}].tool_call_id")
         return {"role": "tool", "name": name, "content": message["content"]}
     return kept
-
-
-def _history(what: str, place: int | None) -> RefusalError:
-    rule = "an episode is one conversation: each request has the messages before it, the model's answer, and new ones"
-    return RefusalError(f"{what}; {rule}", code=HISTORY, param="tools" if place is None else f"messages[{place}]")
-
-
-def _no_prefill(place: int) -> RefusalError:
-    text = f"messages[{place}], the last one, is the model's: it begins its own turns"
-    return RefusalError(text, code="invalid_value", param=f"messages[{place}]")
-
-
-def _template(error: Exception) -> RefusalError:
-    return RefusalError(
-        f"the model's chat template refuses the messages: {error}", code="invalid_value", param="messages"
-    )
-
-
-def _too_long(what: str, most: int) -> RefusalError:
-    text = f"{what} training.maxCompletionLength leaves {most}: the maximum context length is exceeded"
-    return RefusalError(text, code=CONTEXT_LENGTH, param="messages")

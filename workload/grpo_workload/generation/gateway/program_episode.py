@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from grpo_workload.environments.base import HISTORY as LOST_HISTORY
 from grpo_workload.environments.base import EnvironmentLostError, Program
 from grpo_workload.environments.requests import Endpoint
 from grpo_workload.generation.episode_draft import Ask, Turn
 from grpo_workload.generation.gateway.conversation import Answer, Conversation
-from grpo_workload.generation.gateway.refusal import EPISODE_TIMEOUT, HISTORY, OVER, RefusalError
+from grpo_workload.generation.gateway.refusal import EPISODE_TIMEOUT, OVER, RefusalError
 from grpo_workload.generation.gateway.request import ChatRequest
+from grpo_workload.generation.gateway.responses import Kept
 
 _LOOK_SECONDS = 1.0
 
@@ -36,13 +37,17 @@ class ProgramEpisode:
         """
         self._conversation, self._sample, self._seconds = conversation, sample, seconds
         self._seed, self._number = seed, number
-        self._last: tuple[bytes, asyncio.Task[Answer]] | None = None  # the last request that was taken, as it was sent
+        self._turns: list[asyncio.Task[Answer]] = []  # of requests that were taken
+        self._by_sent: dict[bytes, asyncio.Task[Answer]] = {}  # by what was sent, the last of them
+        self._turn_lock = asyncio.Lock()
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._began = time.monotonic()  # the program's present turn
         self._spent = 0.0  # by the program in its turns before
         self._refusal: RefusalError | None = None  # the last
+        self.responses: Kept = {}
+        """For the Responses API."""
         self.is_over = False
-        """Whether a request was refused for lack of tokens or time."""
+        """Whether a request was refused for lack of tokens or time, and none was answered since."""
 
     @property
     def spent_seconds(self) -> float:
@@ -50,7 +55,7 @@ class ProgramEpisode:
         return self._spent + (0.0 if self._is_asked else time.monotonic() - self._began)
 
     async def answer(self, request: ChatRequest, sent: bytes, *, is_repeated: bool) -> Answer:
-        """Return the model's turn.
+        """Return the model's turn, after those of requests that came before.
 
         Args:
             request: the request.
@@ -60,17 +65,12 @@ class ProgramEpisode:
         Raises:
             RefusalError: it gets none; see `Conversation.ask`.
         """
-        if is_repeated and self._last is not None and self._last[0] == sent:
-            return await asyncio.shield(self._last[1])
+        key = hashlib.sha256(sent).digest()
+        turn = self._by_sent.get(key) if is_repeated else None
+        if turn is None:
+            turn = self._by_sent[key] = asyncio.ensure_future(self._turn(request))
+            self._turns.append(turn)
         try:
-            if self._is_asked:
-                text = "another request of this episode is being answered; an episode is one conversation"
-                raise RefusalError(text, code=HISTORY)
-            if self.spent_seconds >= self._seconds:
-                text = f"the episode is over: its program has taken {self._seconds:g} s (episodes.timeoutSeconds)"
-                raise RefusalError(text, code=EPISODE_TIMEOUT)
-            turn = asyncio.ensure_future(self._turn(self._conversation.ask(request, self._seed, self._number)))
-            self._last = sent, turn
             return await asyncio.shield(turn)
         except RefusalError as error:
             self._refused(error)
@@ -83,7 +83,7 @@ class ProgramEpisode:
         """Run the program to its end, and return its reward.
 
         Raises:
-            EnvironmentLostError: the program failed, took too long, or asked what cannot be trained.
+            EnvironmentLostError: the program failed, took too long, or asked nothing.
             Exception: as the model's turns do.
         """
         await program.begin()
@@ -104,21 +104,29 @@ class ProgramEpisode:
                 raise self._failure.result()
             return self._reward(running)
         finally:
-            turns = [self._last[1]] if self._last else []
-            for task in (running, *turns):
+            for task in (running, *self._turns):
                 task.cancel()
-            await asyncio.gather(running, *turns, return_exceptions=True)
+            await asyncio.gather(running, *self._turns, return_exceptions=True)
 
     @property
     def _is_asked(self) -> bool:
         """Whether the model is asked now."""
-        return self._last is not None and not self._last[1].done()
+        return self._turn_lock.locked()
 
-    async def _turn(self, ask: Ask) -> Answer:
-        self._spent += time.monotonic() - self._began
-        answer = self._conversation.add(await self._sample(ask))
-        self._began = time.monotonic()
-        return answer
+    async def _turn(self, request: ChatRequest) -> Answer:
+        async with self._turn_lock:  # one after the other, so that each has seeds of its own
+            spent = self._spent + time.monotonic() - self._began
+            if spent >= self._seconds:
+                text = f"the episode is over: its program has taken {self._seconds:g} s (episodes.timeoutSeconds)"
+                raise RefusalError(text, code=EPISODE_TIMEOUT)
+            ask = self._conversation.ask(request, self._seed, self._number)
+            self._spent = spent
+            try:
+                answer = self._conversation.add(await self._sample(ask))
+            finally:
+                self._began = time.monotonic()
+            self.is_over = False  # the program has made its history shorter
+            return answer
 
     def _reward(self, running: asyncio.Future[float | None]) -> float | None:
         try:
@@ -136,8 +144,6 @@ class ProgramEpisode:
     def _refused(self, error: RefusalError) -> None:
         self._refusal = error
         self.is_over = self.is_over or error.code in OVER
-        if error.code == HISTORY:
-            self._fail(EnvironmentLostError(LOST_HISTORY, str(error)))
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-HISTORY = "history"
 CONTEXT_LENGTH = "context_length_exceeded"
 EPISODE_TIMEOUT = "episode_timeout"
 OVER = (CONTEXT_LENGTH, EPISODE_TIMEOUT)
@@ -21,3 +20,22 @@ class RefusalError(Exception):
         """Return it as OpenAI's API writes errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def no_prefill(place: int) -> RefusalError:
+    """Refuse a turn that the program has begun."""
+    text = f"messages[{place}], the last one, is the model's: it begins its own turns"
+    return RefusalError(text, code="invalid_value", param=f"messages[{place}]")
+
+
+def template(error: Exception) -> RefusalError:
+    """Refuse what the chat template refuses."""
+    return RefusalError(
+        f"the model's chat template refuses the messages: {error}", code="invalid_value", param="messages"
+    )
+
+
+def too_long(what: str, most: int) -> RefusalError:
+    """Refuse what leaves no room for a turn."""
+    text = f"{what} training.maxCompletionLength leaves {most}: the maximum context length is exceeded"
+    return RefusalError(text, code=CONTEXT_LENGTH, param="messages")

@@ -158,14 +158,12 @@ def _refusal(message: str, param: str | None) -> RefusalError:
     return RefusalError(message, code=code, param=param)
 
 
-def differs(earlier: Sequence[Message], now: Sequence[Message]) -> int | None:
-    """Return the first place at which a history differs from an earlier one; None if it continues it.
+def continues(earlier: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Return whether a history begins with all of an earlier one.
 
     White space around a text is no difference: programs strip it.
     """
-    pairs = zip(map(_essence, earlier), map(_essence, now), strict=False)
-    found = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-    return len(now) if found is None and len(now) < len(earlier) else found
+    return [*map(_essence, earlier)] == [*map(_essence, now[: len(earlier)])]
 
 
 def _essence(message: Message) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The gateway's HTTP: OpenAI's chat completions on loopback, for the programs beside this rank.
+"""The gateway's HTTP: OpenAI's chat completions and responses on loopback, for the programs beside this rank.
 
 It listens while episodes are played. Each has a key of its own, which says whose turn is asked for.
 """
@@ -18,10 +18,10 @@ from aiohttp import web
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.environments.requests import LOOPBACK, Endpoint
-from grpo_workload.generation.gateway.answer import events, whole
+from grpo_workload.generation.gateway.chat import Chat
 from grpo_workload.generation.gateway.program_episode import ProgramEpisode
 from grpo_workload.generation.gateway.refusal import RefusalError
-from grpo_workload.generation.gateway.request import read_request
+from grpo_workload.generation.gateway.responses import Responses
 
 _MAX_BODY = 64 << 20  # bytes: more than the longest context has as text
 _CLOSING_SECONDS = 1.0
@@ -59,6 +59,7 @@ class GatewayServer:
     async def _open(self) -> None:
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/responses", self._complete)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
         await runner.setup()
@@ -77,7 +78,8 @@ class GatewayServer:
         try:
             episode = self._episode_of(request)
             sent = await _body(request)
-            asked = read_request(_parsed(sent), self._training, self._model)
+            asks = self._asks(request, episode)
+            asked = asks.read(_parsed(sent))
             answer = await episode.answer(asked, sent, is_repeated=_is_repeated(request))
         except RefusalError as error:
             return _refuse(error)
@@ -87,15 +89,20 @@ class GatewayServer:
             return _refuse(RefusalError("the episode has ended", code="episode_ended", status=401))
         except Exception:  # `play` raises it; a client must not take it for an answer, or ask again
             return _refuse(RefusalError("the model cannot be asked any more", code="engine_failed", status=500))
-        head = {"id": f"chatcmpl-{next(self._numbers)}", "created": int(time.time()), "model": self._model}
         if not asked.streams:
-            return web.json_response(whole(answer, head))
+            return web.json_response(asks.whole(answer))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        for event in events(answer, head, with_usage=asked.with_usage):
+        for event in asks.events(answer):
             await response.write(event)
         await response.write_eof()
         return response
+
+    def _asks(self, request: web.Request, episode: ProgramEpisode) -> Chat | Responses:
+        head = {"id": next(self._numbers), "created": int(time.time())}
+        if request.path.endswith("/responses"):
+            return Responses(self._training, self._model, episode.responses, head)
+        return Chat(self._training, self._model, head)
 
     def _episode_of(self, request: web.Request) -> ProgramEpisode:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")

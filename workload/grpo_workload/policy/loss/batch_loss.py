@@ -58,6 +58,7 @@ def batch_loss(
         entropy_BT=model.entropy_BT,
         weights_BT=weights_BT,
         kept_B1=kept_B1,
+        tokens_B=batch.tokens_B,
         own_loss=own_loss,
         adds_kl=own_loss is None or not own_loss.has_kl,
     )

@@ -101,7 +101,7 @@ def check_routed(prompt: Prompt, completion: Completion) -> None:
     Raises:
         ConfigError: it has not. vLLM refuses kernels that it knows not to tell; of others it would return expert 0.
     """
-    routed, needed = completion.routed_experts, completion.num_read(prompt) - 1
+    routed, needed = completion.routed_experts, sum(completion.num_read(prompt)) - 1
     if routed is None or len(routed) < needed:
         found = 0 if routed is None else len(routed)
         raise _cannot(f"vLLM returned the experts of {found} tokens of a sequence, not of {needed}")
