@@ -43,8 +43,9 @@ def leftovers(jobs: Mapping[str, Expected], seen: Seen) -> list[str]:
         f"{kind} {one['metadata']['name']} of a job that is gone"
         for kind in KINDS
         for one in seen[kind]
-        # Garbage collection may miss what others took the labels from; a job that needs the name deletes it.
-        if _is_managed(one) and owner(one) not in uids and (kind in ("Pod", "StatefulSet") or _is_labelled(one))
+        # Garbage collection may miss what others took the labels from: a job that needs the name deletes it, and a
+        # StatefulSet is found by its pods.
+        if _is_managed(one) and owner(one) not in uids and (kind == "Pod" or _is_labelled(one))
     )
 
 
