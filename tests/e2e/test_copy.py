@@ -4,9 +4,11 @@ interrupted goes on where it was, and leaves no pod.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,16 @@ def test_rows_go_in_and_a_model_comes_out(job: JobOnCluster, tmp_path: Path) -> 
     _grpo(job, "export", "tiny", str(tmp_path / "model"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+    # A finished job's page, after its pods are gone: curves and completions come from the claim, the rest from the job.
+    wait_until(lambda: job("get", "pods", "-l", "training.grpo.dev/job=tiny", "-o", "name") == "", "no pods", 120)
+    process = _start(job, "ui", "tiny", "--no-browser")
+    assert process.stdout is not None
+    address = next(found[0] for line in process.stdout if (found := re.search(r"http://[^/\s]+", line)))
+    with urllib.request.urlopen(f"{address}/api/state?generation=0&after=-1", timeout=60) as answer:
+        shown = json.load(answer)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert [row["step"] for row in shown["metrics"]] == [0, 1]
+    assert shown["completions"]
+    assert (shown["job"]["phase"], shown["note"]) == ("Succeeded", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import tempfile
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,23 +48,35 @@ def ui(
     It has curves, completions, ranks and pods, the plan of a job's memory, and what failed. The page changes nothing.
     It is on loopback only; everybody on this machine can open it while the command runs.
     """
-    if job is not None and folder is None:
-        source = _job_source(job, kubeconfig, context, namespace)
-    elif folder is not None and job is None and gpu is None:
-        source = _folder_source(folder)
-    else:
-        raise click.UsageError("give either a JOB, with --gpu or without, or --folder")
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="grpo-ui-") as fetched:
+        if job is not None and folder is None:
+            source = _job_source(job, kubeconfig, context, namespace, Path(fetched))
+        elif folder is not None and job is None and gpu is None:
+            source = _folder_source(folder)
+        else:
+            raise click.UsageError("give either a JOB, with --gpu or without, or --folder")
         asyncio.run(_serve(source, port, gpu, open_browser=not no_browser))
 
 
-def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace: str | None) -> Source:
+def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace: str | None, folder: Path) -> Source:
+    """Return a job as a source. Of one whose pods are gone, the run's files come into `folder`."""
     from grpo_cli.cluster.api_errors import explained
     from grpo_cli.cluster.kube import connect
+    from grpo_cli.cluster.pod_http import PodError
     from grpo_cli.ui.cluster import ClusterSource
+    from grpo_cli.ui.finished import fetch, is_away
 
     with explained():
-        return ClusterSource(connect(kubeconfig, context, namespace), job)
+        kube = connect(kubeconfig, context, namespace)
+        found = kube.job(job)
+        away = is_away(kube, found)
+    try:
+        with explained():
+            has_files = away and fetch(kube, found, folder, lambda said: click.echo(said, err=True))
+    except (click.ClickException, OSError, PodError) as error:
+        has_files = False
+        click.echo(f"the page is without curves: {getattr(error, 'message', error)}", err=True)
+    return ClusterSource(kube, job, folder if has_files else None)
 
 
 def _folder_source(folder: Path) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,17 +18,22 @@ from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.screen.pods import ranks_of, running_pods
 from grpo_cli.screen.view import read_job, read_topology
+from grpo_cli.ui.folder import FolderSource
+from grpo_cli.ui.history import History
 from grpo_cli.ui.source import Shown, SourceError
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.observed_pod import read_pod
+from grpo_spec.lenient import mapping
 
-_GONE = "the pod of rank 0 does not run: `grpo ui --folder` shows the curves, which are on the job's volume"
+_GONE = "the pod of rank 0 does not run: begin `grpo ui` again, which reads the curves from the job's volume"
+_LOST = "the pod of rank 0 does not run, and without storage.claimName the curves went with it"
 
 
 class ClusterSource:
-    """A GRPOJob."""
+    """A GRPOJob. `fetched`: the folder of its run, where its pods were gone."""
 
-    def __init__(self, kube: Kube, name: str) -> None:
+    def __init__(self, kube: Kube, name: str, fetched: Path | None = None) -> None:
+        self._fetched = None if fetched is None else FolderSource(fetched)
         self.shown = Shown(title=f"{kube.namespace}/{name}", where="cluster")
         self._reader, self._launchers = JobReader(kube, name), Launchers(kube)
 
@@ -50,8 +56,16 @@ class ClusterSource:
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         topology = read_topology(job)
         if topology is None or topology.members[0].pod not in running_pods(pods):
-            self.shown.note = self.shown.note or ("" if read_status(job.get("status")).attempt is None else _GONE)
+            if self._fetched is not None:
+                self._fetched.refresh()
+                self.shown.history, self.shown.changed = self._fetched.shown.history, self._fetched.shown.changed
+                return
+            if read_status(job.get("status")).attempt is not None:
+                has_claim = "claimName" in mapping(job["spec"].get("storage"))
+                self.shown.note = self.shown.note or (_GONE if has_claim else _LOST)
             return
+        if self._fetched is not None:  # it runs again
+            self._fetched, self.shown.history, self.shown.changed = None, History(), None
         try:
             is_new_attempt, rows = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)
         except PodError as error:

@@ -1,0 +1,46 @@
+"""The files of a run whose pods are gone, fetched once from the job's claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_cli.cluster.copying import transfer
+from grpo_cli.cluster.copying.folder import Folder
+from grpo_cli.cluster.copying.served_claim import served
+from grpo_cli.cluster.kube import Kube, Object
+from grpo_cli.screen.pods import running_pods
+from grpo_cli.screen.view import read_topology
+from grpo_operator.api.status import read_status
+from grpo_spec.lenient import mapping
+from grpo_spec.reports import RUN_FILES
+
+WANTED = frozenset(f"{name}.jsonl" for name in RUN_FILES)
+
+
+def is_away(kube: Kube, job: Object) -> bool:
+    """Whether a job has begun, and the pod that serves its curves does not run."""
+    topology = read_topology(job)
+    if topology is None or read_status(job.get("status")).attempt is None:
+        return False
+    return topology.members[0].pod not in running_pods(kube.pods(job))
+
+
+def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> bool:
+    """Copy the run's files into a folder, by a short-lived pod that mounts the claim as the job's pods do.
+
+    Returns whether there are any: a job without a claim keeps none, and one that ended early has none. Raises CliError
+    and ApiException, as `served` does, OSError and PodError.
+    """
+    metadata, storage = job["metadata"], mapping(job["spec"].get("storage"))
+    claim = storage.get("claimName")
+    if not isinstance(claim, str):
+        return False
+    run = "/".join((metadata["namespace"], metadata["name"], metadata["uid"]))
+    path = transfer.join(str(storage.get("subPath") or ""), run)
+    say(f"the pods of {metadata['name']} are gone: reading {claim}:{path} by a short-lived pod")
+    with served(kube, claim, say, image=None, job=job) as there:
+        found = there.look(path)
+        files = {name: size for name, size in found["files"].items() if name in WANTED}
+        transfer.copy(there, path, Folder(str(folder)), "", lambda *_: None, found | {"files": files})
+    return bool(files)
