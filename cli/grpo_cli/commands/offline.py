@@ -32,14 +32,14 @@ def render(manifest: Path, namespace: str, show: str) -> None:
     """
     import yaml
 
-    from grpo_cli.local.manifest import load_job
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.screen.rank_table import table
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
     from grpo_operator.layout.topology import plan_topology
     from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 
-    job = load_job(manifest, namespace)
+    job = load_job(manifest).job(namespace)
     topology = plan_topology(job)
     contract = make_contract(job, topology, 0)
     if show in ("all", "ranks"):
@@ -77,12 +77,12 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     They have the topology and the contract that they would have in a cluster, and the variables of podTemplate.env
     whose values the manifest has.
     """
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.local import processes
-    from grpo_cli.local.manifest import load_job
     from grpo_cli.local.variables import variables
     from grpo_operator.layout.topology import plan_topology
 
-    job = load_job(manifest, namespace)
+    job = load_job(manifest).job(namespace)
     topology = plan_topology(job)
     given = variables(job, topology)
     output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()

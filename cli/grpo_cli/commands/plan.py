@@ -50,13 +50,14 @@ def plan(manifest: Path, gpu: int | None, engine_gpu: int | None, model: str | N
     """  # noqa: D301 - click's own mark
     from dataclasses import replace
 
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.local.edited import contract_of, edits, pod_sizes
-    from grpo_cli.local.manifest import load_job, load_manifest
     from grpo_operator.api.spec import parse_spec
     from grpo_spec.schema import dump
 
     check_packages("plan")
-    job, spec = load_job(manifest, "default"), load_manifest(manifest)["spec"]
+    loaded = load_job(manifest)
+    job, spec = loaded.job("default"), loaded.document["spec"]
     if model is not None:
         spec = with_model(spec, model)
         job = replace(job, spec=parse_spec(spec))

@@ -9,7 +9,7 @@ from functools import reduce
 import pytest
 import yaml
 
-from grpo_cli.local.manifest import load_job
+from grpo_cli.documents.manifest import load_job
 from grpo_operator.api.crd import crd
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.progress_status import ProgressStatus
@@ -49,7 +49,7 @@ def test_every_example_is_listed_here() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_renders_rank_by_rank(name: str) -> None:
-    job = load_job(EXAMPLES / name, "default")
+    job = load_job(EXAMPLES / name).job("default")
     contract = make_contract(job, plan_topology(job), 0)
     ranks, each, engines, senders = EXPECTED[name]
     assert [m.rank_offset + local for m in contract.members for local in range(m.gpus)] == list(range(ranks))
@@ -80,7 +80,7 @@ def test_a_quickstart_is_applied_as_it_is(name: str, mode: str, device: str) -> 
 
 
 def test_all_quickstarts_train_the_same_task() -> None:
-    specs = [load_job(EXAMPLES / name, "default").spec for name in EXPECTED if name.startswith("quickstart")]
+    specs = [load_job(EXAMPLES / name).spec for name in EXPECTED if name.startswith("quickstart")]
     tasks = [
         (
             spec.model.name,
@@ -97,7 +97,7 @@ def test_all_quickstarts_train_the_same_task() -> None:
 def test_the_custom_functions_do_what_their_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = EXAMPLES / "custom-reward"
     monkeypatch.syspath_prepend(folder)
-    spec = load_job(folder / "job.yaml", "default").spec
+    spec = load_job(folder / "job.yaml").spec
     assert spec.dataset.preprocess is not None
     row = {
         "question": "Ann has 48 clips and half as many pins. How many?",
@@ -121,7 +121,7 @@ def test_the_calculator_brings_its_code_and_scores_the_last_turn(monkeypatch: py
     (brought,) = [one for one in yaml.safe_load_all((folder / "job.yaml").read_text()) if one["kind"] == "ConfigMap"]
     assert brought["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
     monkeypatch.syspath_prepend(folder)
-    spec = load_job(folder / "job.yaml", "default").spec
+    spec = load_job(folder / "job.yaml").spec
     assert spec.dataset.preprocess is not None
     prepared = Preprocess(spec.dataset.preprocess)(0, {"question": "Calculate 12 * 13.", "answer": "156"}, seed=1)
     assert prepared["answer"] == "156"
