@@ -129,6 +129,16 @@ def append(output: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def commit() -> str:
+    """Return the commit that runs, and whether its files are changed."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs")  # what a run itself writes
+    return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Versions of the distributions that provide these packages: on CPUs, another one provides vLLM."""
     providers = packages_distributions()

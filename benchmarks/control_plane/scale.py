@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from pathlib import Path
 import click
 
 from benchmarks import ROOT
-from benchmarks.common.runs import append, versions
+from benchmarks.common.runs import append, commit, versions
 from benchmarks.control_plane import peers, scenarios
 from benchmarks.control_plane.client import Api
 from benchmarks.control_plane.costs import costs
@@ -91,15 +90,10 @@ def main(names: tuple[str, ...], only: tuple[str, ...], jobs: int | None, repeti
 
 def _about() -> Raw:
     """The part of a line about the machine, the programs and the command."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs")  # what a run itself writes
     programs = {"kubernetes control plane": binaries.KUBERNETES.removeprefix("v"), "python": platform.python_version()}
     others = {peer.name: peer.version.removeprefix("v") for peer in (peers.JOBSET, peers.LWS)}
     return {
-        "commit": git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else ""),
+        "commit": commit(),
         "versions": programs | others | versions("kopf", "kubernetes"),
         "cpus": os.cpu_count(),
         "load average": round(os.getloadavg()[1], 1),

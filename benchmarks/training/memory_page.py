@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from benchmarks import ROOT
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, lengths, lognormal
 from benchmarks.common.models import config_of
-from grpo_cli.commands.plan import table
 from grpo_cli.local.edited import contract_of
+from grpo_cli.screen.memory_plan import table
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job
 from grpo_spec.gpus import gpu_bytes

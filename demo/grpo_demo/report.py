@@ -26,7 +26,8 @@ def report(run: Run, output: Path) -> Verdict:
         display.curve_in_terminal(rows)
         picture = output / "reward.png"
         display.curve_as_png(rows, picture, "quickstart: reward and accuracy by step")
-        samples = read_rows(run.folder / "completions.jsonl")
+        rows_read = read_rows(run.folder / "completions.jsonl")
+        samples = [row for row in rows_read if "lost" not in row.get("episode", {})]
         steps = sorted({row["step"] for row in samples})
         for title, some in (("Before", steps[:EDGE]), ("After", steps[-EDGE:])):
             display.completions(

@@ -57,6 +57,16 @@ class ExportProgress(Section):
     bytes: int = Field(0, description="Size of its files together.")
 
 
+class GpuUse(Section):
+    """GPU seconds of an attempt since its first step began, of all ranks and engines together."""
+
+    attempt: int = Field(-1, description="The attempt; a launcher may still answer what an earlier one reported.")
+    training: float = Field(0.0, description="In the forward and backward passes and the optimizer of ranks.")
+    sampling: float = Field(0.0, description="In which ranks, or engines that had requests, sampled.")
+    waiting: float = Field(0.0, description="Of ranks: for completions of others' GPUs, rewards, other ranks, storage.")
+    idle: float = Field(0.0, description="Of engines that had no request.")
+
+
 _MOST_TEXT, _MOST_ITEMS = 128, 128
 """Bounds of what is read of a report: bytes of a text, items of a list."""
 
@@ -86,6 +96,11 @@ class Progress(Section):
         description="Phase of each rank of this pod, by global rank, for example `Generating for 1830 s`; the server "
         "fills it in.",
     )
+    waiting_episodes: int | None = Field(
+        None,
+        description="Episodes of this pod's ranks that wait for a session of an environment pod; the server fills it "
+        "in.",
+    )
     waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
@@ -94,6 +109,7 @@ class Progress(Section):
         None, description="Who waits for whom, ranks or engines, and what to change; None if nothing is known or wrong."
     )
     tokens_per_second: float | None = None
+    gpu_use: GpuUse | None = Field(None, description="As of the last step; None before the first one ends.")
     weight_version: int | None = None
     evaluation: EvaluationProgress | None = None
     checkpoint_step: int | None = None
@@ -139,12 +155,14 @@ class Outcome(Section):
     def to_message(self) -> str:
         """JSON of at most 4096 bytes, Kubernetes' limit for a termination message; `message` is cut in the middle.
 
-        Of the progress, steps, checkpoint and export are kept in any case: they say where the attempt ended.
+        Of the progress, steps, checkpoint, export and the use of GPUs are kept in any case: they say where the attempt
+        ended.
         """
         outcome, keep = self, len(self.message)
         where = self.progress and Progress(
             step=self.progress.step,
             total_steps=self.progress.total_steps,
+            gpu_use=self.progress.gpu_use,
             checkpoint=self.progress.checkpoint,
             checkpoint_step=self.progress.checkpoint_step,
             export=self.progress.export,

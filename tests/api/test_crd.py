@@ -8,6 +8,7 @@ from grpo_operator.api.crd import whole_schema
 from grpo_operator.api.pod_template import MERGE_KEYS
 from support.control_plane.operators import Jobs, make_job
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
+from support.paths import EXAMPLES
 
 pytestmark = pytest.mark.api
 
@@ -186,6 +187,11 @@ def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complain
 @pytest.mark.parametrize("change", ACCEPTED)
 def test_tools_and_environments_are_accepted(jobs: Jobs, change: dict) -> None:
     jobs("create", "--dry-run=server", "-f", "-", stdin=json.dumps(make_job("good", **change)))
+
+
+def test_all_examples_are_accepted_with_what_they_bring(jobs: Jobs) -> None:
+    said = jobs("create", "--dry-run=server", "--recursive", "-f", str(EXAMPLES))
+    assert said.count("grpojob.training.grpo.dev/") == len([*EXAMPLES.rglob("*.yaml")])
 
 
 def test_one_refusal_names_all_rules_that_a_section_breaks(jobs: Jobs) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from grpo_cli.cluster.kube import connect
+from grpo_cli.main import main
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
 from grpo_spec.contract import Contract
@@ -87,6 +89,12 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
         wait_for("the ranks", lambda: "shown-b-0" in text(browser, "#rank-table tbody tr:nth-child(3)"))
         wait_for("the phase", lambda: text(browser, "#phase") == "Running")
         wait_for("the advice", lambda: "Advice run 3 engines in place of 2" in text(browser, "#banners"))
+        where = ["--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace]
+        said = CliRunner().invoke(main, ["status", "shown", "--completions", *where])
+        last = json.loads((RUN / "completions.jsonl").read_text().splitlines()[-1])
+        assert said.exit_code == 0, said.output
+        assert last["completion"].splitlines()[0] in said.output, "a completion of the newest step"
+        assert "step 7  " not in said.output, "and of no other"
         browser.find_element(By.ID, "tab-curves").click()
         wait_for("the reward's curve", lambda: browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.line"))
         browser.find_element(By.ID, "tab-ranks").click()

@@ -1,16 +1,20 @@
-"""The page of `grpo ui` in headless Chromium shows a run's folder: curves, completions, errors, colours."""
+"""The page of `grpo ui` in headless Chromium: a run's curves, completions, errors and colours, and a job's plan."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
+from grpo_cli.documents.manifest import load_job
 from grpo_cli.ui.folder import FolderSource
 from support.browser import complaints, open_page, text, texts, wait_for
+from support.paths import EXAMPLES
 from support.paths import RUN_FOLDER as RUN
+from support.trainer.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.api
 
@@ -80,6 +84,31 @@ def test_a_completion_is_text_whatever_it_says(browser: webdriver.Chrome, run: P
         assert browser.title == "run · grpo"
 
 
+def test_an_episode_is_shown_turn_by_turn_and_a_lost_one_by_its_cause(browser: webdriver.Chrome, run: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": SCRIPT},
+        {"role": "assistant", "content": "It is 3."},
+    ]
+    facts = {"turns": 2, "calls": 1, "failed_calls": 1, "call_seconds": 0.5, "retries": 1, "tokens": [9, 4, 5]}
+    row = {"step": 7, "prompt": "Add.", "completion": turns, "reward": 1.0, "advantage": 0.5, "episode": facts}
+    none = row | {"completion": [], "reward": None, "episode": {"lost": "timeout", "failure": "it hangs", "retries": 2}}
+    (run / "completions.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(none)}\n")
+    with open_page(browser, FolderSource(run), "completions"):
+        wait_for("both", lambda: len(browser.find_elements(By.CSS_SELECTOR, ".answer")) == 2)
+        assert texts(browser, ".said .quiet") == [
+            "prompt",
+            "completion · 9 tokens",
+            "tool add · 4 tokens read",
+            "completion · 5 tokens",
+            "prompt",
+        ]
+        assert texts(browser, ".said pre")[1:4] == ['→ add({"a":1})', SCRIPT, "It is 3."]
+        assert "calls, 1 failed" in texts(browser, ".score .quiet")
+        assert text(browser, ".answer p.bad") == "lost (timeout), counts nowhere: it hangs"
+
+
 def test_steps_of_completions_can_be_paged(browser: webdriver.Chrome, run: Path) -> None:
     with open_page(browser, FolderSource(run), "completions"):
         wait_for("the newest step", lambda: "step 8, the newest" in text(browser, "#stepper output"))
@@ -124,3 +153,22 @@ def test_the_page_follows_the_system_theme_unless_one_is_chosen(browser: webdriv
         theme.click()
         theme.click()
         prefer("light")
+
+
+def test_a_jobs_plan_is_shown_for_the_gpu_that_is_chosen(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
+    source = FolderSource(run)
+    with open_page(browser, source, "memory"):
+        wait_for("curves: a folder has no plan", lambda: browser.find_elements(By.CSS_SELECTOR, "path.line"))
+        assert not browser.find_element(By.ID, "tab-memory").is_displayed()
+    manifest = yaml.safe_load((EXAMPLES / "one-node-4+1.yaml").read_text())
+    manifest["spec"]["model"] = {"path": str(make_tiny_model(tmp_path / "model", heads=4))}
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    source.shown.to_plan = load_job(path).job("default")
+    with open_page(browser, source, "memory"):
+        wait_for("the question", lambda: "Which GPU?" in text(browser, "#memory .empty"))
+        browser.find_element(By.CSS_SELECTOR, "#memory option[value=l4]").click()
+        wait_for("the plan", lambda: texts(browser, "#verdict"))
+        assert text(browser, "#verdict").splitlines()[-1] == "fits"
+        assert "rank 0 (one-node-node-0), GiB of 22.0 GiB" in " ".join(text(browser, "#memory h3").split())
+        assert {"forward+backward", "KV cache", "total"} <= set(texts(browser, "#memory th, #memory td"))
+        assert complaints(browser) == []

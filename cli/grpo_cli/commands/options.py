@@ -1,4 +1,4 @@
-"""Options of all commands that talk to a cluster: kubectl's options, and a job's name that the shell completes."""
+"""Options of several commands: kubectl's, a job's name that the shell completes, the size of a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from grpo_cli.errors import EXIT_CODES, CliError
+from grpo_spec.gpus import MEMORY, gpu_bytes
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+GPUS = ", ".join(MEMORY)
 _OPTIONS = (
     click.option("--kubeconfig", type=click.Path(), help="Kubeconfig file; default: KUBECONFIG, else ~/.kube/config."),
     click.option("--context", help="Context of the kubeconfig; default: its current one."),
@@ -62,3 +64,11 @@ def _complete_jobs(ctx: click.Context, _: click.Parameter, incomplete: str) -> l
 
 
 job_argument = click.argument("job", shell_complete=_complete_jobs)
+
+
+def gpu_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes of an option's GPU, given by its name or by its memory."""
+    try:
+        return None if value is None else gpu_bytes(value)
+    except (ValueError, KeyError):
+        raise click.BadParameter(f"{value} is neither one of {GPUS}, nor a size such as 80Gi") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from grpo_cli.commands.options import kubectl_options
+from grpo_cli.commands.options import GPUS, gpu_size, kubectl_options
 from grpo_cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 @click.option(
     "--folder", type=click.Path(path_type=Path), help="A run's folder, or one above it: the newest run below is shown."
 )
+@click.option(
+    "--gpu",
+    callback=gpu_size,
+    metavar="NAME|SIZE",
+    help=f"GPU for the view Memory: {GPUS}, or its memory, such as 80Gi; default: what JOB's node selectors say.",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; default: any free one.")
 @click.option("--no-browser", is_flag=True, help="Print the address and do not open a browser.")
 @kubectl_options
 def ui(
     job: str | None,
     folder: Path | None,
+    gpu: int | None,
     port: int,
     no_browser: bool,
     kubeconfig: str | None,
@@ -37,17 +44,17 @@ def ui(
 ) -> None:
     """Show JOB, or a run's folder, on a local page.
 
-    It has curves, completions, ranks and pods, and what failed. The page changes nothing. It is on loopback only;
-    everybody on this machine can open it while the command runs.
+    It has curves, completions, ranks and pods, the plan of a job's memory, and what failed. The page changes nothing.
+    It is on loopback only; everybody on this machine can open it while the command runs.
     """
     if job is not None and folder is None:
         source = _job_source(job, kubeconfig, context, namespace)
-    elif folder is not None and job is None:
+    elif folder is not None and job is None and gpu is None:
         source = _folder_source(folder)
     else:
-        raise click.UsageError("give either a JOB or --folder")
+        raise click.UsageError("give either a JOB, with --gpu or without, or --folder")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(source, port, open_browser=not no_browser))
+        asyncio.run(_serve(source, port, gpu, open_browser=not no_browser))
 
 
 def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace: str | None) -> Source:
@@ -69,13 +76,13 @@ def _folder_source(folder: Path) -> Source:
         raise CliError(str(error), Exit.NOT_FOUND) from error
 
 
-async def _serve(source: Source, port: int, *, open_browser: bool) -> None:
+async def _serve(source: Source, port: int, gpu: int | None, *, open_browser: bool) -> None:
     from grpo_cli.ui.server import serving
 
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     try:
-        async with serving(source, port) as address:
+        async with serving(source, port, gpu) as address:
             click.echo(f"{source.shown.title} is at {address}   (Ctrl-C ends it)")
             if open_browser and not await asyncio.to_thread(webbrowser.open, address):
                 click.echo("no browser could be opened: open the address yourself", err=True)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_spec import contract as c
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
 
 
 def state_folder(output: Path, pod: str) -> Path:
@@ -33,3 +35,13 @@ def launch(
     }
     with (state / "launcher.log").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=log, stderr=log)
+
+
+def outcome_of(output: Path, pod: str, returncode: int) -> Outcome:
+    """Return how a pod has ended: as it says itself, or that it could not say it."""
+    state = state_folder(output, pod)
+    message = state / "termination-log"
+    if message.exists() and (said := message.read_text()):  # empty: it had begun, and was killed
+        return Outcome.model_validate_json(said)
+    text = f"the launcher of {pod} ended with {returncode} and no result: see {state / 'launcher.log'}"
+    return Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)

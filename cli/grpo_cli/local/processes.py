@@ -14,13 +14,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_cli.local.engine_pods import EnginePods
 from grpo_cli.local.environment_pods import EnvironmentPods
-from grpo_cli.local.pod_process import launch, state_folder
+from grpo_cli.local.pod_process import launch, outcome_of, state_folder
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.contract import Contract, Engine, Member
-from grpo_spec.reasons import Reason
-from grpo_spec.reports import ExitCode, Outcome, Progress
+from grpo_spec.reports import Outcome, Progress
 from grpo_workload.reporting.progress_files import read_progress
 
 PORTS = range(20_000, 32_768)
@@ -93,14 +93,16 @@ def run(
     topology: Topology,
     output: Path,
     show: Callable[[Progress], None],
+    say: Callable[[str], object],
     variables: Mapping[str, Mapping[str, str]],
 ) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
     `variables`: by pod, what its processes get besides the variables of this process. `show` is called
-    every second with the progress of rank 0, once it has any. A trainer pod that fails ends the others: their launchers
-    notice that a peer is gone, as in a cluster. An engine pod that fails ends the run; an environment pod begins again.
-    Both are ended when the trainer pods have ended.
+    every second with the progress of rank 0, once it has any, `say` with a line for people. A trainer pod that fails
+    ends the others: their launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run,
+    or begins again where `failurePolicy` says so; an environment pod always does. Both are ended when the trainer pods
+    have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
@@ -110,48 +112,32 @@ def run(
         member.pod: launch("grpo_workload.trainer_pod", member.pod, path, output, variables[member.pod])
         for member in contract.members
     }
-    engine_pods = {engine.pod for engine in contract.engines} - trainers.keys()
-    engines = {
-        pod: launch("grpo_workload.engine_pod", pod, path, output, variables[pod]) for pod in sorted(engine_pods)
-    }
-    processes = trainers | engines
+    engines = EnginePods(job, contract, output, variables, say)
     environments = EnvironmentPods(job, topology, contract, output, variables)
 
-    def report() -> None:
+    def report() -> int:
+        """Show the progress; return the number of steps."""
         if progress := read_progress(state_folder(output, contract.master.pod)):
             show(progress)
+        return progress.step if progress else 0
 
     # Exits through `finally`: no pod outlives this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        while any(one.poll() is None for one in trainers.values()) and all(
-            one.poll() is None for one in engines.values()
-        ):
-            report()
+        while engines.goes_on(report()) and any(one.poll() is None for one in trainers.values()):
             environments.restart()
             time.sleep(1)
-        ended_by_itself = {pod for pod, one in processes.items() if one.poll() is not None}
     finally:
-        started = [*processes.values(), *environments.processes.values()]
+        started = [*trainers.values(), *engines.processes.values(), *environments.processes.values()]
         for process in started:
             if process.poll() is None:
                 process.terminate()
         for process in started:
             process.wait()
     report()
-    counted = sorted(ended_by_itself | trainers.keys(), key=lambda pod: (pod in trainers, pod))
-    outcomes = {pod: _outcome(output, pod, processes[pod].returncode) for pod in counted}
+    counted = {pod: engines.processes[pod] for pod in sorted(engines.failed)} | trainers
+    outcomes = {pod: outcome_of(output, pod, process.returncode) for pod, process in counted.items()}
     return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
-
-
-def _outcome(output: Path, pod: str, returncode: int) -> Outcome:
-    message = state_folder(output, pod) / "termination-log"
-    if message.exists():
-        return Outcome.model_validate_json(message.read_text())
-    text = (
-        f"the launcher of {pod} ended with {returncode} and no result: see {state_folder(output, pod) / 'launcher.log'}"
-    )
-    return Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)
 
 
 def free_ports(count: int) -> list[int]:

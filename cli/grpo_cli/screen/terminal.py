@@ -78,6 +78,8 @@ def screen(view: JobView) -> RenderableType:
             rows.add_row(label, content)
     if view.training and view.training.advice:
         rows.add_row("advice", Text(view.training.advice))
+    if view.bill:
+        rows.add_row("held", view.bill)
     if view.warning:
         rows.add_row("warning", Text(view.warning, style="yellow"))
     if view.doing and not view.rank_phases:
@@ -146,15 +148,15 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
         speed.append(f"{training.tokens_per_second:.0f} tokens/s")
     speed.append(training.checkpoint)
     yield "", " · ".join(speed)
+    if training.episodes:
+        yield "episodes", training.episodes
     if training.exported:
         yield "model", training.exported
     if training.slowest:
         yield "late", Text(training.slowest, style="yellow")
     if training.idle_seconds is not None:
-        yield (
-            "late",
-            Text(f"no step for {words.duration(training.idle_seconds)}; the ranks are in:", style="yellow"),
-        )
+        idle = words.duration(training.idle_seconds)
+        yield "late", Text(f"no step for {idle}; the ranks are in:", style="yellow")
 
 
 def _groups(view: JobView) -> Table:

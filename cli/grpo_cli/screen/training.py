@@ -15,6 +15,8 @@ Object = Mapping[str, Any]
 
 LATE_IMBALANCE = 1.5
 """Show the slowest rank when its own work takes this many times the mean."""
+LONG_WAIT = 0.1
+"""Show from so many seconds on how long a completion waits for a session of an environment pod."""
 STUCK_STEPS = 5
 STUCK_SECONDS = 60
 """Warn after this many median step times without a step, at least this long; the operator reports a hang much later."""
@@ -45,6 +47,7 @@ class Training:
     evaluation: str  # the last one and the best; empty if there was none
     curves: Mapping[str, Sequence[float | None]]  # by name: reward, and accuracy if the job has it
     slowest: str
+    episodes: str  # those of the last step; empty in a job without tools and environments
     advice: str  # what would balance ranks and engines
 
 
@@ -78,6 +81,7 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
         evaluation=_evaluation((live and EvaluationStatus.read(live.evaluation)) or status.evaluation),
         curves=_curves(report.metrics) or {"reward": [newest.reward]},
         slowest=_slowest(newest.metrics),
+        episodes=_episodes(newest.metrics, live.waiting_episodes if live else None),
         # The operator leaves it out while engines that were asked for are missing, of which a launcher does not know.
         advice=(newest.advice or "") if known is None or known.advice else "",
     )
@@ -116,6 +120,26 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
         for shown, name in wanted.items()
         if any(row.get(name) is not None for row in rows)
     }
+
+
+def _episodes(metrics: Mapping[str, float], waiting: int | None) -> str:
+    parts = []
+    if "episodes/turns/mean" in metrics:
+        calls, failed = metrics.get("tools/call_frequency", 0.0), metrics.get("tools/failure_frequency", 0.0)
+        seconds = metrics.get("episodes/call_seconds/mean", 0.0)
+        parts.append(f"{metrics['episodes/turns/mean']:.1f} turns and {calls:.1f} calls ({failed:.0%} failed)")
+        parts.append(f"{seconds:.1f} s in calls")
+    if (waited := metrics.get("episodes/wait_seconds/mean", 0.0)) >= LONG_WAIT:
+        parts.append(f"{waited:.1f} s until a session was free")
+    if retries := metrics.get("episodes/retries"):
+        parts.append(f"{retries:.0f} began again")
+    if lost := metrics.get("episodes/lost"):
+        prefix = "episodes/lost/"
+        causes = [f"{count:.0f} {one.removeprefix(prefix)}" for one, count in metrics.items() if one.startswith(prefix)]
+        parts.append(f"{lost:.0f} lost ({', '.join(causes)})")
+    if waiting:
+        parts.append(f"{waiting} of rank 0's pod wait for a session now")
+    return " · ".join(parts)
 
 
 def _slowest(metrics: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from grpo_cli.screen import words
+from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
@@ -48,6 +49,7 @@ class JobView:
     rank_phases: Mapping[str, str]  # ranks by phase
     doing: str  # phase of rank 0
     training: Training | None
+    bill: str  # how long it has held GPUs, and what for
     warning: str  # what is wrong with the last steps, and what to look at
     failure: Failure | None
     failure_seconds: float
@@ -100,6 +102,7 @@ def make_view(
         doing=report.progress.phase if report.progress and phase == "Running" else "",
         warning=_warning(status),
         training=read_training(job, status, report, is_running=phase == "Running"),
+        bill=describe_usage(status.usage),
         failure=failure,
         failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
         events=newest(events, metadata["name"], now),

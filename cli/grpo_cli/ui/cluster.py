@@ -16,7 +16,7 @@ from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.screen.pods import ranks_of, running_pods
-from grpo_cli.screen.view import read_topology
+from grpo_cli.screen.view import read_job, read_topology
 from grpo_cli.ui.source import Shown, SourceError
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.observed_pod import read_pod
@@ -44,7 +44,7 @@ class ClusterSource:
             "conditions": to_jsonable_python(conditions),
             "pods": _pods(job, pods),
         }
-        self.shown.note = view.note
+        self.shown.to_plan, self.shown.note = read_job(job), view.note
         self._read_history(job, pods)
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:

@@ -1,4 +1,4 @@
-"""The page's server on loopback: files of this package and one JSON answer, GET only."""
+"""The page's server on loopback: files of this package and two JSON answers, GET only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from grpo_cli.ui.plans import Plans
 from grpo_cli.ui.source import Source, SourceError
+from grpo_spec.gpus import MEMORY
 
 HOST = "127.0.0.1"
 SECONDS_BETWEEN = 1.0
@@ -23,6 +25,7 @@ ASSETS = {
     "/charts.js": ("charts.js", "text/javascript"),
     "/curves.js": ("curves.js", "text/javascript"),
     "/panels.js": ("panels.js", "text/javascript"),
+    "/memory.js": ("memory.js", "text/javascript"),
     "/dom.js": ("dom.js", "text/javascript"),
 }
 HEADERS = {
@@ -64,6 +67,7 @@ class Page:
                 "age": None if self._answered == float("-inf") else round(time.monotonic() - self._answered, 1),
                 "idle": None if shown.changed is None else round(time.time() - shown.changed, 1),
                 "job": shown.job,
+                "gpus": None if shown.to_plan is None else list(MEMORY),
             } | shown.history.since(generation, after)
 
     async def _refresh(self) -> None:
@@ -76,9 +80,9 @@ class Page:
         self._asked = time.monotonic()
 
 
-def application(source: Source) -> web.Application:
-    """Serve GET / with its assets, and /api/state?generation=&after=."""
-    page = Page(source)
+def application(source: Source, gpu: int | None = None) -> web.Application:
+    """Serve GET / with its assets, /api/state?generation=&after=, and /api/plan?gpu=; `gpu` bytes are its default."""
+    page, plans = Page(source), Plans(gpu)
 
     async def state(request: web.Request) -> web.Response:
         try:
@@ -87,8 +91,16 @@ def application(source: Source) -> web.Application:
             return web.Response(status=400, text="generation and after must be whole numbers\n")
         return web.json_response(await page.state(generation, after))
 
+    async def plan(request: web.Request) -> web.Response:
+        if (name := request.query.get("gpu", "")) not in ("", *MEMORY):
+            return web.Response(status=400, text=f"gpu must be one of {', '.join(MEMORY)}\n")
+        if source.shown.to_plan is None:
+            return web.Response(status=404, text="there is no job to plan\n")
+        return web.json_response(plans.answer(source.shown.to_plan, name))
+
     app = web.Application(middlewares=[_guard])
     app.router.add_get("/api/state", state, allow_head=False)
+    app.router.add_get("/api/plan", plan, allow_head=False)
     for path, (name, kind) in ASSETS.items():
         app.router.add_get(path, _asset(name, kind), allow_head=False)
     return app
@@ -118,9 +130,9 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(source: Source, port: int) -> AsyncIterator[str]:
+async def serving(source: Source, port: int, gpu: int | None = None) -> AsyncIterator[str]:
     """Serve while the context is open; it gives the address. Port 0: any free one. Raises OSError for a used port."""
-    runner = web.AppRunner(application(source), access_log=None)
+    runner = web.AppRunner(application(source, gpu), access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, HOST, port)

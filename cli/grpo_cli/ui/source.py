@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grpo_cli.ui.history import History
+from grpo_operator.layout.topology import Job
 
 
 class SourceError(Exception):
@@ -20,6 +21,7 @@ class Shown:
     where: str
     history: History = field(default_factory=History)
     job: dict[str, Any] | None = None  # `grpo_cli.screen.view.JobView` with conditions and pods, as JSON
+    to_plan: Job | None = None  # None where no job is known, or its spec is invalid
     changed: float | None = None  # time of the newest step in seconds since 1970, if known
     note: str = ""  # why something is missing
 

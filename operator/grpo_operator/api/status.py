@@ -13,6 +13,7 @@ from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
 from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ExportStatus, ProgressStatus
 from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
+from grpo_operator.api.usage_status import Usage
 from grpo_spec import lenient
 
 
@@ -253,6 +254,7 @@ class GRPOJobStatus(StatusSection):
     export: ExportStatus | None = Field(
         None, description="Newest model of storage.export, which `grpo export` fetches; absent while there is none."
     )
+    usage: Usage | None = Field(None, description="GPU seconds that pods held; absent without GPUs.")
     summary: Summary = Field(default_factory=Summary, description="Texts for the columns of kubectl get.")
 
     @property

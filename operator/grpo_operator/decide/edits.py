@@ -23,6 +23,7 @@ from grpo_operator.api.status import (
     Summary,
 )
 from grpo_operator.api.status_section import StatusSection, Time
+from grpo_operator.api.usage_status import Usage
 
 
 class StatusFields(TypedDict, total=False):
@@ -59,6 +60,7 @@ class StatusFields(TypedDict, total=False):
     evaluation: EvaluationStatus | None
     checkpoint: str | None
     export: ExportStatus | None
+    usage: Usage | None
     summary: Summary
 
 

@@ -55,6 +55,8 @@ class ObservedPod:
     is_orphan: bool = False  # it has no controller, so nothing ends it
     deleted_for_good: bool = False  # without a grace period: only finalizers keep it
     told: int | None = None  # the attempt that begins in it, as its annotation says
+    scheduled: str | None = None  # time since which it holds its GPUs
+    gone_at: str | None = None  # time when the operator saw that it no longer exists
 
     @property
     def is_of_an_attempt(self) -> bool:
@@ -109,6 +111,7 @@ def read_pod(pod: Object) -> ObservedPod:
         is_orphan=not controller_of(pod),
         deleted_for_good="deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0,
         told=_number(mapping(metadata.get("annotations")).get(names.ANNOTATION_ATTEMPT), None),
+        scheduled=_scheduled(pod, status),
     )
 
 
@@ -116,6 +119,14 @@ def _number(said: object, otherwise: T) -> int | T:
     """Read the number of an attempt."""
     digits = text(said)
     return int(digits) if digits.isdecimal() and len(digits) < 19 else otherwise
+
+
+def _scheduled(pod: Object, status: Object) -> str | None:
+    if not mapping(pod.get("spec")).get("nodeName"):
+        return None
+    placed = condition(status, "PodScheduled")
+    since = known_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else ""
+    return since or known_time(pod["metadata"].get("creationTimestamp")) or None
 
 
 def _waiting(status: Object, container: Object) -> str | None:

@@ -42,6 +42,7 @@ from grpo_operator.decide.queueing import QueueSteps
 from grpo_operator.decide.record import is_finished, observe_groups, record
 from grpo_operator.decide.running import observe_pods
 from grpo_operator.decide.scaling import Scale, find_scale
+from grpo_operator.decide.usage import with_usage
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.reasons import Reason
 
@@ -131,7 +132,7 @@ def plan(
     waits = obstacle is not None or job.spec.suspend
     if draft.status.download is not None and downloading.is_off(job, draft.status, observed, waits=waits):
         draft.update(download=None)
-    new = draft.finish()
+    new = with_usage(job, topology, status, draft.finish(), observed, reports, now)
     return Plan(
         status=new,
         mode=_mode(new, topology, observed, refused=obstacle is not None),
@@ -152,7 +153,7 @@ def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed
     if observed.pods or observed.environment_pods or observed.gone or any(group.ready for group in status.groups):
         record(draft, topology, observed, {})
     _observe(draft, topology, observed, {})
-    new = draft.finish()
+    new = with_usage(job, topology, status, draft.finish(), observed, {}, now)
     due = POLL_SECONDS if observed.pods or observed.environment_pods else None
     if job.spec.ttl_seconds_after_finished is not None and status.completion_time is not None:
         remaining = job.spec.ttl_seconds_after_finished - seconds_between(status.completion_time, now)

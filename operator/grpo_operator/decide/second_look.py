@@ -21,10 +21,13 @@ def changes_course(old: GRPOJobStatus, decided: Plan) -> bool:
     What was seen must be true then: such a plan is made again from a live read. Before its first attempt a job has no
     pods, so what was seen is the job itself, and it is written only if it is still the same. Where many jobs start at
     once, a list of each one's pods, for which the API server looks at all pods of the namespace, would cost more than
-    anything else.
+    anything else. Only one that waited for objects of an earlier job may have that one's pods beside it.
     """
     if decided.deletions or decided.delete_job:
         return True
+    if old.attempt is None and decided.status.attempt is not None:
+        scheduled = find(old, Condition.SCHEDULED)
+        return scheduled is not None and scheduled.reason == Reason.WAITING_FOR_OLD_CHILDREN
     return old.attempt is not None and _course(decided.status) != _course(old)
 
 
@@ -104,6 +107,7 @@ def _without_details(status: GRPOJobStatus) -> GRPOJobStatus:
         members=members,
         groups=groups,
         elastic=None,
+        usage=None,
         placement=None,
         summary=Summary(),
     )

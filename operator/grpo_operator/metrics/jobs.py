@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.usage_status import PARTS
 from grpo_spec.reasons import Reason
 
 K = TypeVar("K", bound=Hashable)
@@ -34,6 +35,7 @@ class WatchedJob:
     stuck_restarts: int  # of these, those since the last new step
     completion_time: float | None  # Unix time
     last_failure: tuple[str, float] | None  # its reason, and the Unix time
+    gpu_seconds: Mapping[str, int]  # those that its pods held, by use
 
     @classmethod
     def read(cls, namespace: str, name: str, status: Mapping[str, Any]) -> WatchedJob:
@@ -48,6 +50,7 @@ class WatchedJob:
             restarts=known.restarts.total,
             stuck_restarts=_without_a_step(known),
             completion_time=_unix_time(ended) if ended else None,
+            gpu_seconds={use: known.usage.gpu_seconds.get(use, 0) for use in PARTS} if known.usage else {},
             last_failure=(label_of(failure.reason), _unix_time(failure.time)) if failure else None,
         )
 
@@ -122,7 +125,14 @@ class WatchedJobs(Collector, Generic[K]):
             "Unix time of a job's last failure.",
             labels=[*of_job, "reason"],
         )
+        held = GaugeMetricFamily(
+            "grpo_operator_job_gpu_seconds",
+            "GPU seconds that a job's pods have held, by use, as of its status.",
+            labels=[*of_job, "use"],
+        )
         for job in self._jobs.values():
+            for use, seconds in job.gpu_seconds.items():
+                held.add_metric([job.namespace, job.name, use], seconds)
             for condition in job.conditions:
                 holds.add_metric([job.namespace, job.name, condition], 1)
             restarts.add_metric([job.namespace, job.name], job.restarts)
@@ -132,4 +142,4 @@ class WatchedJobs(Collector, Generic[K]):
             if job.last_failure is not None:
                 reason, time = job.last_failure
                 failure.add_metric([job.namespace, job.name, reason], time)
-        yield from (holds, restarts, stuck, completion, failure)
+        yield from (holds, restarts, stuck, completion, failure, held)

@@ -48,13 +48,17 @@ class QuietJobs:
     def note(
         self, key: Key, versions: Versions, seen: Snapshot, decided: Plan, delay: float, asked: Round | None
     ) -> None:
-        """Note a pass that changed nothing, if another one would find nothing to do either. `asked`: its question."""
+        """Note a pass that changed nothing, if another one would find nothing to do either, be it because its status
+        still waits for its turn to be written. `delay`: seconds until another one was due. `asked`: its question.
+        """
         state, now = self._jobs.of(key), asyncio.get_running_loop().time()
         before, state.quiet = state.quiet, None
-        if decided.status != seen.status or state.answers.progress or not is_quiet(decided.status, seen.observed):
+        if state.answers.progress or not is_quiet(decided.status, seen.observed):
             return
         since = before.since if before is not None and before.versions == versions else now
         deadline = now + seconds_to_deadline(seen.job, decided.status, seen.observed, seen.now)
+        if state.writes.due is not None:
+            deadline = min(deadline, state.writes.due)
         until = now + min(LONGEST_SECONDS, max(2 * delay, now - since))
         if state.question is not None:  # why a pod is missing, nothing that is watched tells
             until = min(until, state.question.due)

@@ -149,7 +149,8 @@ class Reconciler:
                 await self._scale(key, decided.scale, seen.now)
         finally:
             await self._tell(seen.raw, decided if written else None, seen.now)
-        self._jobs.of(key).deleted_pods.recorded(seen.observed.gone)
+        is_recorded = written or decided.status == seen.status
+        self._jobs.of(key).deleted_pods.recorded(seen.observed.gone if is_recorded else ())
         if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
             self._instruments.children_applied(key)
         if holds(decided.status, Condition.BLOCKED):

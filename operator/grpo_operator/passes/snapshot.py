@@ -144,7 +144,7 @@ class SnapshotReader:
             key.uid,
             pods=pods,
             others=others,
-            gone=state.deleted_pods,
+            gone=state.deleted_pods.seen(now),
             over=status.over,
             members={member.uid for member in status.members},
             gone_sets=state.gone_sets,

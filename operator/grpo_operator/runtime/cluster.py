@@ -207,6 +207,15 @@ class Cluster:
         metadata = {"uid": uid, "annotations": {names.ANNOTATION_ATTEMPT: str(attempt)}}
         await self._change_if_there("patch", "Pod", self._path("Pod", namespace, name), {"metadata": metadata})
 
+    async def relabel(self, manifest: Object, uid: str) -> Object | None:
+        """Give the object with this UID the manifest's labels again, and change nothing else. Return it as it is then,
+        or None if it no longer exists.
+        """
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        path = self._path(kind, metadata["namespace"], metadata["name"])
+        body = {"metadata": {"uid": uid, "labels": metadata["labels"]}}
+        return await self._change_if_there("relabel", kind, path, body)
+
     async def _change_if_there(self, verb: str, kind: str, path: str, body: Object) -> Object | None:
         """Merge `body`, which has the object's UID, into an object. Return it, or None if it no longer exists."""
         try:

@@ -8,7 +8,9 @@ such a pod counts as PodReplaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
+from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 
 PATIENCE_SECONDS = 2.0
@@ -38,6 +40,11 @@ class DeletedPods:
     def __iter__(self) -> Iterator[ObservedPod]:
         """Yield the final states."""
         return iter([pod for _, pod in self._pods.values()])
+
+    def seen(self, now: str) -> list[ObservedPod]:
+        """Return the final states with the times when the pods were gone, by the clock that shows `now`."""
+        elapsed = self._clock()
+        return [replace(pod, gone_at=after(now, at - elapsed)) for at, pod in self._pods.values()]
 
     def may_still_arrive(self) -> bool:
         """Whether the watch may still deliver a pod that a list lacks: until PATIENCE_SECONDS after the first call."""

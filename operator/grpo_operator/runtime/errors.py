@@ -38,6 +38,14 @@ class ForeignError(ObstacleError):
         super().__init__(Reason.NAME_TAKEN, message)
 
 
+class LeftoverError(ForeignError):
+    """That object belongs to an earlier job of the job's name. `uid`: the object's."""
+
+    def __init__(self, message: str, uid: str) -> None:
+        super().__init__(message)
+        self.uid = uid
+
+
 class ForbiddenError(ObstacleError):
     """The operator's roles do not allow the request."""
 

@@ -28,7 +28,9 @@ Object = Mapping[str, Any]
 Place = tuple[str, str]
 """Namespace and name."""
 Versions = tuple[int, ...]
-"""Equal only while the objects of a job are: versions grow with every change, and none comes twice."""
+"""Equal only while a job is, and what decisions need of its children: versions grow with every change, and none comes
+twice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,14 @@ class DisorderError(Exception):
 @dataclass(slots=True)
 class _Kept:
     """An object: its version, the name of its job by its label, the UID of its job (of a pod by its label, else of its
-    owner), and what decisions need of it.
+    owner), what decisions need of it, and the version that first showed that: others change their status all the time.
     """
 
     version: int
     job: str
     job_uid: str
     value: ObservedPod | Child
+    since: int
 
     def is_same(self, other: _Kept) -> bool:
         """Whether both are states of one object, under one job's name."""
@@ -105,10 +108,12 @@ class Mirror:
         return pickle.loads(self._jobs[_where(key)].pickled) if self._has(key) else None
 
     def versions(self, key: Key) -> Versions | None:
-        """Return the versions of a job and of what carries its label; None if the job does not exist."""
+        """Return the versions of a job and of what decisions need of the children that carry its label; None if the job
+        does not exist.
+        """
         if not self._has(key):
             return None
-        return self._jobs[_where(key)].version, *(kept.version for kept in self._children(key))
+        return self._jobs[_where(key)].version, *(kept.since for kept in self._children(key))
 
     def _has(self, key: Key) -> bool:
         return (kept := self._jobs.get(_where(key))) is not None and kept.key == key
@@ -243,7 +248,7 @@ class Mirror:
             old = None
         changed = old is None or (old.job_uid, old.value) != (new.job_uid, new.value)
         if old is not None and not changed:
-            new.value = old.value  # the same object, which passes recognise at once
+            new.value, new.since = old.value, old.since  # the same object, which passes recognise at once
         self._objects[kind][place] = new
         self._of_jobs.setdefault((place[0], new.job), set()).add((kind, place[1]))
         if changed:
@@ -286,10 +291,10 @@ class Mirror:
 
 
 def _read(kind: str, raw: Object) -> _Kept:
-    job = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB))
+    job, version = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB)), _version(raw)
     if kind == "Pod":
-        return _Kept(_version(raw), job, labelled_job(raw), read_pod(raw))
-    return _Kept(_version(raw), job, owner_of(raw), read_child(kind, raw))
+        return _Kept(version, job, labelled_job(raw), read_pod(raw), since=version)
+    return _Kept(version, job, owner_of(raw), read_child(kind, raw), since=version)
 
 
 def _key(job: Object) -> Key:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from grpo_operator.api import names
 from grpo_operator.decide.objects import Object, controller_of, fields_of_ours, was_applied
-from grpo_operator.runtime.errors import ForeignError
+from grpo_operator.runtime.errors import ForeignError, LeftoverError
 
 
 def check_owner(manifest: Object, live: Object) -> None:
-    """Raise ForeignError unless the object of the manifest's name has the manifest's owner."""
-    if controller_of(live).get("uid") != manifest["metadata"]["ownerReferences"][0]["uid"]:
-        raise ForeignError(describe_foreign(manifest["kind"], live))
+    """Raise ForeignError unless the object of the manifest's name has the manifest's owner; LeftoverError if its owner
+    was an earlier job of the same name.
+    """
+    kind, (ours, *_) = manifest["kind"], manifest["metadata"]["ownerReferences"]
+    owner = controller_of(live)
+    if owner.get("uid") == ours["uid"]:
+        return
+    if (owner.get("kind"), owner.get("name")) == (ours["kind"], ours["name"]):
+        what = f"{kind} {live['metadata']['name']} is of an earlier job of this name"
+        raise LeftoverError(f"{what}, and is deleted; there is nothing to do", live["metadata"]["uid"])
+    raise ForeignError(describe_foreign(kind, live))
 
 
 def describe_foreign(kind: str, live: Object) -> str:

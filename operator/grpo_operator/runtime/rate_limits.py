@@ -36,9 +36,12 @@ AHEAD_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Writes:
-    """Writes of one job's status: when the last one was, None if that is not known."""
+    """Writes of one job's status: when the last one was, None if that is not known, and when the next one may be, None
+    if nothing waits.
+    """
 
     last: float | None = None
+    due: float | None = None
 
 
 class _Queue:
@@ -86,7 +89,9 @@ class WriteRates:
         for other, queue in self._queues.items():
             if other != news:
                 queue.leave(job)
-        return self._queues[news].wait(job, now) if news in self._queues else 0.0
+        seconds = self._queues[news].wait(job, now) if news in self._queues else 0.0
+        job.due = now + seconds if seconds > 0 else None
+        return seconds
 
     def written(self, job: Writes, now: float) -> None:
         """Note that the status of a job was written, with all that it has to say."""
@@ -95,6 +100,7 @@ class WriteRates:
 
     def settled(self, job: Writes) -> None:
         """Note that the status of a job has nothing new to say, or that the job no longer exists."""
+        job.due = None
         for queue in self._queues.values():
             queue.leave(job)
 

@@ -37,6 +37,7 @@ _METHODS = {
     "dry-apply": "patch",
     "scale": "patch",
     "patch": "patch",
+    "relabel": "patch",
     "patch-status": "patch",
     "patch-fields": "patch",
     "update": "put",

@@ -193,6 +193,11 @@ class MemoryApi:
         self.store.edit(old, metadata={"annotations": annotations})
         return self._existing(request)
 
+    def _relabel(self, request: Request) -> Object:
+        old, metadata = self._existing(request), request.params["body"]["metadata"]
+        self._check_preconditions(old, metadata)
+        return self.store.edit(old, metadata={"labels": old["metadata"].get("labels", {}) | metadata["labels"]})
+
     def _patch_fields(self, request: Request) -> Object:
         old = self._existing(request)
         entries = [dict(entry) for entry in old["metadata"]["managedFields"]]

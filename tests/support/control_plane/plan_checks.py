@@ -140,7 +140,9 @@ def check_budget(
     if failure is not None and failure != old.last_failure and failure.pod is not None:
         assert failure.pod in topology.needed_pods, "a pod that the job does not need has not failed the job"
     before = old.recent_restarts.total if old.recent_restarts else 0
-    forgotten = (new.recent_restarts.total if new.recent_restarts else 0) < before
+    counts, since = new.restarts.total > old.restarts.total, [one.recent_restarts for one in (old, new)]
+    is_anew = counts and since[0] and since[1] and since[1].step > since[0].step  # forgotten, and the first one since
+    forgotten = is_anew or (new.recent_restarts.total if new.recent_restarts else 0) < before
     if forgotten or new.restarts.counted < old.restarts.counted - 1:
         assert old.recent_restarts is not None
         assert new.progress is not None

@@ -121,6 +121,8 @@ class SimulatedCluster:
                 running = {"name": names.CONTAINER, "restartCount": 0, "state": {"running": {}}}
                 began = {"containerStatuses": [running], "attempt": self._contract(pod), "over": False}
                 self.store.edit(pod, status=began | {"conditions": _READY})
+            elif pod["status"].get("killed"):
+                self.end_container(pod, ExitCode.RANK_FAILED, "LauncherDied")
             elif self._is_told(pod):
                 self.store.edit(pod, status={"attempt": self._contract(pod), "over": False, "conditions": _READY})
 
@@ -161,20 +163,24 @@ class SimulatedCluster:
             self.store.edit(pod, metadata={"deletionTimestamp": self.store.time()}, status=status)
 
     def end_container(self, pod: Object, exit_code: int, reason: str) -> None:
-        """End the launcher in a pod, with a result unless it was killed; its container is restarted and holds."""
-        said, attempt = "", attempt_in(pod)
-        if exit_code in {*ExitCode}:
+        """End the launcher in a pod, with a result unless it was killed; its container is restarted and holds.
+
+        One that was killed finds that out when it is restarted, says so, and is restarted once more.
+        """
+        said, attempt, killed = "", attempt_in(pod), exit_code not in {*ExitCode}
+        if not killed:
             outcome = Outcome(attempt=attempt, exit_code=ExitCode(exit_code), reason=reason, message=f"said {reason}")
             said = outcome.to_message()
         ended = {"exitCode": exit_code, "message": said, "finishedAt": self.store.time()}
         held = {
             "name": names.CONTAINER,
-            "restartCount": 1,
+            "restartCount": 1 + bool(pod["status"].get("killed")),
             "state": {"running": {}},
             "lastState": {"terminated": ended},
         }
         not_ready = [{"type": "Ready", "status": "False"}]
-        self.store.edit(pod, status={"containerStatuses": [held], "conditions": not_ready, "over": True})
+        ends = {"containerStatuses": [held], "conditions": not_ready, "over": True, "killed": killed}
+        self.store.edit(pod, status=ends)
 
     def disturb_environments(self, pod: Object, *, sick: bool) -> None:
         """End the container of an environment pod. Its kubelet restarts it, and it is ready again unless it is sick."""

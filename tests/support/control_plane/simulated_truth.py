@@ -48,10 +48,16 @@ class Truth:
         self._courses: dict[str, object] = {}  # by the job's version
         self._store.listeners.append(self._changed)
 
-    def harm(self, pod: Object) -> None:
-        """Note that a test ends a pod."""
-        labels = pod["metadata"]["labels"]
-        self.harms[labels[names.LABEL_JOB_UID], str(attempt_in(pod))] += 1
+    def harm(self, pod: Object, *, says: bool = False) -> None:
+        """Note that a test ends a pod. Unless it `says` of which attempt that was, the next one may fail for it too,
+        where that begins in the same pods and its launcher does not know of it yet.
+        """
+        labels, attempt = pod["metadata"]["labels"], attempt_in(pod)
+        job = self._cluster.job(labels[names.LABEL_JOB])
+        status = read_status(job.get("status") if job else None)
+        last = attempt if says or status.attempt is None else status.attempt + keeps_pods(status)
+        for one in range(attempt, max(attempt, last) + 1):
+            self.harms[labels[names.LABEL_JOB_UID], str(one)] += 1
 
     def check(self, request: Request, current: Pass) -> None:
         """Judge a request of a pass as it reaches the server."""
@@ -153,12 +159,15 @@ class Truth:
         more = new.restarts.total - old.restarts.total
         if more and uid not in self.outdated:
             self.restarts[uid, str(old.attempt)] += more
-            if new.last_failure is not None and new.last_failure.reason in _HARMLESS & self.possible:
+            failure = new.last_failure
+            # Of a node that was lost when a pod on it had ended, an attempt that begins in that pod shows it.
+            harmless = failure is not None and failure.reason in _HARMLESS & self.possible
+            if harmless or (failure is not None and failure.node in self._cluster.lost):
                 self.harms[uid, str(old.attempt)] += more
             restarts, harms = (counted[uid, str(old.attempt)] for counted in (self.restarts, self.harms))
             engines = any(group.incarnation for group in new.groups)
             self._must(not is_between_attempts(old), f"{name}: a failure of an attempt that has ended is counted")
-            self._must(restarts <= harms, f"{name}: {restarts} restarts after {harms} harms: {new.last_failure}")
+            self._must(restarts <= harms, f"{name}: {restarts} restarts after {harms} harms: {failure}")
             self._must(restarts == 1 or engines, f"{name}: attempt {old.attempt} fails {restarts} times")
 
     def _check_new_pod(self, pod: Object) -> None:

@@ -11,7 +11,8 @@ import aiohttp
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.decide.conditions import holds, is_terminal
+from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
+from grpo_operator.decide.in_place import LATE_SECONDS
 from grpo_operator.layout.topology import plan_topology
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import job as parsed
@@ -126,7 +127,7 @@ class Simulation:
         code = ExitCode.RANK_FAILED
         for pod in self.cluster.pods(job=name):
             if pod["status"].get("over") is False and pod["metadata"]["labels"][names.LABEL_ROLE] == "trainer":
-                self.truth.harm(pod)
+                self.truth.harm(pod, says=True)
                 self.cluster.end_container(pod, code, "RankFailed" if code == ExitCode.RANK_FAILED else "PeerLost")
                 code = ExitCode.PEER_LOST
 
@@ -174,6 +175,8 @@ class Simulation:
             for name in JOBS:  # some pods are done: the others finish too
                 self.finish(name)
             self.go_on(120, garbage=True)
+        if any(keeps_pods(self.status(name)) for name in JOBS):  # for ranks that nobody ends
+            self.go_on(LATE_SECONDS + 30, garbage=True)
         for name in JOBS:
             if (raw := self.cluster.job(name)) is not None:
                 self._check_outcome(raw)
@@ -233,12 +236,8 @@ class Simulation:
             assert set(program.mirror.count().values()) == {0}
             jobs = program.jobs
             waiting = [job for queue in jobs.rates._queues.values() for job in queue.jobs]
-            assert [list(jobs), list(jobs._understood), waiting, list(program.instruments.jobs.keys)] == [
-                [],
-                [],
-                [],
-                [],
-            ]
+            kept = (list(jobs), list(jobs._understood), waiting, list(program.instruments.jobs.keys))
+            assert kept == ([], [], [], [])
             assert [jobs.intervals.seconds(runs=runs) for runs in (True, False)] == [0.0, 0.0]
             assert not program.queue.keys
 

@@ -89,7 +89,7 @@ def new_spec(random: Random) -> dict[str, Any]:
 
 def other_shape(random: Random, job: Expected) -> dict[str, Any]:
     """Return the fields that change the shape of a suspended job."""
-    if "generation" in job.spec:
+    if job.has_engines:
         groups = [{"name": "gen", "replicas": random.choice((1, 2, 3)), "gpus": 1}]
         return {"generation": {"topology": "Server", "server": {"groups": groups}}}
     return SHAPES[random.choice(TRAINERS)]

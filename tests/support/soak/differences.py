@@ -28,7 +28,7 @@ def differences(expected: Expected, seen: Seen, now: datetime) -> list[str]:
     if job["metadata"]["uid"] != expected.uid:
         return ["the job is another one"]
     status = job.get("status", {})
-    own = {kind: [one for one in seen[kind] if _labels(one).get(UID) == expected.uid] for kind in KINDS}
+    own = {kind: [one for one in seen[kind] if owner(one) == expected.uid] for kind in KINDS}
     return [
         *_of_status(expected, job, status, now),
         *(_running(expected, status, own) if status.get("phase") == "Running" else _stopped(own)),
@@ -43,14 +43,15 @@ def leftovers(jobs: Mapping[str, Expected], seen: Seen) -> list[str]:
         f"{kind} {one['metadata']['name']} of a job that is gone"
         for kind in KINDS
         for one in seen[kind]
-        if _labels(one).get(MANAGED) == "grpo-operator" and _labels(one)[UID] not in uids
+        # Garbage collection may miss what others took the labels from; a job that needs the name deletes it.
+        if _is_managed(one) and owner(one) not in uids and (kind in ("Pod", "StatefulSet") or _is_labelled(one))
     )
 
 
 def versions(job: str, seen: Seen) -> tuple[str, frozenset[str]]:
     """Return the version of a job that exists, and those of its objects."""
     raw = next(one for one in seen["GRPOJob"] if one["metadata"]["name"] == job)
-    own = (one for kind in KINDS for one in seen[kind] if _labels(one).get(UID) == raw["metadata"]["uid"])
+    own = (one for kind in KINDS for one in seen[kind] if owner(one) == raw["metadata"]["uid"])
     return raw["metadata"]["resourceVersion"], frozenset(one["metadata"]["resourceVersion"] for one in own)
 
 
@@ -86,16 +87,22 @@ def _running(expected: Expected, status: Object, own: dict[str, list[Object]]) -
     wanted = {
         "StatefulSet": {f"{name}-{group}" for group in expected.groups},
         "Service": {name},
-        "NetworkPolicy": {name, f"{name}.engines"} if "generation" in expected.spec else {name},
+        "NetworkPolicy": {name, f"{name}.engines"} if expected.has_engines else {name},
         "ConfigMap": {f"{name}-{attempt}"},
         "Pod": expected.pods,
     }
     for kind, names in wanted.items():
-        if (there := {one["metadata"]["name"] for one in own[kind]}) != names:
+        there = {one["metadata"]["name"] for one in own[kind]}
+        nameless = {one["metadata"]["name"] for one in own[kind] if _labels(one).get(JOB) != name}
+        if nameless & names:
+            yield f"{kind}s {sorted(nameless & names)} have not the job's labels"
+        if kind == "ConfigMap":  # what labels do not find of an earlier attempt goes with the job
+            there -= nameless - names
+        if there != names:
             yield f"{kind}s {sorted(there)}, not {sorted(names)}"
     for one in own["StatefulSet"]:
         group = one["metadata"]["name"].removeprefix(f"{name}-")
-        if one["spec"]["replicas"] != expected.groups.get(group) or _labels(one)[ATTEMPT] != attempt:
+        if one["spec"]["replicas"] != expected.groups.get(group) or _labels(one).get(ATTEMPT) != attempt:
             yield f"StatefulSet {one['metadata']['name']} is not the attempt's"
     if not all(one["spec"].get("publishNotReadyAddresses") for one in own["Service"]):
         yield "the Service is not as applied"
@@ -119,6 +126,36 @@ def _stopped(own: dict[str, list[Object]]) -> Iterator[str]:
 def is_ready(pod: Object, kind: str = "Ready") -> bool:
     """Whether a condition of the pod is True."""
     return any(c["type"] == kind and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+
+
+def controller(one: Object) -> str:
+    """Return the UID of an object's controller, "" if it has none."""
+    references = one["metadata"].get("ownerReferences", ())
+    return next((reference["uid"] for reference in references if reference.get("controller")), "")
+
+
+def owner(one: Object) -> str:
+    """Return the UID of the job that owns an object which is not of others. They may change all labels but a pod's."""
+    label: str = _labels(one).get(UID, "")
+    return label if _is_of_a_set(one) else controller(one) or label
+
+
+def _is_of_a_set(one: Object) -> bool:
+    return any(reference["kind"] == "StatefulSet" for reference in one["metadata"].get("ownerReferences", ()))
+
+
+def _is_managed(one: Object) -> bool:
+    owners = one["metadata"].get("ownerReferences", ())
+    return any(map(_is_a_job, owners)) or _labels(one).get(MANAGED) == "grpo-operator"
+
+
+def _is_labelled(one: Object) -> bool:
+    owners = [reference["name"] for reference in one["metadata"].get("ownerReferences", ()) if _is_a_job(reference)]
+    return not owners or _labels(one).get(JOB) in owners
+
+
+def _is_a_job(reference: Object) -> bool:
+    return bool(reference["kind"] == "GRPOJob")
 
 
 def _labels(one: Object) -> dict[str, str]:

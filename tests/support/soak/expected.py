@@ -72,6 +72,10 @@ class Expected:
         return self.spec["failurePolicy"].get("onGenerationFailure") == "RestartGeneration"
 
     @property
+    def has_engines(self) -> bool:
+        return "server" in self.spec.get("generation", {})
+
+    @property
     def groups(self) -> dict[str, int]:
         """Number of pods of each group."""
         engines = self.spec.get("generation", {}).get("server", {}).get("groups", ())

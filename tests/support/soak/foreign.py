@@ -1,43 +1,241 @@
-"""Objects of others beside the jobs, with names and labels like theirs, which the operator must leave as they are."""
+"""What others do beside the jobs: objects with the jobs' labels and names, and hands on the jobs' own objects.
+
+The operator must leave all that is theirs as it is, and come to rest once they stand in nobody's way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
 from typing import Any
 
-from support.soak.differences import JOB, UID, Object
-from support.soak.work import PATHS, Api
+from grpo_operator.api import names
+from support.control_plane.operators import ended_container, outcome
+from support.soak.api import PATHS, Api
+from support.soak.differences import JOB, KINDS, MANAGED, UID, Object, Seen, controller
+from support.soak.expected import Expected
+
+MOST = 24
+"""Objects of others at a time."""
+
+HOLD = "example.com/hold"
+"""A finalizer that others put on a job's own object."""
+
+PATIENT_SECONDS = 15.0
+"""Seconds that others stand in the way at most. What waits for a pod's name asks ever more rarely."""
+
+ACTS = {
+    "create beside": 6,
+    "stand in the way": 3,
+    "relabel theirs": 2,
+    "delete theirs": 2,
+    "fail theirs": 2,
+    "strip": 2,
+    "mislabel": 2,
+    "hold": 2,
+}
 
 
 class Foreign:
-    """A StatefulSet, a Service and a ConfigMap for each job: its name with another end, some with its labels."""
+    """Random acts of others. `note` writes to the soak's log.
 
-    def __init__(self, api: Api, jobs: Iterable[str]) -> None:
-        self._api = api
-        for job in jobs:
-            labels = {JOB: job, UID: "of-nobody", "app.kubernetes.io/managed-by": "another-program"}
-            pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "any"}]}}
-            specs: dict[str, dict[str, Any]] = {
-                "StatefulSet": {
-                    "spec": {"replicas": 0, "serviceName": job, "selector": {"matchLabels": labels}, "template": pod}
-                },
-                "Service": {"spec": {"ports": [{"port": 80}], "selector": labels}},
-                "ConfigMap": {"data": {"contract.json": "{}"}},
-            }
-            for kind, rest in specs.items():
-                api("POST", PATHS[kind], {"metadata": {"name": f"{job}-theirs", "labels": labels}, **rest})
-        self._before = self._read()
+    Theirs are known by UID: each as it was when they last wrote it, which is how it must stay.
+    """
 
-    def _read(self) -> dict[str, Object]:
-        found = {}
-        for kind in ("StatefulSet", "Service", "ConfigMap"):
-            for one in (self._api("GET", PATHS[kind]) or {})["items"]:
-                if one["metadata"]["name"].endswith("-theirs"):
-                    meta = {key: value for key, value in one["metadata"].items() if key != "managedFields"}
-                    meta.pop("resourceVersion" if kind == "StatefulSet" else "", None)  # its controller writes a status
-                    found[f"{kind}/{meta['name']}"] = {**one, "metadata": meta, "status": None}
-        return found
+    def __init__(self, api: Api, random: Random, note: Callable[[str], None]) -> None:
+        self._api, self._random, self._note = api, random, note
+        self._theirs: dict[str, tuple[str, Object]] = {}  # UID: kind, object
+        self._until: dict[str, float] = {}  # UID of what stands in the way: when it goes
+        self._held: dict[tuple[str, str], float] = {}  # kind and name of jobs' objects: when their finalizer goes
+        self._sets: set[str] = set()  # UIDs of all StatefulSets that were ever theirs
+        self._number = 0
+        self.counts: Counter[str] = Counter()
 
-    def check(self) -> None:
-        """Raises AssertionError if one of them changed or is gone."""
-        assert self._read() == self._before
+    @property
+    def names(self) -> set[str]:
+        """The names of what is theirs."""
+        return {one["metadata"]["name"] for _, one in self._theirs.values()}
+
+    def act(self, jobs: Mapping[str, Expected | None], seen: Seen) -> None:
+        """Do something to a job that may not exist, or to what is theirs. `seen`: the jobs' own objects."""
+        what = self._random.choices(list(ACTS), list(ACTS.values()))[0]
+        name = self._random.choice(sorted(jobs))
+        own = {kind: [one for one in seen[kind] if names_job(one) == name] for kind in KINDS}
+        if getattr(self, f"_{what.replace(' ', '_')}")(name, jobs[name], own):
+            self.counts[what] += 1
+
+    def tend(self, *, all_of_it: bool = False) -> None:
+        """Take away what stood in the way for long enough, or all of it; so with finalizers."""
+        now = time.monotonic()
+        for uid in [uid for uid, until in self._until.items() if all_of_it or until < now]:
+            self._remove(uid)
+        for kind, name in [held for held, until in self._held.items() if all_of_it or until < now]:
+            del self._held[kind, name]
+            self._release(f"{PATHS[kind]}/{name}")
+
+    def _release(self, path: str) -> None:
+        """Take the finalizer away, whoever writes the object meanwhile."""
+        while live := self._api("GET", path):
+            meta = live["metadata"]
+            if HOLD not in (finalizers := meta.get("finalizers", [])):
+                return
+            left = [one for one in finalizers if one != HOLD]
+            if self._api.merge(path, {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": left}}):
+                return
+
+    def without(self, seen: Seen) -> Seen:
+        """Return what is not theirs. Raises AssertionError if something of theirs changed or is gone."""
+        live = {one["metadata"]["uid"]: one for kind in KINDS for one in seen[kind]}
+        for uid, (kind, before) in self._theirs.items():
+            name = before["metadata"]["name"]
+            assert uid in live, f"{kind} {name}, which is of another, is gone"
+            assert _kept(live[uid]) == _kept(before), f"{kind} {name}, which is of another, was changed: {live[uid]}"
+            writers = {entry["manager"] for entry in live[uid]["metadata"].get("managedFields", ())}
+            assert names.MANAGER not in writers, f"the operator wrote {kind} {name}, which is of another"
+        return {
+            kind: [
+                one for one in found if one["metadata"]["uid"] not in self._theirs and controller(one) not in self._sets
+            ]
+            for kind, found in seen.items()
+        }
+
+    def _create_beside(self, name: str, _: Expected | None, own: Mapping[str, list[Object]]) -> bool:
+        if len(self._theirs) >= MOST:
+            return False
+        self._number += 1
+        kind = self._random.choice(KINDS)
+        # A pod of this name and these labels is no member of a StatefulSet of the job, whose controller would adopt it.
+        made = self._make(kind, f"{name}-theirs-{self._number}x", self._labels(name, own[kind]))
+        return made is not None
+
+    def _stand_in_the_way(self, name: str, job: Expected | None, _: Mapping[str, list[Object]]) -> bool:
+        groups = sorted(job.groups) if job else ["a", "b", "gen"]
+        attempts = range((job.attempts.most if job else 0) + 2)
+        taken = {
+            "Pod": [f"{name}-{group}-0" for group in groups],
+            "StatefulSet": [f"{name}-{group}" for group in groups],
+            "Service": [name],
+            "ConfigMap": [f"{name}-{attempt}" for attempt in attempts],
+            "NetworkPolicy": [name, f"{name}.engines"],
+        }
+        kind = self._random.choice(KINDS)
+        labels = {} if kind == "Pod" or self._random.random() < 0.5 else self._labels(name, [])
+        made = self._make(kind, self._random.choice(taken[kind]), labels)  # None if the job has it already
+        if made is not None:
+            self._until[made] = time.monotonic() + self._random.uniform(1, PATIENT_SECONDS)
+        return made is not None
+
+    def _labels(self, job: str, own: list[Object]) -> dict[str, str]:
+        """Labels of one of the job's own objects, or such as they are."""
+        if own and self._random.random() < 0.7:
+            return dict(self._random.choice(own)["metadata"].get("labels") or {})
+        manager = self._random.choice(("grpo-operator", "another-program"))
+        return {JOB: job, UID: "of-nobody", MANAGED: manager, names.LABEL_ATTEMPT: "0"}
+
+    def _make(self, kind: str, name: str, labels: dict[str, str]) -> str | None:
+        pod = {"containers": [{"name": "main", "image": "any"}]}
+        selector = {"theirs": name}
+        made: dict[str, Object] = {
+            "Pod": {"spec": pod},
+            "StatefulSet": {
+                "spec": {
+                    "replicas": self._random.choice((0, 1)),
+                    "serviceName": name,
+                    "selector": {"matchLabels": selector},
+                    "template": {"metadata": {"labels": labels | selector}, "spec": pod},
+                }
+            },
+            "Service": {"spec": {"ports": [{"port": 80}], "selector": labels or selector}},
+            "ConfigMap": {"data": {"contract.json": "{}"}},
+            "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": selector}}},
+        }
+        live = self._api("POST", PATHS[kind], {"metadata": {"name": name, "labels": labels}, **made[kind]})
+        if live is None:
+            return None
+        uid: str = live["metadata"]["uid"]
+        self._note(f"  of others: {kind} {name} {uid} {labels}")
+        self._theirs[uid] = kind, live
+        if kind == "StatefulSet":
+            self._sets.add(uid)
+        return uid
+
+    def _relabel_theirs(self, name: str, _: Expected | None, own: Mapping[str, list[Object]]) -> bool:
+        if (uid := self._pick(self._theirs.keys() - self._until.keys())) is None:
+            return False
+        kind, one = self._theirs[uid]
+        labels = self._labels(name, own[kind])
+        path = f"{PATHS[kind]}/{one['metadata']['name']}"
+        live = self._api.merge(path, {"metadata": {"uid": uid, "labels": labels}})
+        assert live is not None, f"{kind} {one['metadata']['name']}, which is of another, is gone"
+        self._theirs[uid] = kind, live
+        return True
+
+    def _delete_theirs(self, *_: Any) -> bool:
+        if (uid := self._pick(self._theirs)) is None:
+            return False
+        self._remove(uid)
+        return True
+
+    def _fail_theirs(self, *_: Any) -> bool:
+        if (uid := self._pick(uid for uid, (kind, _) in self._theirs.items() if kind == "Pod")) is None:
+            return False
+        patch = {"metadata": {"uid": uid}, **ended_container(70, outcome(70, "RankFailed", "theirs"))}
+        path = f"{PATHS['Pod']}/{self._theirs[uid][1]['metadata']['name']}/status"
+        self._api("PATCH", path, patch, "strategic-merge-patch+json")
+        return True
+
+    def _strip(self, _: str, __: Expected | None, own: Mapping[str, list[Object]]) -> bool:
+        """Take the labels off one of the job's objects. A pod without them is no longer its StatefulSet's."""
+        return self._write_own(own, lambda one: {"labels": dict.fromkeys(one["metadata"].get("labels") or {})})
+
+    def _mislabel(self, name: str, _: Expected | None, own: Mapping[str, list[Object]]) -> bool:
+        return self._write_own(own, lambda one: {"labels": {JOB: f"{name}x", UID: "of-nobody"}})
+
+    def _hold(self, _: str, __: Expected | None, own: Mapping[str, list[Object]]) -> bool:
+        def hold(one: Object) -> Object:
+            until = time.monotonic() + self._random.uniform(1, PATIENT_SECONDS)
+            self._held[one["kind"], one["metadata"]["name"]] = until
+            return {"finalizers": [*one["metadata"].get("finalizers", ()), HOLD]}
+
+        return self._write_own(own, hold)
+
+    def _write_own(self, own: Mapping[str, list[Object]], metadata: Callable[[Object], Object]) -> bool:
+        kinds = [kind for kind in KINDS if kind != "Pod" and own[kind]]
+        if not kinds:
+            return False
+        kind = self._random.choice(kinds)
+        one = self._random.choice(own[kind])
+        if "deletionTimestamp" in one["metadata"]:  # then nobody may add a finalizer
+            return False
+        body = {"metadata": {"uid": one["metadata"]["uid"], **metadata({"kind": kind, **one})}}
+        self._note(f"  others write {kind} {one['metadata']['name']}: {body}")
+        return self._api.merge(f"{PATHS[kind]}/{one['metadata']['name']}", body) is not None
+
+    def _pick(self, uids: Iterable[str]) -> str | None:
+        found = sorted(uids)
+        return self._random.choice(found) if found else None
+
+    def _remove(self, uid: str) -> None:
+        kind, one = self._theirs.pop(uid)
+        self._until.pop(uid, None)
+        self._note(f"  others delete {kind} {one['metadata']['name']}")
+        options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        gone = self._api("DELETE", f"{PATHS[kind]}/{one['metadata']['name']}", options)
+        assert gone is not None, f"{kind} {one['metadata']['name']}, which is of another, was already gone"
+
+
+def names_job(one: Object) -> str:
+    """Return the name of the job that an object's controller is, or that its label names."""
+    labels: Mapping[str, str] = one["metadata"].get("labels") or {}
+    owners = (ref["name"] for ref in one["metadata"].get("ownerReferences", ()) if ref.get("kind") == "GRPOJob")
+    return next(owners, labels.get(JOB, ""))
+
+
+def _kept(one: Object) -> Object:
+    """Return what nobody but its owner may change: not what controllers, the scheduler and kubelets write."""
+    meta = one["metadata"]
+    kept = ("name", "uid", "labels", "annotations", "ownerReferences", "finalizers", "deletionTimestamp")
+    spec = {name: value for name, value in one.get("spec", {}).items() if name != "nodeName"}
+    return {"spec": spec, "data": one.get("data"), **{name: meta.get(name) for name in kept}}

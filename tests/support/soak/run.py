@@ -17,6 +17,7 @@ from grpo_devcluster.controlplane import ControlPlane
 from grpo_operator.decide.second_look import News
 from grpo_operator.runtime.rate_limits import RATES
 from support.control_plane.operators import Operator, Release, install_chart
+from support.soak.api import NAMESPACE, Api
 from support.soak.choice import choose
 from support.soak.differences import leftovers, versions
 from support.soak.faults import KINDS, Etcd, Faults
@@ -33,7 +34,7 @@ from support.soak.health import (
     objects_of_no_job,
     odd_errors,
 )
-from support.soak.work import NAMESPACE, Api, Work
+from support.soak.work import Work
 
 NODES = 24  # for 12 jobs of at most 15 GPUs
 REST_SECONDS = 150
@@ -61,6 +62,7 @@ class Options:
     quiet_seconds: float = 25  # at the end of a round; the operator is measured
     share_with_lease: float = 1 / 3  # of the time
     kinds: Sequence[str] = KINDS  # of faults
+    share_of_others: float = 0.3  # of acts that are followed by one of others
 
 
 def soak(folder: Path, options: Options) -> dict[str, Any]:
@@ -91,7 +93,9 @@ class _Soak:
         self._plane, self._release, self._folder, self._options, self._note = plane, release, folder, options, note
         self._random = Random(options.seed)
         self._api, self._etcd = Api(plane), Etcd(plane)
-        self._work = Work(self._api, self._random, options.jobs, note)
+        # Others draw numbers of their own, so that a seed does the same work without them.
+        self._others, self._foreign = Random(options.seed), Foreign(self._api, Random(options.seed), note)
+        self._work = Work(self._api, self._random, options.jobs, note, self._foreign)
         self._faults = Faults(plane, self._random, note)
         self._samples: list[Sample] = []
         self._lists: Counter[str] = Counter()
@@ -99,7 +103,6 @@ class _Soak:
 
     def run(self) -> None:
         self._api("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        self._foreign = Foreign(self._api, self._work.jobs)
         share = self._options.share_with_lease
         # As installed, an operator ends when it has lost the Lease, which a silent API server makes it.
         self._work_under_faults("leased", self._release.arguments, self._options.kinds, self._options.seconds * share)
@@ -146,6 +149,7 @@ class _Soak:
             "minutes": round(self._options.seconds / 60, 1),
             "jobs": self._options.jobs,
             "actions": dict(self._work.counts),
+            "acts of others": dict(self._foreign.counts),
             "faults": dict(self._faults.counts),
             "lists": dict(self._lists),
             "seconds to rest": self._rests,
@@ -165,11 +169,14 @@ class _Soak:
             at_rest = frozenset(name for name in self._work.expected if not differences.get(name))
             if (action := choose(self._random, self._work.jobs, at_rest)) is not None:
                 self._work.do(action, at_rest=action[1] in at_rest)
+            self._foreign.tend()
+            if self._others.random() < self._options.share_of_others:
+                self._foreign.act(self._work.jobs, self._work.seen)
             time.sleep(self._random.uniform(0, 0.5))
         self._faults.go_on(until_over=True)
+        self._foreign.tend(all_of_it=True)
         self._come_to_rest()
         self._rest()
-        self._foreign.check()
 
     def _come_to_rest(self) -> None:
         begin = told = time.monotonic()
@@ -203,7 +210,7 @@ class _Soak:
             self._operator,
             self._options.quiet_seconds,
             ghosts=count_jobs(self._operator) - len(self._work.expected),
-            objects=len(objects_of_no_job(self._etcd.keys(), self._work.expected)),
+            objects=len(objects_of_no_job(self._etcd.keys(), self._work.expected.keys() | self._foreign.names)),
             watches=count_watches(self._plane.audit_log, self._release.user, self._faults.api_since),
         )
         self._note(f"{sample}")

@@ -10,74 +10,22 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-import urllib3
-
-from grpo_devcluster.controlplane import ControlPlane
 from support.control_plane.operators import ended_container, make_job, outcome
+from support.soak.api import PATHS, Api
 from support.soak.choice import Action, new_spec, other_shape
-from support.soak.differences import UID, Object, Seen, differences, is_ready
+from support.soak.differences import UID, Object, Seen, differences, is_ready, owner
 from support.soak.expected import EVICTION, FAILURE, NONE, ONE, REPEATED, Blow, Expected
-
-NAMESPACE = "soak"
-PATHS = {
-    "GRPOJob": f"/apis/training.grpo.dev/v1alpha1/namespaces/{NAMESPACE}/grpojobs",
-    "Pod": f"/api/v1/namespaces/{NAMESPACE}/pods",
-    "StatefulSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets",
-    "Service": f"/api/v1/namespaces/{NAMESPACE}/services",
-    "ConfigMap": f"/api/v1/namespaces/{NAMESPACE}/configmaps",
-    "NetworkPolicy": f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies",
-}
-PATIENCE_SECONDS = 120
-"""Seconds that a request is repeated while the API server is away."""
-
+from support.soak.foreign import Foreign
 
 KWOK_SECONDS = 5
 """Seconds in which kwok begins or ends a pod, unless it has given up."""
 
 
-class Api:
-    """The API server with the rights of an administrator, through its restarts."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self._server, token = plane.endpoints.server, plane.pki.token("admin")
-        self._pool = urllib3.PoolManager(
-            ca_certs=str(plane.pki.ca), headers={"Authorization": f"Bearer {token}"}, retries=False, timeout=10
-        )
-
-    def __call__(self, method: str, path: str, body: Object | None = None, kind: str = "json") -> Object | None:
-        """Return the answer; None if the object does not exist, is another one by now, or exists already."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                answer = self._pool.request(
-                    method,
-                    self._server + path,
-                    body=None if body is None else json.dumps(body),
-                    headers={**self._pool.headers, "Content-Type": f"application/{kind}"},
-                )
-                said, status = answer.data, answer.status
-            except urllib3.exceptions.HTTPError as error:
-                said, status = str(error).encode(), 503
-            if status < 300:
-                found: Object = json.loads(said)
-                return found
-            is_object = said.startswith(b"{")  # a path that is not served yet has an answer in plain text
-            if status in (404, 409) and is_object:
-                return None
-            if (status not in (404, 429) and status < 500) or time.monotonic() > deadline:
-                raise RuntimeError(f"{method} {path}: {status} {said.decode()}")
-            time.sleep(0.2)
-
-    def merge(self, path: str, body: Object) -> Object | None:
-        """Merge a patch into an object."""
-        return self("PATCH", path, body, "merge-patch+json")
-
-
 class Work:
     """The jobs, what is expected of them, and what can be done to them. `note` writes to the soak's log."""
 
-    def __init__(self, api: Api, random: Random, count: int, note: Callable[[str], None]) -> None:
-        self._api, self._random, self._note = api, random, note
+    def __init__(self, api: Api, random: Random, count: int, note: Callable[[str], None], foreign: Foreign) -> None:
+        self._api, self._random, self._note, self._foreign = api, random, note, foreign
         self.jobs: dict[str, Expected | None] = {f"job-{number}": None for number in range(count)}
         self.seen: Seen = {}
         self.counts: Counter[str] = Counter()
@@ -88,8 +36,10 @@ class Work:
         return {name: job for name, job in self.jobs.items() if job is not None}
 
     def look(self) -> dict[str, list[str]]:
-        """Read all objects; return for each job how it differs from what is expected."""
-        self.seen = {kind: (self._api("GET", path) or {})["items"] for kind, path in PATHS.items()}
+        """Read all objects but those of others; return for each job how it differs from what is expected."""
+        self.seen = self._foreign.without(
+            {kind: (self._api("GET", path) or {})["items"] for kind, path in PATHS.items()}
+        )
         for pod in self.seen["Pod"]:
             if UID in (pod["metadata"].get("labels") or {}):
                 self._stand_in_for_kwok(pod)
@@ -230,11 +180,7 @@ class Work:
         self.jobs[job.name] = job.hit(Blow(blow.restarts, blow.counts, engine), at_rest=at_rest)
 
     def _own(self, kind: str, job: Expected) -> list[Object]:
-        return [
-            one
-            for one in self.seen[kind]
-            if (one["metadata"].get("labels") or {}).get(UID) == job.uid and "deletionTimestamp" not in one["metadata"]
-        ]
+        return [one for one in self.seen[kind] if owner(one) == job.uid and "deletionTimestamp" not in one["metadata"]]
 
     def _pick(self, kind: str, job: Expected) -> Object | None:
         own = self._own(kind, job)

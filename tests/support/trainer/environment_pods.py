@@ -102,9 +102,9 @@ def contract_of(config: TrainerConfig, *addresses: str, sessions=64, groups=None
     return c.Contract.model_validate(values, context=WITHOUT_RULES)
 
 
-def connect(config, *addresses, sessions=64, groups=None, rank=0, wants_reward=False, wants_state=False):
-    """Return a rank's sessions on pods."""
+def connect(config, *addresses, sessions=64, groups=None, rank=0, wants_reward=False, wants_state=False, **host):
+    """Return a rank's sessions on pods; `host` are further arguments of `PodHost`."""
     contract = contract_of(config, *addresses, sessions=sessions, groups=groups)
-    found = RankSessions(PodHost(contract, rank), config, wants_reward=wants_reward)
+    found = RankSessions(PodHost(contract, rank, **host), config, wants_reward=wants_reward)
     found.wants_state = wants_state
     return found

@@ -58,6 +58,8 @@ class Place:
 class ScriptedSession:
     """See `base.Session`."""
 
+    wait_seconds = 0.0
+
     def __init__(self, seed: int, seconds: float) -> None:
         self.seed, self.seconds = seed, seconds
 

@@ -80,6 +80,8 @@ class Chatting:
 class Tool:
     """Sessions of one tool, which count what is done in them."""
 
+    wait_seconds = 0.0
+
     def __init__(self) -> None:
         self.events: list[str] = []
 

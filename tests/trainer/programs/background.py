@@ -23,7 +23,7 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from results import error_of, report
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, modeling_utils
+from transformers import AutoTokenizer
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
@@ -141,29 +141,6 @@ def same(weights, folder):
     """Return whether a folder's files hold these weights, bit for bit."""
     saved = {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
     return saved.keys() == weights.keys() and all(torch.equal(saved[name], weight) for name, weight in weights.items())
-
-
-def loaded(model, data):
-    """Load a mixture of experts under ZeRO-3, and say what each call of transformers got as values."""
-    parts, plain = [], modeling_utils._load_state_dict_into_zero3_model
-
-    def note(model, state_dict, load_config=None):
-        parts.append({name: None if tensor.is_meta else tensor.dim() for name, tensor in state_dict.items()})
-        return plain(model, state_dict, load_config)
-
-    modeling_utils._load_state_dict_into_zero3_model = note
-    trainer = Trainer(str(Path(data) / "experts"), data, "loaded", stage=3, dtype="float32")
-    modeling_utils._load_state_dict_into_zero3_model = plain
-    weights = {name: weight.clone() for name, weight in trainer.policy.merged_weights()}
-    buffers = {name: buffer for name, buffer in trainer.policy.module.named_buffers() if "e_score" in name}
-    saved = load_file(Path(data) / "experts" / "model.safetensors")
-    trainer.background.end()
-    return {
-        "parts": len(parts),
-        "dims": sorted({dim for part in parts for dim in part.values() if dim is not None}),
-        "same": same(weights, Path(data) / "experts"),
-        "buffers": [torch.equal(buffer, saved[name]) for name, buffer in buffers.items()],
-    }
 
 
 def limited(model, data):

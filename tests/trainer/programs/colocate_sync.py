@@ -181,7 +181,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
         }
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-    initial = load_model(config, Device.CPU) if zero_stage < 3 else None
+    initial = load_model(config, torch.device("cpu")) if zero_stage < 3 else None
     generator = ColocateGenerator(config, Device.CPU)
     tokenizer = AutoTokenizer.from_pretrained(model)
     check = WeightCheck(config, tokenizer)

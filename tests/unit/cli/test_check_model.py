@@ -7,8 +7,8 @@ import yaml
 from click.testing import CliRunner, Result
 from transformers import AutoConfig
 
-from grpo_cli.commands import check_model
 from grpo_cli.commands.check_model import EXAMPLES, lines
+from grpo_cli.local import programs
 from grpo_cli.main import main
 from support.families import FAMILIES, SIZES
 from support.paths import EXAMPLES as JOBS
@@ -47,7 +47,7 @@ def test_a_job_is_checked_with_its_own_settings(tmp_path: Path) -> None:
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_model, "find_spec", lambda name: None if name == "torch" else name)
+    monkeypatch.setattr(programs, "find_spec", lambda name: None if name == "torch" else name)
     result = _check("org/model")
     assert result.exit_code == 2
     assert "check-model needs torch: pip install 'grpo-operator[trainer]'" in result.output

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
-from grpo_cli.commands.plan import report
 from grpo_cli.main import main
+from grpo_cli.screen.memory_plan import report
 from support.paths import EXAMPLES
 from support.trainer.tiny_model import make_tiny_model
 

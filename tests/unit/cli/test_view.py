@@ -113,6 +113,28 @@ def test_a_running_job_shows_its_progress_and_when_it_ends() -> None:
     assert "to do" not in shown
 
 
+def test_the_last_steps_episodes_are_shown_with_what_failed_and_what_waits() -> None:
+    metrics = {
+        "episodes/turns/mean": 2.8,
+        "tools/call_frequency": 1.8,
+        "tools/failure_frequency": 0.04,
+        "episodes/call_seconds/mean": 1.25,
+        "episodes/wait_seconds/mean": 3.5,
+        "episodes/retries": 4.0,
+        "episodes/lost": 3.0,
+        "episodes/lost/timeout": 2.0,
+        "episodes/lost/process": 1.0,
+    }
+    live = Progress(step=13, total_steps=40, metrics=metrics, waiting_episodes=12)
+    shown = text(view(job("Running", RUNNING, progress=PROGRESS), report=LauncherReport(progress=live)))
+    expected = (
+        "2.8 turns and 1.8 calls (4% failed) · 1.2 s in calls · 3.5 s until a session was free · 4 began again · "
+        "3 lost (2 timeout, 1 process) · 12 of rank 0's pod wait for a session now"
+    )
+    assert re.search(rf"\nepisodes +{re.escape(expected)}\n", shown), shown
+    assert "episodes" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
+
+
 def test_advice_is_shown_from_the_launcher_or_else_from_the_status() -> None:
     stored = job("Running", RUNNING, progress=PROGRESS | {"advice": "run 3 engines in place of 2 [dim]"})
     live = LauncherReport(progress=Progress(step=13, total_steps=40, advice="run 4 engines in place of 2"))
@@ -267,7 +289,9 @@ def test_a_failed_job_shows_the_end_of_the_log_and_a_cure_but_no_eta() -> None:
 
 
 def test_a_job_that_recovered_from_a_failure_shows_less_of_it() -> None:
-    shown = text(view(job("Running", RUNNING, lastFailure=FAILURE, restarts={"total": 3, "counted": 1})))
+    held = {"gpuSeconds": {"held": 1800, "training": 1620, "lost": 180}, "time": "2026-01-01T00:00:00Z"}
+    shown = text(view(job("Running", RUNNING, lastFailure=FAILURE, restarts={"total": 3, "counted": 1}, usage=held)))
+    assert re.search(r"held +30 GPU minutes: 90% training, 10% lost", shown)
 
     assert 0 < shown.count("frame") < 5
     assert re.search(r"restarts +1 of at most 3, and 2 that do not count", shown)

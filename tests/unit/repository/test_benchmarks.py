@@ -10,7 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from benchmarks.training import calculator_kills
 
+from grpo_operator.api.spec import parse_spec
+from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.topology import Job, plan_topology
 from support.paths import ROOT
 
 ENVIRON = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -137,3 +142,15 @@ def test_the_page_says_what_share_of_mutants_the_tests_kill() -> None:
         assert (row["result"] == "survived") or "no_fault" not in row
         if row["result"] == "survived" and "no_fault" not in row:
             assert f"`{row['module'].rpartition('.')[2]}.py` line {row['line']}" in page
+
+
+def test_the_calculator_whose_pods_are_killed_is_the_example_with_pods_that_begin_again() -> None:
+    made = calculator_kills.spec(Path("model"), seed=3, steps=16, prompts=4, problems=48)
+    *_, example = yaml.safe_load_all((calculator_kills.EXAMPLE / "job.yaml").read_text())
+    for part in ("dataset", "tools", "rewards"):
+        assert made[part] == example["spec"][part]
+    job = Job(namespace="n", name="j", uid="u", generation=1, spec=parse_spec(made))
+    contract = make_contract(job, topology := plan_topology(job), 0)
+    assert contract.restart_engines
+    assert [group.name for group in topology.environment_groups] == ["calculators"]
+    assert contract.config.training.max_steps == contract.config.evaluation.every_steps == 16

@@ -24,6 +24,7 @@ from grpo_operator.metrics.jobs import PHASES, WatchedJob
 from grpo_spec.reasons import OF_FAILURES, Reason
 from grpo_workload.environments import sandbox
 from grpo_workload.launcher.prometheus import TrainingCollector
+from grpo_workload.reporting.progress_files import write_waiting
 from grpo_workload.reporting.run_report import RunReport
 from support.documents import PAGES, blocks
 from support.paths import ROOT
@@ -90,6 +91,7 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
                 "conditions": conditions,
                 "completionTime": now,
                 "lastFailure": {"reason": "Hung", "message": "m", "time": now},
+                "usage": {"time": now},
             },
         ),
     )
@@ -107,6 +109,7 @@ def test_every_metric_of_a_launcher_has_a_row(tmp_path: Path) -> None:
     report.phase("Training")
     report.step(0, {"reward": 1.0, "step_time": 1.0, "tokens_per_second": 1.0}, [], [rank_step(0)])
     report.saved(1, Path("step-1"))
+    write_waiting(at.state_dir, 0, 1)
     report.close()
     registry = CollectorRegistry()
     registry.register(TrainingCollector(at, is_ready=lambda: True, has_ended=lambda: False))

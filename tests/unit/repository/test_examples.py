@@ -1,15 +1,17 @@
 """Manifests of examples/ render and place ranks and engines where their first lines say. The quickstarts bring their
-claims and train one task, and README shows one of them. The functions of custom-reward and of the calculator do what
-their pages say.
+claims and train one task, and README shows one of them. Later examples bring all that they name, and fit by the plan.
 """
 
-import os
+import json
+import re
+from dataclasses import replace
 from functools import reduce
 
 import pytest
 import yaml
 
 from grpo_cli.documents.manifest import load_job
+from grpo_cli.local.edited import contract_of
 from grpo_operator.api.crd import crd
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.progress_status import ProgressStatus
@@ -18,9 +20,10 @@ from grpo_operator.api.status import GroupStatus, GRPOJobStatus
 from grpo_operator.decide.conditions import conclude, set_condition
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import plan_topology
+from grpo_spec.gpus import gpu_bytes
 from grpo_spec.schema import dump
-from grpo_workload.data.prompt_maker import Preprocess
-from grpo_workload.rewards.process import RewardProcess
+from grpo_workload.capacity.plan import plan
+from grpo_workload.capacity.shapes import Models
 from support.documents import blocks
 from support.paths import EXAMPLES, ROOT
 
@@ -40,11 +43,45 @@ EXPECTED = {
     "colocate-72b-zero3-offload.yaml": (32, [8] * 4, [], []),
     "custom-reward/job.yaml": (8, [8], [], []),
     "calculator/job.yaml": (1, [1], [], []),
+    "qwen3-math.yaml": (8, [8], [], []),
+    "dapo.yaml": (8, [8], [], []),
+    "tldr.yaml": (1, [1], [], []),
+    "code-tests.yaml": (8, [8], [], []),
+    "function-calls.yaml": (8, [8], [], []),
+    "judge.yaml": (2, [2], [], []),
+    "reward-model.yaml": (2, [2], [], []),
+    "one-24gb-gpu.yaml": (1, [1], [], []),
+    "one-80gb-gpu.yaml": (1, [1], [], []),
+    "two-nodes-32b.yaml": (16, [8, 8], [], []),
+    "moe-30b-a3b.yaml": (8, [8], [], []),
+    "gpt-oss-20b.yaml": (8, [8], [], []),
+    "server-elastic.yaml": (8, [8], [(1, (0,))] * 6, [0]),
+}
+
+GIB = 2**30
+CONFIGS = ROOT / "tests/unit/workload/capacity/configs"
+
+# file: folder of the model's config.json, GPU
+PLANNED = {
+    "qwen3-math.yaml": ("qwen3-4b", "h100"),
+    "dapo.yaml": ("qwen2.5-7b", "h100"),
+    "tldr.yaml": ("qwen2.5-0.5b", "l4"),
+    "code-tests.yaml": ("qwen2.5-7b", "h100"),
+    "function-calls.yaml": ("qwen3-4b", "h100"),
+    "judge.yaml": ("qwen2.5-1.5b", "h100"),
+    "reward-model.yaml": ("qwen2.5-1.5b", "h100"),
+    "one-24gb-gpu.yaml": ("qwen2.5-3b", "l4"),
+    "one-80gb-gpu.yaml": ("qwen2.5-3b", "h100"),
+    "two-nodes-32b.yaml": ("qwen2.5-32b", "h100"),
+    "moe-30b-a3b.yaml": ("qwen3-30b-a3b", "h100"),
+    "gpt-oss-20b.yaml": ("gpt-oss-20b", "h100"),
+    "server-elastic.yaml": ("qwen2.5-7b", "h100"),
 }
 
 
-def test_every_example_is_listed_here() -> None:
+def test_every_example_is_listed_here_and_on_their_page() -> None:
     assert {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yaml")} == set(EXPECTED)
+    assert set(re.findall(r"\(([^()]+\.yaml)\)", (EXAMPLES / "README.md").read_text())) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -94,46 +131,42 @@ def test_all_quickstarts_train_the_same_task() -> None:
     assert tasks == [tasks[0]] * 3
 
 
-def test_the_custom_functions_do_what_their_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = EXAMPLES / "custom-reward"
-    monkeypatch.syspath_prepend(folder)
-    spec = load_job(folder / "job.yaml").spec
-    assert spec.dataset.preprocess is not None
-    row = {
-        "question": "Ann has 48 clips and half as many pins. How many?",
-        "answer": "48 / 2 = 24 pins.\n48 + 24 = 72.\n#### 1,072",
-    }
-    prepared = Preprocess(spec.dataset.preprocess)(0, row, seed=1)
-    assert [message["role"] for message in prepared["prompt"]] == ["system", "user"]
-    assert (prepared["solution"], prepared["num_steps"]) == ("1072", 2)
-
-    (config,) = [reward for reward in spec.rewards if reward.function]
-    process = RewardProcess(config, os.environ)
-    process.ready()
-    answers = ["24 pins.\n72 in all.\n#### 72", "Short.\n#### 72", "#### 72 it is, I think", "72"]
-    completions = [[{"role": "assistant", "content": answer}] for answer in answers]
-    assert process.call({"completions": completions, "num_steps": [2] * 4, "prompts": []}, 60) == [1.0, 0.5, 0.0, 0.0]
-    process.close()
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models()
 
 
-def test_the_calculator_brings_its_code_and_scores_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = EXAMPLES / "calculator"
-    (brought,) = [one for one in yaml.safe_load_all((folder / "job.yaml").read_text()) if one["kind"] == "ConfigMap"]
-    assert brought["data"] == {"calculator.py": (folder / "calculator.py").read_text()}
-    monkeypatch.syspath_prepend(folder)
-    spec = load_job(folder / "job.yaml").spec
-    assert spec.dataset.preprocess is not None
-    prepared = Preprocess(spec.dataset.preprocess)(0, {"question": "Calculate 12 * 13.", "answer": "156"}, seed=1)
-    assert prepared["answer"] == "156"
-    assert prepared["prompt"][-1] == {"role": "user", "content": "What is 12 * 13?"}
+@pytest.mark.parametrize("name", PLANNED)
+def test_an_example_fits_by_the_plan_that_its_head_quotes(name: str, models: Models) -> None:
+    model, gpu = PLANNED[name]
+    job = load_job(EXAMPLES / name).job("default")
+    described = job.spec.model.model_copy(update={"name": None, "path": str(CONFIGS / model)})
+    found = plan(
+        contract_of(replace(job, spec=job.spec.model_copy(update={"model": described}))), gpu_bytes(gpu), models
+    )
+    assert found.fits
+    peaks = {phase: sum(parts.values()) for phase, parts in found.gpus[0].phases.items()}
+    phase = max(peaks, key=peaks.__getitem__)
+    of, most = gpu_bytes(gpu) / GIB, peaks[phase] / GIB
+    assert f"\n# Plan: {most:.0f} of {of:.0f} GiB at most ({phase}, --gpu {gpu}).\n" in (EXAMPLES / name).read_text()
 
-    (config,) = spec.rewards
-    process = RewardProcess(config, os.environ)
-    process.ready()
-    *calling, says = prepared["prompt"][2:5]
-    completions = [[*calling, {**says, "content": "12 * 13 = 156"}], [*calling, says], calling[:1]]
-    assert process.call({"completions": completions, "answer": ["156"] * 3, "prompts": []}, 60) == [1.0, 0.0, 0.0]
-    process.close()
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_an_example_brings_all_that_it_names(name: str) -> None:
+    """Claims, ConfigMaps, Services; a Secret by a command at its head."""
+    text = (EXAMPLES / name).read_text()
+    documents = list(yaml.safe_load_all(text))
+    made = {(one["kind"], one["metadata"]["name"]) for one in documents}
+    (job,) = [one for one in documents if one["kind"] == "GRPOJob"]
+    spec = parse_spec(job["spec"])
+    wanted = {("PersistentVolumeClaim", spec.storage.claim_name)}
+    wanted |= {("ConfigMap", one["configMap"]["name"]) for one in spec.pod_template.volumes or ()}
+    hosts = re.findall(r"http://([a-z-]+):", json.dumps(dump(spec)))
+    assert wanted | {("Service", host) for host in hosts} <= made
+    for variable in spec.pod_template.env or ():
+        if variable.value_from is not None:
+            assert f"# Begin: kubectl create secret generic {variable.value_from['secretKeyRef']['name']} " in text
+    assert f"kubectl apply -f examples/{name}\n" in text
 
 
 def test_the_custom_image_holds_the_module_that_its_job_names() -> None:

@@ -11,7 +11,7 @@ import pytest
 from grpo_operator.api.spec import parse_spec
 from support.control_plane.operators import make_job
 from support.soak.choice import SHAPES, choose, new_spec, possible
-from support.soak.differences import ATTEMPT, KINDS, UID, differences, leftovers
+from support.soak.differences import ATTEMPT, JOB, KINDS, UID, differences, leftovers
 from support.soak.expected import EVICTION, FAILURE, Blow, Count, Expected
 from support.soak.health import Sample, leaks, objects_of_no_job, odd_errors
 
@@ -30,7 +30,12 @@ def world(job: Expected, **status: Any) -> dict[str, list[dict[str, Any]]]:
     status = {"phase": "Running", "observedGeneration": 1, "attempt": job.attempts.most - 1} | status
     status["restarts"] = {"total": job.restarts.most, "counted": job.counted.most}
     status["members"] = [{"pod": pod, "uid": pod} for pod in job.pods]
-    labels = {UID: job.uid, ATTEMPT: str(status["attempt"]), "app.kubernetes.io/managed-by": "grpo-operator"}
+    labels = {
+        JOB: job.name,
+        UID: job.uid,
+        ATTEMPT: str(status["attempt"]),
+        "app.kubernetes.io/managed-by": "grpo-operator",
+    }
 
     def made(name: str, **rest: Any) -> dict[str, Any]:
         return {"metadata": {"name": name, "uid": name, "labels": labels}, **rest}
@@ -41,7 +46,7 @@ def world(job: Expected, **status: Any) -> dict[str, list[dict[str, Any]]]:
         "Pod": [made(pod, status=ready) for pod in sorted(job.pods)],
         "StatefulSet": [made(f"{job.name}-{group}", spec={"replicas": n}) for group, n in job.groups.items()],
         "Service": [made(job.name, spec={"publishNotReadyAddresses": True})],
-        "NetworkPolicy": [made(job.name), *([made(f"{job.name}.engines")] if "generation" in job.spec else [])],
+        "NetworkPolicy": [made(job.name), *([made(f"{job.name}.engines")] if job.has_engines else [])],
         "ConfigMap": [made(f"{job.name}-{status['attempt']}")],
     }
 

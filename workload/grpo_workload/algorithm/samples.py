@@ -57,6 +57,7 @@ class Episode:
     num_calls: int = 0
     num_failed_calls: int = 0  # the policy's own failures: malformed or unknown calls, and those that raised
     call_seconds: float = field(default=0.0, compare=False)  # spent in calls, all together
+    wait_seconds: float = field(default=0.0, compare=False)  # before an environment pod had a session for it
     retries: int = 0  # how often it began again because its environment failed
     reward: float | None = None  # what `get_reward` returned
     state: bytes | None = field(default=None, compare=False, repr=False)  # the environment: pickled, for users' rewards

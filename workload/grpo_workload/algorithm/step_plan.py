@@ -29,6 +29,7 @@ class EpisodeFact(NamedTuple):
     calls: int = 0
     failed_calls: int = 0
     call_seconds: float = 0.0
+    wait_seconds: float = 0.0
     retries: int = 0
     context_tokens: int = 0
 
@@ -41,6 +42,7 @@ class EpisodeFact(NamedTuple):
             calls=episode.num_calls,
             failed_calls=episode.num_failed_calls,
             call_seconds=episode.call_seconds,
+            wait_seconds=episode.wait_seconds,
             retries=episode.retries,
             context_tokens=sum(stop - start for start, stop in episode.context),
         )

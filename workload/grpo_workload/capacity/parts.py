@@ -141,10 +141,8 @@ class Trainers:
         masters = self.need.masters + self.need.moments or 12 * share
         model = size * shapes.trained
         copies = gpus * masters + (gpus * model // self.world if model > FILE_BYTES else is_first * model)
-        stacked = gpus * size * shapes.stacked
-        if parallelism.zero_stage == 3:  # rank 0 alone reads, a layer at a time
-            stacked = is_first * size * shapes.stacked // shapes.layers
-        elif is_first:  # DeepSpeed's own copy of the weights
+        stacked = is_first * size * shapes.stacked // shapes.layers  # rank 0 alone reads, less than a layer at a time
+        if is_first and parallelism.zero_stage < 3:  # DeepSpeed's own copy of the weights
             copies += model
         return {
             LOAD: {"stacked experts": stacked},

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from grpo_workload.policy.logprobs import logprobs
 from grpo_workload.policy.model import attention
+from grpo_workload.policy.model.replacing import replaced
 
 ROUNDING = 512
 """CUDA's allocator gives a tensor the next multiple of so many bytes."""
@@ -85,7 +86,7 @@ def like_a_gpu(model: Any, *, liger: bool, live: Live) -> Iterator[None]:
     def nothing(*args: Any) -> None:
         return
 
-    replaced: list[tuple[Any, str, Any]] = [
+    places: list[tuple[Any, str, Any]] = [
         (attention, "_has_kernel", lambda query: True),
         (logprobs, "_passes", lambda tensor: (nothing, nothing)),  # Triton's kernels work in place
         (logprobs, "_add_product", nothing),  # cuBLAS adds to the sum
@@ -95,15 +96,9 @@ def like_a_gpu(model: Any, *, liger: bool, live: Live) -> Iterator[None]:
         (torch.nn.functional, "rms_norm", norm),
     ]
     if liger and model.config.model_type in LIGER:
-        replaced += _liger(model)
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
+        places += _liger(model)
+    with replaced(*places):
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 def _liger(model: nn.Module) -> list[tuple[Any, str, Any]]:

@@ -46,6 +46,11 @@ class ToolResult:
 class Session(Protocol):
     """What one episode acts on. Its coroutines run in one event loop, one at a time."""
 
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that `reset` has waited for a place among the sessions of environment pods."""
+        ...
+
     async def reset(self) -> str:
         """Begin the episode; returns text for the end of the last message, empty where there is none.
 

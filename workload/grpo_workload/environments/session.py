@@ -18,6 +18,8 @@ from grpo_workload.ranks.seeds import sample_seed
 class EpisodeSession:
     """Acts on processes of this machine."""
 
+    wait_seconds = 0.0  # as many processes are forked as there are episodes
+
     def __init__(self, tools: Mapping[str, Pool], environment: Pool | None, request: SessionRequest) -> None:
         """Take what a session acts on.
 

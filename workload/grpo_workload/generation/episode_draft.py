@@ -97,7 +97,13 @@ class EpisodeDraft:
         return True
 
     def complete(
-        self, finish_reason: FinishReason, reward: float | None, state: bytes | None, *, retries: int
+        self,
+        finish_reason: FinishReason,
+        reward: float | None,
+        state: bytes | None,
+        *,
+        retries: int,
+        wait_seconds: float = 0.0,
     ) -> Completion:
         """Return the completion."""
         return Completion(
@@ -117,6 +123,7 @@ class EpisodeDraft:
                 num_calls=self.num_calls,
                 num_failed_calls=self.num_failed_calls,
                 call_seconds=self.call_seconds,
+                wait_seconds=wait_seconds,
                 retries=retries,
                 reward=reward,
                 state=state,

@@ -107,7 +107,7 @@ class Episodes:
             ConfigError: what `reset` returned leaves no room.
             Exception: as `sample` does.
         """
-        retries = 0
+        retries, waited = 0, 0.0
         while True:
             # As in TRL, `reset` gets the row with its prompt.
             row = {"prompt": prompt.text} | prompt.columns
@@ -117,7 +117,7 @@ class Episodes:
                 if isinstance(session, Program):
                     assert self._programs is not None
                     return await self._programs.play(session, prompt, number, sample, moved, retries)
-                return await self._once(prompt, number, sample, moved, session, retries)
+                return await self._once(prompt, number, sample, moved, session, retries, waited)
             except EnvironmentLostError as error:
                 again = retries < self._limits.retries and error.cause != HISTORY  # which would be the same again
                 logger.warning(
@@ -131,6 +131,7 @@ class Episodes:
                     return lost(error.cause, str(error), version(), retries)
             finally:
                 await session.close()
+            waited += 0.0 if isinstance(session, Program) else session.wait_seconds
             async with _beating(moved):  # what has failed may come back meanwhile; others go on
                 await pause(min(4.0**retries, LONGEST_PAUSE))
             retries += 1
@@ -143,6 +144,7 @@ class Episodes:
         moved: Callable[[], None],
         session: Session,
         retries: int,
+        waited: float,
     ) -> Completion:
         async with _beating(moved):
             observation = await session.reset()
@@ -150,7 +152,8 @@ class Episodes:
         finish_reason = await self._turns(draft, prompt.seed, number, sample, moved, session)
         async with _beating(moved):
             reward, state = await session.end()
-        return draft.complete(finish_reason, reward, state, retries=retries)
+        wait_seconds = waited + session.wait_seconds
+        return draft.complete(finish_reason, reward, state, retries=retries, wait_seconds=wait_seconds)
 
     @property
     def _model_words(self) -> Words:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
-from grpo_workload.reporting.progress_files import read_phase, read_progress, read_rank_step
+from grpo_workload.reporting.progress_files import read_phase, read_progress, read_rank_step, read_waiting
 
 MAX_METRICS = 256
 """Most names of `grpo_metric`. Ours are under a hundred; the limit keeps user code from flooding Prometheus."""
@@ -122,6 +122,13 @@ class TrainingCollector(Collector):
                 phase_age.add_metric([*self._labels.values(), str(rank), phase[0]], phase[1])
         yield phase_age
         steps = {rank: step for rank in ranks if (step := read_rank_step(state_dir, rank)) is not None}
+        waiting = self._family(
+            "rank_waiting_episodes", "Episodes of a rank that wait for a session of an environment pod.", "rank"
+        )
+        for rank in ranks:
+            if (count := read_waiting(state_dir, rank)) is not None:
+                waiting.add_metric([*self._labels.values(), str(rank)], count)
+        yield waiting
         seconds = self._family(
             "rank_phase_seconds", "Seconds that a rank spent in each phase of the last step.", "rank", "phase"
         )

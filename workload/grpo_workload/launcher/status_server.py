@@ -24,7 +24,7 @@ from grpo_workload.launcher.identity import Ended, Identity
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import TrainingCollector
 from grpo_workload.reporting.history import MAX_ROWS, read_history
-from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress
+from grpo_workload.reporting.progress_files import read_idle, read_phases, read_progress, read_waiting
 
 STORAGE_SECONDS = 5
 """Seconds that GET /history waits for the run's folder. Its volume may be on a file server that hangs."""
@@ -91,6 +91,8 @@ class Status:
     def progress(self) -> Progress:
         """Return rank 0's progress if it is in this pod, else the pod's phase and age; with its ranks' phases."""
         rank_phases = read_phases(self.place.state_dir, self.place.ranks)
+        counts = [read_waiting(self.place.state_dir, rank) for rank in self.place.ranks]
+        waiting = sum(filter(None, counts)) or None
         idle = read_idle(self.place.state_dir, self.place.ranks)
         written = read_progress(self.place.state_dir)
         if written is None:
@@ -101,7 +103,7 @@ class Status:
                 waiting_for=tuple(f"{pod}: {cause}" for pod, cause in self.missing.items()),
                 rank_phases=rank_phases,
             )
-        now = {"rank_phases": rank_phases, "idle_seconds": idle}
+        now = {"rank_phases": rank_phases, "idle_seconds": idle, "waiting_episodes": waiting}
         return written.model_copy(update=now | ({"phase": self.phase} if self.outcome else {}))
 
 

@@ -20,6 +20,7 @@ FILE_NAME = "progress.json"
 PHASES = "phases"
 BEATS = "beats"
 RANK_STEPS = "rank-steps"
+WAITING = "waiting-episodes"
 
 
 def write_progress(state_dir: Path, progress: Progress) -> None:
@@ -94,10 +95,24 @@ def read_rank_step(state_dir: Path, rank: int) -> dict[str, Any] | None:
     return record
 
 
+def write_waiting(state_dir: Path, rank: int, count: int) -> None:
+    """Record how many episodes of the global rank `rank` wait for a session of an environment pod; atomic."""
+    (folder := state_dir / WAITING).mkdir(exist_ok=True)
+    _replace(folder / str(rank), str(count))
+
+
+def read_waiting(state_dir: Path, rank: int) -> int | None:
+    """Return what `write_waiting` recorded last; None before."""
+    try:
+        return int((state_dir / WAITING / str(rank)).read_text())
+    except FileNotFoundError:
+        return None
+
+
 def forget_progress(state_dir: Path) -> None:
     """Remove the files that ranks of an earlier attempt left in the folder."""
     (state_dir / FILE_NAME).unlink(missing_ok=True)
-    for folder in (state_dir / PHASES, state_dir / BEATS, state_dir / RANK_STEPS):
+    for folder in (state_dir / name for name in (PHASES, BEATS, RANK_STEPS, WAITING)):
         if folder.exists():
             shutil.rmtree(folder)
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress, RunWarning
 from grpo_workload.algorithm.samples import Sample
-from grpo_workload.data.observation import asked
+from grpo_workload.reporting.gpu_use import GpuUses
 from grpo_workload.reporting.jsonl import EVALUATIONS, StepLog
 from grpo_workload.reporting.progress_files import write_phase, write_progress, write_rank_step
 from grpo_workload.reporting.rank_metrics import RankStep
+from grpo_workload.reporting.transcript import readable
 
 if TYPE_CHECKING:
     from grpo_workload.reporting.trackers import Trackers
 
-SAMPLES_PER_STEP = 4
-"""Number of prompts per step with one completion in completions.jsonl, for people to read."""
 STEPS_TIMED = 20
 """Number of last steps whose median duration is reported."""
 
@@ -49,9 +48,11 @@ class Report(Protocol):
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """Report that step number `step` (from 0) has ended: its metrics, this rank's samples, every rank's part,
-        what is wrong with the last steps, and what would make steps faster.
+        what is wrong with the last steps, what would make steps faster, and how many GPUs the engines have that sampled
+        beside the ranks.
         """
         ...
 
@@ -94,6 +95,7 @@ class RankReport:
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """See `Report.step`."""
         _write_own_step(self._state_dir, self._rank, ranks)
@@ -121,6 +123,7 @@ class RunReport:
         *,
         total_steps: int,
         step: int,
+        attempt: int = 0,
         steps_per_push: int = 1,
         trackers: Trackers | None = None,
         evaluation: EvaluationProgress | None = None,
@@ -141,11 +144,13 @@ class RunReport:
         )
         self._ends = deque([time.monotonic()], maxlen=steps_per_push)  # of the last steps
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._gpu_uses = GpuUses(attempt)
 
     def phase(self, phase: str) -> None:
         """See `Report.phase`."""
         write_phase(self._state_dir, 0, phase)
-        self._update(phase=phase, age_seconds=time.monotonic() - self._ends[-1])
+        now = time.monotonic()
+        self._update(phase=phase, age_seconds=now - self._ends[-1], gpu_use=self._gpu_uses.enter(phase, now))
 
     def step(
         self,
@@ -155,20 +160,13 @@ class RunReport:
         ranks: Sequence[RankStep],
         warnings: Sequence[RunWarning] = (),
         advice: str | None = None,
+        engine_gpus: int = 0,
     ) -> None:
         """See `Report.step`."""
         self._metrics.write(step, {**metrics, **self._evaluated.get(step + 1, {})})
         self._ranks.write(step, {"ranks": [rank.as_json() for rank in ranks]})
-        there = [sample for sample in samples if not sample.completion.is_lost]  # a lost episode has nothing to show
-        first_by_prompt = {sample.prompt.index: sample for sample in reversed(there)}
-        for sample in list(reversed(first_by_prompt.values()))[:SAMPLES_PER_STEP]:
-            text = {
-                "prompt": asked(sample.prompt, sample.completion),
-                "completion": [*episode.messages] if (episode := sample.completion.episode) else sample.completion.text,
-                "reward": sample.reward,
-                "advantage": sample.advantage,
-            }
-            self._completions.write(step, text | ({"extra": sample.extra} if sample.extra else {}))
+        for line in readable(samples):
+            self._completions.write(step, line)
         _write_own_step(self._state_dir, 0, ranks)
         if self._trackers is not None:
             self._trackers.log(step + 1, metrics)
@@ -193,6 +191,7 @@ class RunReport:
             warnings=tuple(warnings),
             advice=advice,
             tokens_per_second=metrics["tokens_per_second"],
+            gpu_use=self._gpu_uses.step(now, ranks, engine_gpus),
             age_seconds=0.0,
         )
 
@@ -203,6 +202,7 @@ class RunReport:
         if self._trackers is not None:
             self._trackers.log(step, metrics)
         reward, seconds = metrics["eval/reward"], metrics["time/evaluate"]
+        self._gpu_uses.evaluated(seconds)
         self._update(evaluation=standing)
         logger.info("evaluation after %d steps: reward %.3f, %.2f s", step, reward, seconds)
 

@@ -119,6 +119,7 @@ def _episode(episode: Episode) -> dict[str, object]:
         "calls": episode.num_calls,
         "failedCalls": episode.num_failed_calls,
         "callSeconds": episode.call_seconds,
+        "waitSeconds": episode.wait_seconds,
         "retries": episode.retries,
         "reward": episode.reward,
         "lost": episode.lost,
@@ -137,6 +138,7 @@ def _episode_of(values: Mapping[str, Any]) -> Episode:
         num_calls=values["calls"],
         num_failed_calls=values["failedCalls"],
         call_seconds=values["callSeconds"],
+        wait_seconds=values.get("waitSeconds", 0.0),  # as `asked`
         retries=values["retries"],
         reward=values["reward"],
         lost=values["lost"],

@@ -67,7 +67,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     config = contract.config
     check_model(contract, rank)
-    sessions = start_sessions(contract, rank)
+    sessions = start_sessions(contract, rank, state_dir)
     tools = sessions.schemas if sessions else None
     tokenizer, source, rewards, data = load_data(contract, resumed, tools)
     trackers = start_trackers(contract, data_dir, start.step)
@@ -234,6 +234,7 @@ def open_records(
             state_dir,
             total_steps=training.max_steps,
             step=step,
+            attempt=contract.attempt,
             steps_per_push=training.steps_per_push,
             trackers=trackers,
             evaluation=None if last is None else last.progress(),

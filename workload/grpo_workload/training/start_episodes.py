@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from grpo_spec.contract import Contract
@@ -19,11 +21,14 @@ from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.gateway.programs import Programs
 from grpo_workload.generation.gateway.server import GatewayServer
 from grpo_workload.generation.limits import Limits
+from grpo_workload.reporting.progress_files import write_waiting
 from grpo_workload.rewards.scoring import Reward, wants_environments
 
 
-def start_sessions(contract: Contract, rank: int) -> RankSessions | None:
+def start_sessions(contract: Contract, rank: int, state_dir: Path) -> RankSessions | None:
     """Start tools and environments, or find the pods that have them, and wait until they are ready; None without any.
+
+    How many episodes wait for a session of these pods is written into `state_dir`, which the launcher reads.
 
     Raises:
         ConfigError: see `RankSessions.ready`.
@@ -34,7 +39,7 @@ def start_sessions(contract: Contract, rank: int) -> RankSessions | None:
         return None
     host: Host
     if contract.environment_pods:
-        host = PodHost(contract, rank)
+        host = PodHost(contract, rank, on_wait=partial(write_waiting, state_dir, rank))
     else:
         host = Processes(config.tools, config.environments, os.environ)
     rewards = (*config.rewards, *config.evaluation_rewards)

@@ -114,6 +114,7 @@ def _episode_metrics(episodes: Sequence[EpisodeFact] | None) -> dict[str, float]
         "tools/failure_frequency": sum(one.failed_calls for one in there) / max(1, calls),
         "episodes/turns/mean": sum(one.turns for one in there) / count,
         "episodes/call_seconds/mean": sum(one.call_seconds for one in there) / count,
+        "episodes/wait_seconds/mean": sum(one.wait_seconds for one in there) / count,
         "episodes/retries": sum(one.retries for one in episodes),
         "episodes/lost": causes.total(),
         **{f"episodes/lost/{cause}": number for cause, number in causes.items()},

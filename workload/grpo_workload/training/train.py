@@ -44,6 +44,7 @@ from grpo_workload.training.lost_episodes import EnvironmentFailedError
 from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
 from grpo_workload.training.saving import Saving
+from grpo_workload.training.session_advice import SessionAdvisor
 from grpo_workload.training.step_summary import describe_rank, summarise_step
 from grpo_workload.training.work import Work, prepare
 from grpo_workload.weights.differ import WeightsDifferError
@@ -70,6 +71,7 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
     standing = run.standing()
     is_end = standing is not None and standing.stops
     health, advisor = Health(training.max_skipped_steps, run.config.rewards), Advisor(run.config)
+    crowding = SessionAdvisor(run.config)
     run.generator.idle_seconds()  # those before the first step do not count
     since = Clock()
     generation: Generation | None = None
@@ -99,7 +101,9 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
         metrics["skipped_steps"] = health.skipped_steps
         if engines:
             metrics["engines/count"] = float(len(engines))
-        balance = advisor.add(metrics, seconds, [engine.world_size for engine in engines])
+        sizes = [engine.world_size for engine in engines]
+        balance = advisor.add(metrics, seconds, sizes)
+        advice = crowding.add(metrics, seconds) or balance.advice  # engines that get no episodes seem to be too many
         is_end = step + 1 == training.max_steps
         evaluates = is_last and is_due(run.config, past, step + 1, generation.steps.start)
         # A rank that was asked to stop saves first; the evaluation is made then, or when the run goes on.
@@ -107,7 +111,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             evaluate(run, step + 1)
             standing, since = run.standing(), Clock()
             is_end = is_end or (standing is not None and standing.stops)
-        run.report.step(step, metrics | balance.metrics, work.rollout.samples, ranks, warnings, balance.advice)
+        shown = metrics | balance.metrics
+        run.report.step(step, shown, work.rollout.samples, ranks, warnings, advice, sum(sizes))
 
         saving.save(generation.steps, step, metrics, gives_up=health.gives_up, stopping=stopping, is_end=is_end)
         if health.gives_up:

@@ -2,6 +2,7 @@
 
 import { draw, showCurves } from "/curves.js";
 import { $, duration, number, remember, remembered } from "/dom.js";
+import { showMemory } from "/memory.js";
 import { banners, showCompletions, showEvents, showRanks } from "/panels.js";
 
 const SECONDS = 2;
@@ -10,7 +11,7 @@ const SECONDS_IDLE = 120;
 const STEPS_IDLE = 5; // without a step for this many step times, the page is not shown as live
 const MAX_POINTS = 2500; // with more, all steps are requested again, averaged
 const MAX_COMPLETIONS = 2000;
-const VIEWS = ["curves", "completions", "ranks", "events"];
+const VIEWS = ["curves", "completions", "ranks", "memory", "events"];
 const THEMES = ["system", "light", "dark"];
 
 const data = { generation: 0, metrics: [], completions: [], ranks: null, each: 1, state: null };
@@ -52,15 +53,17 @@ function show() {
   $("where").textContent = state.where ?? "";
   $("banners").replaceChildren(...banners(state));
   showPhase(state);
+  $("tab-memory").hidden = !state.gpus;
+  showEvents($("events"), state.job);
   const view = current();
   for (const name of VIEWS) {
     $(name).hidden = name !== view;
     $(`tab-${name}`).setAttribute("aria-selected", String(name === view));
   }
-  showEvents($("events"), state.job);
   if (view === "curves") showCurves($("curves"), data.metrics, data.each);
   if (view === "completions") showCompletions($("completions"), data.completions);
   if (view === "ranks") showRanks($("ranks"), data.ranks, state.job);
+  if (view === "memory") showMemory($("memory"), state.gpus);
 }
 
 function showPhase(state) {
@@ -82,6 +85,7 @@ function showPhase(state) {
     if (last) parts.push(`reward ${number(last.reward)}`, `${duration(last.step_time)} a step`);
     if (training?.eta_seconds) parts.push(`${duration(training.eta_seconds)} to go`);
     if (job?.restarts) parts.push(`restarts: ${job.restarts}`);
+    if (job?.bill) parts.push(job.bill);
     $("progress-text").textContent = parts.join(" · ");
   }
   const idle = job ? job.training?.idle_seconds : state.idle;
@@ -93,7 +97,7 @@ function showPhase(state) {
 
 const current = () => {
   const wanted = location.hash.slice(1);
-  return VIEWS.includes(wanted) && !(wanted === "events" && !data.state?.job) ? wanted : "curves";
+  return VIEWS.includes(wanted) && !$(`tab-${wanted}`).hidden ? wanted : "curves";
 };
 
 function theme(next) {

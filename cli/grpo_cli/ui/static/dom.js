@@ -50,6 +50,12 @@ export function duration(seconds) {
 
 export const empty = (title, text) => h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text));
 
+export function table(heads, rows) {
+  const head = h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))));
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+}
+
 export function remember(key, value) {
   localStorage.setItem(`grpo.${key}`, JSON.stringify(value));
 }

@@ -1,6 +1,6 @@
 // The views of completions, of ranks and pods, and of conditions and events.
 
-import { $, bytes, duration, empty, h, number } from "/dom.js";
+import { $, bytes, duration, empty, h, number, table } from "/dom.js";
 
 const PHASES = ["generate", "reward", "journal", "gather", "train", "sync", "agree", "prompts"];
 const LATE = 1.5; // times the mean of all ranks
@@ -58,17 +58,38 @@ function answer(row) {
       { class: "scores" },
       score("reward", number(row.reward), ""),
       score("advantage", row.advantage > 0 ? `+${number(row.advantage)}` : number(row.advantage), sign),
+      facts(row.episode ?? {}),
     ),
-    h("div", { class: "talk" }, messages.map((message) => said(message.role, content(message.content))), turns(row.completion ?? "")),
+    h("div", { class: "talk" }, messages.map((message) => said(message.role, content(message.content))), turns(row.completion ?? "", row.episode ?? {}), lost(row.episode ?? {})),
   );
 }
 
 const score = (name, value, sign) => h("div", { class: `score ${sign}` }, h("span", { class: "quiet" }, name), h("b", {}, value));
-const said = (role, text) => h("div", { class: `said ${role === "completion" ? "own" : ""}` }, h("span", { class: "quiet" }, role), h("pre", {}, text));
-// Of an episode, each turn with its calls, and each result.
-const turns = (completion) => (typeof completion === "string" ? said("completion", completion) : completion.map(turn));
-const turn = (message) =>
-  said(message.role === "assistant" ? "completion" : message.role, [message.content, message.tool_calls].filter(Boolean).map(content).join("\n"));
+const said = (role, text, more = "") =>
+  h("div", { class: `said ${role === "completion" ? "own" : ""}` }, h("span", { class: "quiet" }, `${role}${more}`), h("pre", {}, text));
+// Of an episode, each turn with its calls, and each result. Tokens are counted by turn, and of all results after it.
+function turns(completion, episode) {
+  if (typeof completion === "string") return said("completion", completion);
+  const counts = [...(episode.tokens ?? [])];
+  return completion.map((message, place) => {
+    const own = message.role === "assistant";
+    const first = own || completion[place - 1]?.role === "assistant";
+    const count = first && counts.length ? ` · ${counts.shift()} tokens${own ? "" : " read"}` : "";
+    const name = message.name ? ` ${message.name}` : "";
+    const calls = (message.tool_calls ?? []).map((call) => `→ ${call.function.name}(${content(call.function.arguments)})`);
+    return said(own ? "completion" : message.role, [message.content, ...calls].filter(Boolean).map(content).join("\n"), `${name}${count}`);
+  });
+}
+const lost = (episode) => (episode.lost ? h("p", { class: "bad" }, `lost (${episode.lost}), counts nowhere: ${episode.failure}`) : "");
+const facts = (episode) =>
+  [
+    episode.turns !== undefined && score("turns", String(episode.turns), ""),
+    episode.calls !== undefined && score(episode.failed_calls ? `calls, ${episode.failed_calls} failed` : "calls", String(episode.calls), ""),
+    episode.calls > 0 && score("in calls", duration(episode.call_seconds), ""),
+    episode.wait_seconds >= 0.1 && score("waited for a session", duration(episode.wait_seconds), ""),
+    episode.retries > 0 && score("began again", String(episode.retries), ""),
+    episode.is_truncated && score("truncated", "yes", ""),
+  ].filter(Boolean);
 const content = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 export function showRanks(host, ranks, job) {
@@ -145,12 +166,6 @@ function podTable(job) {
     pod.waiting,
   ]);
   return h("article", { class: "card wide" }, h("h3", {}, h("span", {}, "pods")), table(["pod", "ranks", "node", "state", ""], rows));
-}
-
-function table(heads, rows) {
-  const head = h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 export function showEvents(host, job) {

@@ -28,7 +28,7 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Job, plan_topology
 from grpo_operator.metrics.jobs import WatchedJob
-from grpo_spec.reports import ExitCode, Outcome, Progress, RunWarning
+from grpo_spec.reports import ExitCode, GpuUse, Outcome, Progress, RunWarning
 from grpo_spec.schema import dump
 from grpo_workload.pod.contract_file import parse_contract
 from support.control_plane.jobs import NOW, spec
@@ -73,13 +73,20 @@ def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "uid": f"{name}-0",
-            "labels": {"training.grpo.dev/job-uid": "uid", "training.grpo.dev/attempt": "0"},
+            "labels": {
+                "training.grpo.dev/job-uid": "uid",
+                "training.grpo.dev/attempt": "0",
+                "training.grpo.dev/group": "a",
+            },
             "ownerReferences": [{"kind": "StatefulSet", "name": "set", "uid": "set", "controller": True}],
         },
         "spec": {"nodeName": "node"},
         "status": {
             "podIP": "10.0.0.1",
-            "conditions": [{"type": "Ready", "status": "False" if outcome else "True"}],
+            "conditions": [
+                {"type": "Ready", "status": "False" if outcome else "True"},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW},
+            ],
             "containerStatuses": [{"name": "grpo", "restartCount": 0, "state": ended if outcome else {"running": {}}}],
         },
     }
@@ -122,6 +129,7 @@ PROGRESS = json.loads(
         total_steps=9,
         reward=0.5,
         metrics={"loss": 1.0},
+        gpu_use=GpuUse(attempt=0, training=9.0, sampling=9.0),
         rank_phases={"0": "Training"},
         warnings=(RunWarning(reason="NoRewardDifference", message="all rewards are equal"),),
         advice="run 3 engines in place of 2",

@@ -149,12 +149,15 @@ def test_gauges_of_jobs_follow_the_watch() -> None:
     instruments.leads()
     more = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     conditions = [{"type": "Accepted", "status": "True"} | more, {"type": "Running", "status": "False"} | more]
-    instruments.jobs.seen("a", watched("Running", conditions=conditions, restarts={"total": 2}))
+    usage = {"gpuSeconds": {"held": 9, "training": 7, "idle": 2}, "time": "2026-01-01T00:00:00Z"}
+    instruments.jobs.seen("a", watched("Running", conditions=conditions, restarts={"total": 2}, usage=usage))
     instruments.jobs.seen("b", WatchedJob.read("ns", "new", {}))
     phases = {phase: value(instruments.registry, "jobs", namespace="ns", phase=phase) for phase in PHASES}
     assert phases == {phase: float(phase in ("Running", "Pending")) for phase in PHASES}
     assert value(instruments.registry, "job_restarts", **OF_JOB) == 2.0
     assert value(instruments.registry, "job_condition", condition="Accepted", **OF_JOB) == 1.0
+    uses = [value(instruments.registry, "job_gpu_seconds", use=use, **OF_JOB) for use in ("training", "idle", "held")]
+    assert uses == [7.0, 2.0, None], "so that their sum is what was held"
     assert value(instruments.registry, "job_condition", condition="Running", **OF_JOB) is None
     failure = {"reason": "Invented", "message": "m", "time": "2026-01-01T00:00:05Z"}
     instruments.jobs.seen("a", watched("Failed", completionTime="2026-01-01T00:00:10Z", lastFailure=failure))

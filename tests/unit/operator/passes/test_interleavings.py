@@ -10,6 +10,7 @@ import pytest
 
 from grpo_operator.api import names
 from grpo_operator.decide.conditions import find
+from grpo_operator.decide.in_place import LATE_SECONDS
 from grpo_operator.runtime.errors import EarlyError
 from grpo_spec.reports import ExitCode
 from support.control_plane.memory_api import Request
@@ -119,6 +120,25 @@ def test_an_operator_that_does_not_see_that_a_job_was_replaced_deletes_nothing_o
     assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
 
 
+def test_an_operator_that_has_not_seen_the_pods_of_an_earlier_job_does_not_begin_beside_them() -> None:
+    world = Simulation(failurePolicy=POLICY)
+    first, second = world.operators
+    first.api.held_kinds.add("Pod")
+    second.api.held = True
+    world.create("a")
+    world.go_on(5)
+    world.delete("a")
+    world.create("a")
+    world.wait(5.0)
+    world.cluster.collect_garbage()  # the StatefulSets are gone, their pods still end
+    world.wait(5.0)
+    assert world.cluster.pods(job="a")
+    assert world.status("a").attempt is None
+    first.api.held_kinds.clear()
+    world.go_on(20, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (0, "Running")
+
+
 def test_how_far_pods_have_come_is_written_only_where_a_start_takes_long() -> None:
     world = Simulation()
     world.operators[1].api.held = True
@@ -188,6 +208,31 @@ def test_a_restart_in_place_is_finished_by_an_operator_that_begins_in_the_middle
         assert (status.attempt, status.pods_attempt, status.phase) == (1, 0, "Running"), requests
         assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
         world.end()
+
+
+def test_a_restart_in_place_waits_for_what_a_killed_launcher_says_once_it_is_started_again() -> None:
+    """And for ranks that nobody ends, as long as it must: then all pods are recreated."""
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    first = [pod["metadata"]["uid"] for pod in world.cluster.pods()]
+    world.fail("a")
+    for pod in world.cluster.pods(job="a")[:2]:
+        world.cluster.end_container(pod, 137, "OOMKilled")
+    world.go_on(12)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Running")
+    assert [pod["metadata"]["uid"] for pod in world.cluster.pods()] == first
+
+    fail_a_pod(world)  # and no other rank loses it
+    world.go_on(LATE_SECONDS - 10, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (1, "Restarting")
+    world.go_on(60, garbage=True)
+    assert (world.status("a").attempt, world.status("a").phase) == (2, "Running")
+    assert not {pod["metadata"]["uid"] for pod in world.cluster.pods()} & {*first}
+
+
+def test_a_rank_that_alone_fails_in_pods_that_are_kept_keeps_no_job_from_running_in_the_end() -> None:
+    world = running(failurePolicy=IN_PLACE, generation=SERVER)
+    fail_a_pod(world)
+    world.end()
 
 
 def test_a_line_for_each_pass_says_what_it_saw_and_decided_and_when_it_looks_again(

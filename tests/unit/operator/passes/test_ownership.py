@@ -134,3 +134,26 @@ def test_a_set_that_lost_its_labels_is_still_stopped() -> None:
     world.go_on(8)
     assert condition(world, Condition.SUSPENDED).reason == "Suspended"
     assert not world.cluster.pods(job="a")
+
+
+def test_the_contract_of_a_running_attempt_gets_its_labels_back() -> None:
+    world = running()
+    contract = world.cluster.store.get("ConfigMap", NAMESPACE, "a-0")
+    assert contract is not None
+    world.cluster.store.edit(contract, metadata={"labels": {}})
+    world.go_on(20)
+    again = world.cluster.store.get("ConfigMap", NAMESPACE, "a-0")
+    assert again is not None
+    assert again["metadata"] | {"resourceVersion": 0} == contract["metadata"] | {"resourceVersion": 0}
+
+
+def test_what_an_earlier_job_left_without_labels_is_deleted() -> None:
+    """Garbage collection missed it, and no pass has seen it. What only looks like it is left alone."""
+    world = Simulation(failurePolicy=POLICY)
+    kind, owner = "ConfigMap", {"kind": names.KIND, "name": "a", "uid": "earlier", "controller": True}
+    metadata = {"name": "a-0", "namespace": NAMESPACE, "ownerReferences": [owner]}
+    world.cluster.store.put({"apiVersion": "v1", "kind": kind, "metadata": metadata})
+    world.create("a")
+    world.go_on(20)
+    assert world.status("a").phase == "Running"
+    assert deletions(world, "a-0") == 1

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from grpo_operator.decide.next_pass import CALM_SECONDS
+from grpo_operator.decide.second_look import News
 from grpo_operator.runtime import rate_limits
 from support.control_plane.simulation import Simulation
 
@@ -51,7 +52,11 @@ def test_a_look_at_a_job_to_which_nothing_happens_plans_nothing_and_what_happens
     world.go_on(5)
     caplog.set_level(logging.DEBUG, "grpo_operator")
     caplog.clear()
-    world.wait(1200.0)
+    for number in range(120):
+        for raw in [*world.cluster.store.objects.values()]:
+            if raw["kind"] in ("Pod", "StatefulSet"):  # as their controllers do, and kubelets
+                world.cluster.store.edit(raw, status={"said": number})
+        world.wait(10.0)
     looks = [message for message in caplog.messages if message.startswith("pass job=ns/a ")]
     quiet = [message for message in looks if " quiet " in message]
     assert len(looks) > 2 * 1200 / CALM_SECONDS * 0.9, "both operators look as often as before"
@@ -63,3 +68,24 @@ def test_a_look_at_a_job_to_which_nothing_happens_plans_nothing_and_what_happens
     assert world.status("a").phase == "Running"
     world.wait(15.0)
     assert world.status("a").phase == "Failed", "a deadline is kept"
+
+
+def test_a_job_whose_details_wait_for_their_turn_is_planned_no_more_often_than_a_quiet_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where thousands start, most wait for minutes until they may say that their pods exist."""
+    monkeypatch.setitem(rate_limits.RATES, News.DETAILS, rate_limits.Rate(5.0, 0.02))
+    world = Simulation()
+    for name in JOBS:
+        world.create(name)
+    world.wait(3.0)
+    world.cluster.run_statefulsets()
+    world.wait(3.0)
+    caplog.set_level(logging.DEBUG, "grpo_operator")
+    world.wait(300.0)
+    passes = [message for message in caplog.messages if message.startswith("pass job=")]
+    whole = [message for message in passes if " quiet " not in message]
+    assert len(passes) > 2 * len(JOBS) * 300 / 2.5, "both operators look as often as at others that wait"
+    assert len(whole) <= 2 * len(JOBS) * 12
+    said = [name for name in JOBS if world.status(name).members]
+    assert 4 <= len(said) <= 8, "those whose turn has come have said it"

@@ -117,7 +117,7 @@ class Passes(RuleBasedStateMachine):
     def a_pod_ends(self, which: int, code: int, seconds: int) -> None:
         pod = self.world.pod(which)
         if pod is not None and pod["status"].get("over") is False:
-            self.world.truth.harm(pod)
+            self.world.truth.harm(pod, says=code in {*ExitCode})
             reason = "PeerLost" if code == ExitCode.PEER_LOST else "RankFailed"
             self.world.cluster.end_container(pod, code, reason)
         self.world.go_on(seconds)

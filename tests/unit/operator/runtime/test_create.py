@@ -35,7 +35,7 @@ async def test_it_is_created_once_and_then_kept_as_it_is() -> None:
     assert (again["kind"], again["data"]) == ("ConfigMap", CONTRACT["data"])
 
 
-@pytest.mark.parametrize("owners", [[], [OURS | {"uid": "2"}]], ids=["nobody's", "an earlier job's"])
+@pytest.mark.parametrize("owners", [[], [OURS | {"name": "other", "uid": "2"}]], ids=["nobody's", "another job's"])
 async def test_that_of_another_owner_is_left_alone(owners: list[dict[str, Any]]) -> None:
     api = MemoryApi(Store())
     theirs = copy.deepcopy(CONTRACT)

@@ -71,6 +71,14 @@ def test_the_watch_is_awaited_for_a_limited_time_and_recorded_pods_are_dropped()
     assert deleted.may_still_arrive(), "the wait for another pod starts again"
 
 
+def test_a_pod_was_gone_when_the_watch_said_so() -> None:
+    seconds = [100.0]
+    deleted = DeletedPods(lambda: seconds[0])
+    deleted.remember(pod("b", uid="1"))
+    seconds[0] = 107.0
+    assert [one.gone_at for one in deleted.seen("2026-01-01T00:00:10Z")] == ["2026-01-01T00:00:03Z"]
+
+
 def test_an_operator_that_records_nothing_keeps_only_recent_pods() -> None:
     seconds = [0.0]
     deleted = DeletedPods(lambda: seconds[0])

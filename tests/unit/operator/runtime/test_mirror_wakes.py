@@ -31,7 +31,9 @@ def _children() -> dict[str, Object]:
 
 
 def _wakes(kind: str, change: dict[str, Any]) -> bool:
-    """Whether a change, merged into an object, wakes the job. If not, the mirror shows the very same value."""
+    """Whether a change, merged into an object, wakes the job. If not, the mirror shows the very same value, and nothing
+    calls for a whole pass over a quiet job.
+    """
     woken: list[Key] = []
     store, scope = Store(), Scope(kind, None)
     mirror = Mirror([scope], woken.append, lambda *_: None, lambda *_: None, lambda _: None)
@@ -41,10 +43,11 @@ def _wakes(kind: str, change: dict[str, Any]) -> bool:
     mirror.changed(scope, "ADDED", child)
     assert woken == [KEY]
     woken.clear()
-    (before,) = mirror.pods(KEY) or mirror.others(KEY)
+    (before,), versions = mirror.pods(KEY) or mirror.others(KEY), mirror.versions(KEY)
     mirror.changed(scope, "MODIFIED", store.put(_merged(child, change)))
     now = [value for _, value in mirror.pods(KEY) or mirror.others(KEY)]
     assert bool(woken) != (len(now) == 1 and now[0] is before[1])
+    assert bool(woken) == (mirror.versions(KEY) != versions)
     return woken == [KEY]
 
 

@@ -257,6 +257,16 @@ def test_uneven_groups_have_a_place_each_and_hosts_by_their_gpus() -> None:
     assert hosts[0] * 8 == hosts[1] * 7
 
 
+def test_only_the_rank_that_reads_stacks_experts_whatever_the_stage(tmp_path: Path) -> None:
+    make_config("qwen3_moe").save_pretrained(tmp_path)
+    for stage in (0, 3):
+        fields = spec() | {"model": {"path": str(tmp_path)}, "parallelism": {"zeroStage": stage}}
+        found = planned(fields | {"trainer": {"groups": [{"name": "a", "gpus": 8}, {"name": "b", "gpus": 8}]}})
+        first, other = (place.phases["load"]["stacked experts"] for place in found.places if place.is_host)
+        stacked = BOUND.shapes(contract_of(job(fields)).config).stacked
+        assert (first, other) == (2 * stacked // 2, 0), "bfloat16, one of two layers"
+
+
 def test_a_pods_memory_limit_and_its_node_selector_are_read() -> None:
     fields = spec(parallelism={"offloadOptimizer": "cpu", "zeroStage": 3})
     template = {

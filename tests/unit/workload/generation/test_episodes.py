@@ -47,6 +47,7 @@ class Script:
 
     failures: list = field(default_factory=list)  # of each session: None, or where and what it raises
     observation: str = ""
+    wait_seconds: float = 0.0
     result: str = "xx"
     seconds: float = 0.0
     opened: list = field(default_factory=list)
@@ -67,6 +68,11 @@ class ScriptedSession:
     script: Script
     failure: tuple | None
     num_calls: int = 0
+
+    @property
+    def wait_seconds(self):
+        """See `Session`."""
+        return self.script.wait_seconds
 
     def _fail(self, where):
         if self.failure is not None and self.failure[0] == where:
@@ -227,6 +233,13 @@ def test_an_environment_that_fails_too_often_is_lost():
     assert completion.is_lost
     assert (completion.token_ids, completion.episode.lost, completion.episode.retries) == ((), "timeout", 2)
     assert completion.weight_version == 9
+
+
+@pytest.mark.parametrize("retries", [1, 0])
+def test_an_episode_has_waited_for_all_its_sessions(retries):
+    script = Script(failures=[("call 1", EnvironmentLostError("timeout", "it hangs"))], wait_seconds=1.5)
+    completion = play(script, Model([[CALL, END], [6, END]]), retries=retries)
+    assert (completion.is_lost, completion.episode.wait_seconds) == ((False, 3.0) if retries else (True, 0.0))
 
 
 def test_an_environment_that_is_away_has_time_to_come_back(slept):

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import MAX_METRICS, TrainingCollector
-from grpo_workload.reporting.progress_files import forget_progress, write_phase, write_progress
+from grpo_workload.reporting.progress_files import forget_progress, write_phase, write_progress, write_waiting
 from grpo_workload.reporting.rank_metrics import RankStep
 from grpo_workload.reporting.run_report import RankReport, RunReport
 from support.trainer.places import place, rank_step
@@ -38,6 +38,7 @@ def _train(folder: Path) -> tuple[Place, Place]:
     for report in reports:
         report.phase("Training")
         report.step(0, metrics, [], [rank_step(rank) for rank in range(3)])
+    write_waiting(second.state_dir, 2, 7)
     main.saved(1, Path("checkpoints/step-1"))
     main.close()
     return first, second
@@ -53,6 +54,7 @@ def test_a_pod_reports_on_its_own_ranks_and_the_pod_of_rank_0_on_the_run(tmp_pat
     assert second["grpo_rank_gpu_memory_used_peak_bytes"] == [({"rank": "2"}, 80.0)]
     assert second["grpo_rank_generated_tokens_per_second"] == [({"rank": "2"}, 150.0)]
     assert ({"rank": "2", "phase": "generate"}, 4.0) in second["grpo_rank_phase_seconds"]
+    assert second["grpo_rank_waiting_episodes"] == [({"rank": "2"}, 7.0)]
     assert [labels for labels, _ in second["grpo_rank_phase_age_seconds"]] == [{"rank": "2", "phase": "Training"}]
     # A pod without rank 0 reports no step: 0 of 0 would be wrong and would be added to the right number.
     assert not {"grpo_step", "grpo_total_steps", "grpo_step_age_seconds", "grpo_metric"} & second.keys()

@@ -12,7 +12,6 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from grpo_spec.contract import Device
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.lora import add_adapters
@@ -59,10 +58,10 @@ def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path: Path)
     config = TrainerConfig.model_validate(FIELDS | {"model": {"path": str(tmp_path)}})
     make_config("llama", num_key_value_heads=4).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: the weights in \S+ do not have the shapes"):
-        load_model(config, Device.CPU)
+        load_model(config, torch.device("cpu"))
     os.truncate(tmp_path / "model.safetensors", 1000)
     with pytest.raises(ConfigError, match=r"model.path: cannot load \S+: .*header"):
-        load_model(config, Device.CPU)
+        load_model(config, torch.device("cpu"))
 
 
 def replaced_by_liger(family: str, **fields: Any) -> dict[str, bool]:
@@ -123,7 +122,7 @@ def test_routers_choose_in_training_as_in_evaluation() -> None:
 def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path: Path) -> None:
     make_model("gemma3", whole=True).save_pretrained(tmp_path)
     fields = FIELDS | {"model": {"path": str(tmp_path)}}
-    model = load_model(TrainerConfig.model_validate(fields), Device.CPU)
+    model = load_model(TrainerConfig.model_validate(fields), torch.device("cpu"))
     parts = {name: name.startswith(("model.language_model.", "lm_head.")) for name, _ in model.named_parameters()}
     assert {name: one.requires_grad for name, one in model.named_parameters()} == parts
     assert set(parts.values()) == {True, False}

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_spec.contract import Device
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
@@ -48,7 +47,7 @@ def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
     model.save_pretrained(folder)
     config = config_with(maxModelLen=max_model_len)
     model_fields = config.model.model_copy(update={"name": None, "path": str(folder), "dtype": "float32"})
-    return load_model(config.model_copy(update={"model": model_fields}), Device.CPU)
+    return load_model(config.model_copy(update={"model": model_fields}), torch.device("cpu"))
 
 
 def sample(length: int) -> Sample:

@@ -12,9 +12,11 @@ from grpo_workload.reporting.progress_files import (
     read_idle,
     read_phases,
     read_progress,
+    read_waiting,
     write_beat,
     write_phase,
     write_progress,
+    write_waiting,
 )
 
 
@@ -66,3 +68,11 @@ def test_ranks_that_sample_tokens_or_enter_phases_are_not_idle(tmp_path: Path) -
     write_beat(tmp_path, 1)
     assert (read_idle(tmp_path, range(2)) or 0) < 100
     assert (read_idle(tmp_path, range(1)) or 0) > 3000, "ranks of another pod do not count"
+
+
+def test_episodes_that_wait_are_those_that_were_written_last(tmp_path: Path) -> None:
+    write_waiting(tmp_path, 3, 12)
+    write_waiting(tmp_path, 3, 5)
+    assert (read_waiting(tmp_path, 3), read_waiting(tmp_path, 4)) == (5, None)
+    forget_progress(tmp_path)
+    assert read_waiting(tmp_path, 3) is None

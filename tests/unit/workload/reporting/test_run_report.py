@@ -12,6 +12,7 @@ from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
 from grpo_workload.reporting.jsonl import read_evaluations
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
+from grpo_workload.reporting.transcript import HEAD, LOST_PER_STEP, TAIL
 
 
 def _sample(prompt: int, answer: str) -> Sample:
@@ -37,21 +38,55 @@ def test_one_completion_of_each_prompt_is_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 1
 
 
-def test_an_episode_is_kept_as_its_messages_after_what_its_environment_showed(tmp_path: Path) -> None:
-    turns = ({"role": "assistant", "content": "look"}, {"role": "tool", "content": "42"})
+def test_an_episode_is_kept_as_a_transcript_after_what_its_environment_showed(tmp_path: Path) -> None:
+    turns = (
+        {"role": "assistant", "content": "look", "tool_calls": []},
+        {"role": "tool", "content": "a" * HEAD + "b" * 1234 + "c" * TAIL},
+        {"role": "assistant", "content": "d" * 9999},
+    )
     sample = _sample(1, "last turn")
-    lost = replace(sample, completion=replace(sample.completion, token_ids=(), episode=Episode(lost="process")))
+    lost = Episode(lost="process", failure="it ended", retries=2)
+    episode = Episode(
+        messages=turns,
+        observation=" A wall.",
+        context=((3, 5),),
+        num_turns=2,
+        num_calls=2,
+        num_failed_calls=1,
+        call_seconds=1.2345,
+        wait_seconds=0.5,
+        retries=1,
+    )
     sample = replace(
         sample,
         prompt=replace(sample.prompt, text=[{"role": "user", "content": "Play."}]),
-        completion=replace(sample.completion, episode=Episode(messages=turns, observation=" A wall.")),
+        completion=replace(sample.completion, token_ids=tuple(range(9)), finish_reason="length", episode=episode),
     )
+    none = [
+        replace(sample, reward=math.nan, completion=replace(sample.completion, token_ids=(), episode=lost))
+        for _ in range(3)
+    ]
     report = RunReport(tmp_path / "run", tmp_path, total_steps=2, step=0)
-    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [lost, sample], [])
+    report.step(0, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [*none, sample], [])
     report.close()
-    (line,) = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    line, *rest = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert line["prompt"] == [{"role": "user", "content": "Play. A wall."}]
-    assert line["completion"] == list(turns)
+    assert [line["completion"][0], line["completion"][2]] == [turns[0], turns[2]], "the model's turns are whole"
+    left_out = " [... 1,234 characters, which the journal has ...] "
+    assert line["completion"][1] == {"role": "tool", "content": "a" * HEAD + left_out + "c" * TAIL}
+    assert line["episode"] == {
+        "turns": 2,
+        "calls": 2,
+        "failed_calls": 1,
+        "call_seconds": 1.234,
+        "wait_seconds": 0.5,
+        "retries": 1,
+        "is_truncated": True,
+        "tokens": [3, 2, 4],
+    }
+    assert len(rest) == LOST_PER_STEP
+    assert rest[0]["episode"] == {"lost": "process", "failure": "it ended", "retries": 2}
+    assert (rest[0]["completion"], rest[0]["reward"]) == ([], None)
 
 
 def test_an_evaluation_has_a_line_of_its_own_and_is_in_that_of_its_step(tmp_path: Path) -> None:

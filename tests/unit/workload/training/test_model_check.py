@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
 
-from grpo_spec.contract import Contract, Device
+from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_workload.capacity import meta_pass
 from grpo_workload.capacity import shapes as shapes_of_plan
@@ -82,7 +82,7 @@ def test_routers_are_found_before_anything_starts(lora: dict[str, Any], tmp_path
 def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(family: str, tmp_path: Path) -> None:
     make_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
     config = make_contract(tmp_path).config
-    loaded, empty = load_model(config, Device.CPU), empty_model(config)
+    loaded, empty = load_model(config, torch.device("cpu")), empty_model(config)
     assert shapes(empty) == shapes(loaded)
     assert {one.device.type for one in empty.parameters()} == {"meta"}
 
@@ -250,7 +250,7 @@ def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) 
     assert {aspect for aspect, one in found.items() if one.verdict != "works"} == set()
     assert found["inputs"].text == "text and images, the vision tower frozen"
     config = make_contract(folder).config
-    assert shapes(empty_model(config)) == shapes(load_model(config, Device.CPU))
+    assert shapes(empty_model(config)) == shapes(load_model(config, torch.device("cpu")))
     refuse_unfit(Subject(make_contract(folder, lora={})), logs=False)
     to_servers = {"lora": {"push": "adapters"}, "generation": {"topology": "Server"}}
     refuse_unfit(Subject(make_contract(folder, {"freezeVisionTower": True}, **to_servers)), logs=False)

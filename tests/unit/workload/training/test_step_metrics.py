@@ -51,7 +51,7 @@ def test_each_metric_of_a_small_step():
 
 LOST = EpisodeFact(lost="timeout", retries=2)
 EPISODES = [
-    EpisodeFact(turns=3, calls=2, failed_calls=1, call_seconds=1.5, context_tokens=7),
+    EpisodeFact(turns=3, calls=2, failed_calls=1, call_seconds=1.5, wait_seconds=6.0, context_tokens=7),
     EpisodeFact(turns=2, calls=1, retries=1, call_seconds=0.5),
     LOST,
     EpisodeFact(),
@@ -61,6 +61,7 @@ METRICS = {
     "tools/failure_frequency": pytest.approx(1 / 3),
     "episodes/turns/mean": 2.0,
     "episodes/call_seconds/mean": pytest.approx(2 / 3),
+    "episodes/wait_seconds/mean": 2.0,
     "episodes/retries": 3,
     "episodes/lost": 1,
     "episodes/lost/timeout": 1,

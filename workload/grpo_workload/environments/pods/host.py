@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 
 import aiohttp
@@ -35,8 +36,8 @@ _DNS_SECONDS = 5  # a pod that has begun again has another address
 class PodHost:
     """Opens sessions on the pods of a job's groups. All connections are in a thread of its own."""
 
-    def __init__(self, contract: Contract, rank: int) -> None:
-        """Ask nobody yet."""
+    def __init__(self, contract: Contract, rank: int, on_wait: Callable[[int], None] = lambda _: None) -> None:
+        """Ask nobody yet. `on_wait` gets the number of episodes that wait for a session, whenever it has changed."""
         allow_open_files()  # each session has a connection
         self._contract = contract
         self._pods = pods_of(contract.environment_pods, rank)
@@ -46,6 +47,7 @@ class PodHost:
         self._turns: dict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by environment: who asks while full
         self._opened_at: dict[str | None, float] = {}  # when the last session was, by environment
         self._told_at = 0.0
+        self._on_wait, self._num_waiting = on_wait, 0
 
     async def ready(self) -> Description:
         """See `base.Host.ready`: one pod of each group is enough."""
@@ -74,6 +76,17 @@ class PodHost:
         turn = self._turns[request.environment]
         if not turn.locked() and (found := await self._try(pods, request)):
             return found
+        self._wait_for(1)
+        try:
+            return await self._wait(pods, request, turn)
+        finally:
+            self._wait_for(-1)
+
+    def _wait_for(self, more: int) -> None:
+        self._num_waiting += more
+        self._on_wait(self._num_waiting)
+
+    async def _wait(self, pods: list[Pod], request: SessionRequest, turn: asyncio.Lock) -> tuple[Pod, Link]:
         begun = time.monotonic()
         async with turn:  # one asks for all: the others would be told the same, and then be first by chance
             while True:

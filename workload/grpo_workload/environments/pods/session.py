@@ -60,6 +60,8 @@ class PodSession:
         self._link: Link | None = None
         self._since = 0.0  # when it was opened, on the monotonic clock
         self._is_lost = False
+        self.wait_seconds = 0.0
+        """See `base.Session.wait_seconds`."""
 
     async def reset(self) -> str:
         """Begin the episode: see `base.Session.reset`. Waits until a pod has room."""
@@ -89,8 +91,12 @@ class PodSession:
         await self._thread.hand_over(self._close())
 
     async def _reset(self) -> str:
-        self._pod, self._link = await self._connect(self._request)
-        self._since = time.monotonic()
+        begun = time.monotonic()
+        try:
+            self._pod, self._link = await self._connect(self._request)
+        finally:
+            self._since = time.monotonic()
+            self.wait_seconds = self._since - begun
         # It may have to wait until the process has begun.
         limit = IMPORT_SECONDS + self._limits.environment
         ((answer, _),) = await self._exchange(Reset(), 1, limit, "in reset")

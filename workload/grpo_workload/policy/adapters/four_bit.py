@@ -14,6 +14,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
 from grpo_workload.policy.adapters.lora import without_adapters
 from grpo_workload.policy.model import vision
+from grpo_workload.policy.model.one_reader import shared
 from grpo_workload.ranks.environment import show
 
 show("bitsandbytes")
@@ -29,7 +30,7 @@ class _Layer(Linear4bit):
         dtype = layer.weight.dtype
         make: Any = super().__init__  # bitsandbytes is partly typed
         make(layer.in_features, layer.out_features, bias=False, compute_dtype=dtype, device="meta")
-        weight: Any = Params4bit(layer.weight.data, requires_grad=False, module=self, **_FORMAT)
+        weight: Any = Params4bit(shared(layer.weight.data, device), requires_grad=False, module=self, **_FORMAT)
         self.weight = weight.to(device)
         self.bias = layer.bias
         # Otherwise evaluation on a CPU packs the weights in another way, after which they have no backward pass.
@@ -63,7 +64,15 @@ def layers(model: Any, config: LoraConfig) -> dict[str, nn.Linear]:
     return found
 
 
+def weights(model: Any, config: LoraConfig) -> list[str]:
+    """Return the names of the weights that go into 4 bits."""
+    return [f"{path}.weight" for path in layers(model, config)]
+
+
 def quantize(model: Any, config: LoraConfig, device: torch.device) -> None:
-    """Replace `layers` by such in 4 bits on `device`, one by one: it never holds them as they were."""
+    """Replace `layers` by such in 4 bits on `device`, one by one: it never holds them as they were.
+
+    Collective: their values are those that rank 0 has.
+    """
     for path, layer in layers(model, config).items():
         model.set_submodule(path, _Layer(layer, device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -21,13 +21,12 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from grpo_spec.contract import Device
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.model_errors import explained
 from grpo_workload.policy.model import attention, rope, vision
-from grpo_workload.policy.model.partitioned_load import loads_by_layer
+from grpo_workload.policy.model.one_reader import one_rank_reads
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +36,21 @@ _MLP_KERNELS = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}  #
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def load_model(config: TrainerConfig, device: Device) -> Any:
-    """Load the model, which `training.model_check` has accepted. ConfigError, naming the field, if that fails."""
-    with _explained(config), loads_by_layer():
+def load_model(
+    config: TrainerConfig, device: torch.device, later: Callable[[Any], Collection[str]] = lambda _: ()
+) -> Any:
+    """Load the model, which `training.model_check` has accepted; collective, since rank 0 alone reads it.
+
+    Weights go to `device`, but those that `later` names: see `one_rank_reads`. ConfigError, naming the field, if that
+    fails.
+    """
+    with _explained(config), one_rank_reads(device, later):
         model = _kind(config).from_pretrained(
             config.model.source,
             revision=config.model.revision or "main",
             dtype=DTYPES[config.model.dtype],
             attn_implementation=config.model.attention,
         )
-    # Under ZeRO-3, transformers also keeps those that it did not use: saved weights would get names of other models.
-    model._weight_conversions = [one for one in getattr(model, "_weight_conversions", None) or () if one.was_used()]
     keep_own_calls(model)
     rope.keep_factors(model, config.generation.max_model_len)
     remove_noise(model)
@@ -58,7 +61,7 @@ def load_model(config: TrainerConfig, device: Device) -> Any:
         part.requires_grad_(False)
     if config.model.freeze_vision_tower:
         vision.freeze(model)
-    if config.model.use_liger_kernel and device == Device.CUDA:
+    if config.model.use_liger_kernel and device.type == "cuda":
         fuse(model)
     return model
 

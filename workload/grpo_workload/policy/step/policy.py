@@ -81,13 +81,16 @@ class Policy:
         ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
-        model = load_model(config, device)
+        in_4_bits = config.lora if config.lora is not None and config.lora.load_in_4bit else None
+        if in_4_bits is None:
+            model = load_model(config, self.device)
+        else:
+            from grpo_workload.policy.adapters import four_bit  # late: see `environment.show`
+
+            model = load_model(config, self.device, later=lambda empty: four_bit.weights(empty, in_4_bits))
+            four_bit.quantize(model, in_4_bits, self.device)
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
-        if config.lora is not None and config.lora.load_in_4bit:
-            from grpo_workload.policy.adapters.four_bit import quantize  # late: see `environment.show`
-
-            quantize(model, config.lora, self.device)
         replay = RouterReplay(model) if config.training.router_replay else None
         self.adapters = add_adapters(model, config)
         layers = output_layers(model) if self.adapters else None
@@ -132,7 +135,7 @@ class Policy:
             self._reference = (
                 Reference(self.module, self.head, self.adapters, is_partitioned=self.is_partitioned)
                 if self.adapters
-                else frozen_copy(config, device, self.device, ds_config=ds_config, buffers=buffers, folder=reference)
+                else frozen_copy(config, self.device, ds_config=ds_config, buffers=buffers, folder=reference)
             )
 
     @property

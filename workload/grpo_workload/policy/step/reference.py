@@ -15,7 +15,6 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from grpo_spec.contract import Device
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.policy.adapters.lora import Adapters
@@ -84,18 +83,16 @@ class Reference:
 
 def frozen_copy(
     config: TrainerConfig,
-    kind: Device,
     device: torch.device,
     *,
     ds_config: dict[str, Any],
     buffers: dict[str, Tensor],
     folder: Path | None = None,
 ) -> Reference:
-    """Load the initial model once more; partitioned over the ranks under ZeRO-3, and then collective.
+    """Load the initial model once more, partitioned over the ranks under ZeRO-3; collective.
 
     Args:
         config: the job's configuration.
-        kind: kind of device of this rank.
         device: where the model goes.
         ds_config: DeepSpeed's configuration of the policy.
         buffers: the model's buffers as loaded, which DeepSpeed would cast.
@@ -104,7 +101,7 @@ def frozen_copy(
     if folder is not None:
         saved = config.model.model_copy(update={"name": None, "revision": None, "path": str(folder)})
         config = config.model_copy(update={"model": saved})
-    model = load_model(config, kind).requires_grad_(False).eval()
+    model = load_model(config, device).requires_grad_(False).eval()
     head = LogprobHead(model)
     if config.parallelism.zero_stage < 3:
         return Reference(model.to(device), head)

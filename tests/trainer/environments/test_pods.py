@@ -140,16 +140,26 @@ async def test_a_full_pod_makes_episodes_wait_and_says_for_how_long(rank, own, m
     for pod in small:
         pod.wait_until_ready()
     addresses = [pod.address for pod in small]
-    mine, other = (rank(*addresses, config=SMALL, sessions=1, rank=number) for number in range(2))
+    counts: list[int] = []
+    mine = rank(*addresses, config=SMALL, sessions=1, rank=0, on_wait=counts.append)
+    other = rank(*addresses, config=SMALL, sessions=1, rank=1)
     held = [mine.open({}, 1), other.open({}, 1)]
     for session in held:
         await session.reset()
     assert {session._pod.address for session in held} == {*addresses}
+    assert all(session.wait_seconds < 1 for session in held)
     waiting = [asyncio.ensure_future(act(sessions, ("add", {"a": 1, "b": 2}))) for sessions in (mine, mine, other)]
+    late = mine.open({}, 2)
+    waiting.append(asyncio.ensure_future(late.reset()))
     done, _ = await asyncio.wait(waiting, timeout=1.5)
     assert not done
+    assert counts == [1, 2, 3]
     await held.pop().close()
+    await waiting.pop()
+    assert late.wait_seconds >= 1.5
+    await late.close()
     assert [results[0].content for results in await asyncio.gather(*waiting)] == ["3"] * 3
+    assert (max(counts), counts[-1]) == (3, 0)
     monkeypatch.setattr("grpo_workload.environments.pods.host.FULL_SECONDS", 1.0)
     monkeypatch.setattr("grpo_workload.environments.pods.host._TELL_SECONDS", 0.5)
     held.append(other.open({}, 1))
@@ -230,11 +240,12 @@ async def test_a_pod_that_is_killed_in_a_call_loses_it_and_another_pod_begins_in
 async def test_episodes_wait_for_the_only_pod_to_begin_again(rank, own):
     pod = own()
     pod.wait_until_ready()
-    sessions = rank(pod.address, config=SMALL)
+    counts: list[int] = []
+    sessions = rank(pod.address, config=SMALL, on_wait=counts.append)
     assert (await act(sessions, ("add", {"a": 1, "b": 2})))[0].content == "3"
     pod.kill()
     waiting = asyncio.ensure_future(act(sessions, ("add", {"a": 1, "b": 2})))
-    await asyncio.sleep(1)
+    await asyncio.to_thread(wait_until, lambda: counts == [1], "the episode waits", 10)
     assert not waiting.done()
     pod.start()
     assert (await waiting)[0].content == "3"

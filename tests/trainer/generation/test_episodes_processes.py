@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 
 from grpo_workload.algorithm.samples import Prompt
@@ -97,9 +98,13 @@ def test_a_pod_that_is_killed_costs_its_episodes_a_second_try_on_the_other(sessi
     pods = [EnvironmentPod(tmp_path / name, config) for name in ("a", "b")]
     on_pods = connect(config, *(pod.address for pod in pods), wants_reward=True)
 
+    killed = []
+
     def kill(number, num_turns, text):
-        if (number, num_turns) == (1, 3) and pods[0].process.poll() is None:
-            pods[0].kill()
+        if (number, num_turns, killed) == (1, 3, []):  # its third call has returned the number of its process
+            above = {process.pid for process in psutil.Process(int(text)).parents()}
+            killed.extend(pod for pod in pods if pod.process.pid in above)
+            killed[0].kill()
 
     try:
         on_pods.ready()
@@ -110,6 +115,8 @@ def test_a_pod_that_is_killed_costs_its_episodes_a_second_try_on_the_other(sessi
         on_pods.close()
         for pod in pods:
             pod.kill()
+    assert len(killed) == 1
+    assert completions[1].episode.retries == 1
     assert sum(one.episode.retries for one in completions) in (1, 2), "of the two that it has, one may have ended"
     assert [seen(one) for one in completions] == [seen(one) for one in undisturbed]
 

@@ -1,0 +1,95 @@
+"""A job's engine pods as processes of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from grpo_cli.local.pod_process import launch, outcome_of, state_folder
+from grpo_operator.api.names import Role
+from grpo_operator.api.status import Failure, Restarts
+from grpo_operator.decide.failure_policy import backoff_seconds, decide
+from grpo_operator.layout.topology import Job
+from grpo_spec.contract import Contract
+from grpo_spec.lenient import clip
+
+
+class EnginePods:
+    """The processes. For one that ends another begins where `failurePolicy` lets an engine restart alone, as often and
+    as late as the operator would replace its pod.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        contract: Contract,
+        output: Path,
+        variables: Mapping[str, Mapping[str, str]],
+        say: Callable[[str], object],
+    ) -> None:
+        """Start all that are no trainer pods; their contract is in `output`. `say` gets a line for each restart."""
+        self._job, self._output, self._variables, self._say = job, output, variables, say
+        self._restarts = Restarts()
+        self._recent, self._since = 0, 0  # restarts since the last progress, and the step of the first of them
+        self._due: dict[str, float] = {}  # by pod that has ended: when another begins
+        trainers = {member.pod for member in contract.members}
+        pods = sorted({engine.pod for engine in contract.engines} - trainers)
+        self.processes = {pod: self._launch(pod) for pod in pods}
+        """By pod."""
+        self.failed: set[str] = set()
+        """Pods for which no other begins."""
+
+    def goes_on(self, step: int) -> bool:
+        """Start what is due, after `step` steps of the run; False once a pod has ended for good, with which it ends."""
+        policy = self._job.spec.failure_policy
+        if self._recent and policy.recovery_steps and step >= self._since + policy.recovery_steps:
+            self._recent, self._restarts = 0, Restarts(total=self._restarts.total)
+        for pod, process in self.processes.items():
+            if process.poll() is None:
+                continue
+            if pod not in self._due:
+                self._settle(pod, process.returncode, step)
+            elif time.monotonic() >= self._due[pod]:
+                del self._due[pod]
+                self.processes[pod] = self._launch(pod)
+        return not self.failed
+
+    def _settle(self, pod: str, returncode: int, step: int) -> None:
+        """Decide, as the operator does, whether another begins, and when."""
+        policy, ended, earlier = (
+            self._job.spec.failure_policy,
+            outcome_of(self._output, pod, returncode),
+            self._restarts,
+        )
+        failure = Failure(
+            pod=pod,
+            role=Role.GENERATION,
+            exit_code=ended.exit_code,
+            reason=ended.reason,
+            message=clip(ended.message, 4096),
+            time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        decision = decide(policy, failure, earlier)
+        if decision.action != "RestartGeneration":
+            self.failed.add(pod)
+            self._say(f"no other {pod} begins: {decision.why}")
+            return
+        wait = backoff_seconds(policy, self._recent, self._job.uid, earlier.total)
+        self._due[pod] = time.monotonic() + wait
+        self._since = self._since if self._recent else step
+        self._recent += 1
+        self._restarts = Restarts(total=earlier.total + 1, counted=earlier.counted + decision.counted)
+        first = ended.message.partition("\n")[0]
+        self._say(f"{pod}: {ended.reason}: {first}; another begins in {wait} s")
+
+    def _launch(self, pod: str) -> subprocess.Popen[bytes]:
+        state = state_folder(self._output, pod)
+        for own in state.glob("*"):  # a new pod knows nothing of the one before; people may want its log
+            if own.suffix != ".log":
+                shutil.rmtree(own) if own.is_dir() else own.unlink()
+        contract = self._output / "contract.json"
+        return launch("grpo_workload.engine_pod", pod, contract, self._output, self._variables[pod])

@@ -1,0 +1,41 @@
+"""Plans of the page's job, as `grpo plan` makes them: one for each GPU that a browser asks for, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from grpo_cli.errors import CliError
+from grpo_cli.local.planning import answer, question
+from grpo_cli.screen.memory_plan import verdict
+from grpo_operator.layout.topology import Job
+from grpo_spec.gpus import gpu_bytes
+
+Asked = dict[str, Any]
+
+
+class Plans:
+    """Plans by GPU. Each is made once, and again when the job's spec has changed."""
+
+    def __init__(self, gpu: int | None) -> None:
+        self._gpu = gpu  # bytes; None: what the job's node selectors say
+        self._made: dict[str, tuple[Asked, asyncio.Task[dict[str, Any]]]] = {}
+        self._planner = asyncio.Lock()  # a plan takes a core for seconds: one at a time, whatever is clicked
+
+    def answer(self, job: Job, gpu: str) -> dict[str, Any]:
+        """Return the plan for a GPU by its name, empty for the job's own; `state` says what it is waiting for."""
+        asked = question(job, gpu_bytes(gpu) if gpu else self._gpu)
+        if asked is None:
+            return {"state": "GPU unknown"}
+        if gpu not in self._made or self._made[gpu][0] != asked:
+            self._made[gpu] = asked, asyncio.create_task(self._plan(asked))
+        task = self._made[gpu][1]
+        return task.result() if task.done() else {"state": "pending"}
+
+    async def _plan(self, asked: Asked) -> dict[str, Any]:
+        try:
+            async with self._planner:
+                found = await asyncio.to_thread(answer, asked)
+        except CliError as error:
+            return {"state": "failed", "error": error.message}
+        return {"state": "made", "plan": found, "lines": list(verdict(found))}

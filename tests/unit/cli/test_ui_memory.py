@@ -1,0 +1,106 @@
+"""The view Memory of `grpo ui`, without a browser: it gets what `grpo plan` says of the same document, once made."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import ClientSession
+from click.testing import CliRunner
+
+from grpo_cli.documents.manifest import load_job
+from grpo_cli.local.planning import answer, question
+from grpo_cli.main import main
+from grpo_cli.screen.memory_plan import verdict
+from grpo_cli.screen.view import read_job
+from grpo_cli.ui.folder import FolderSource
+from grpo_cli.ui.server import serving
+from grpo_cli.ui.source import Shown
+from grpo_operator.layout.topology import Job
+from grpo_spec.gpus import gpu_bytes
+from support.paths import EXAMPLES, RUN_FOLDER
+from support.trainer.tiny_model import make_tiny_model
+
+MANIFEST = EXAMPLES / "one-node-4+1.yaml"
+
+
+class _OneJob:
+    def __init__(self, job: Job | None) -> None:
+        self.shown = Shown(title="a job", where="here", job={}, to_plan=job)
+
+    def refresh(self) -> None:
+        """It never changes."""
+
+
+def _stored(manifest: Path, uid: str) -> Job:
+    """A manifest's job as the page reads it from a cluster."""
+    document = load_job(manifest).document
+    document["metadata"] |= {"namespace": "default", "uid": uid}
+    job = read_job(document)
+    assert job is not None
+    return job
+
+
+async def _get(session: ClientSession, url: str) -> tuple[int, Any]:
+    async with session.get(url) as got:
+        return got.status, json.loads(text) if (text := await got.text()).startswith("{") else text
+
+
+async def _ended(session: ClientSession, url: str) -> Any:
+    """Ask as a browser does, until there is a plan or none will come."""
+    for _ in range(600):
+        _, got = await _get(session, url)
+        if got != {"state": "pending"}:
+            return got
+        await asyncio.sleep(0.1)
+    raise AssertionError("no plan in a minute")
+
+
+async def test_it_gets_the_plan_that_grpo_plan_makes(tmp_path: Path) -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    manifest["spec"]["model"] = {"path": str(make_tiny_model(tmp_path / "model", heads=4))}
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    job = load_job(path).job("default")
+    asked = question(job, gpu_bytes("l4"))
+    assert asked is not None
+    made = asyncio.create_task(asyncio.to_thread(answer, asked))
+    async with serving(_OneJob(_stored(path, job.uid)), 0, gpu_bytes("l4")) as address, ClientSession() as session:
+        assert (await _get(session, f"{address}api/plan"))[1] == {"state": "pending"}
+        got = await _ended(session, f"{address}api/plan")
+    plan = await made
+    assert got == {"state": "made", "plan": plan, "lines": list(verdict(plan))}
+    assert {place["name"] for place in plan["places"]} >= {"rank 0 (one-node-node-0)"}
+
+
+def test_the_job_of_a_cluster_and_of_a_manifest_are_one_question() -> None:
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        job = load_job(path).job("default")
+        assert question(job, 80 << 30) == question(_stored(path, job.uid), 80 << 30), path.name
+
+
+async def test_it_asks_for_a_gpu_that_nothing_says() -> None:
+    async with serving(_OneJob(_stored(MANIFEST, "a")), 0) as address, ClientSession() as session:
+        assert (await _get(session, f"{address}api/plan"))[1] == {"state": "GPU unknown"}
+        assert "h200" in (await _get(session, f"{address}api/state"))[1]["gpus"]
+        status, said = await _get(session, f"{address}api/plan?gpu=80Gi")
+        assert (status, said.startswith("gpu must be one of h100, h200")) == (400, True)
+
+
+async def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
+    job = _stored(MANIFEST, "a")
+    spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"name": None, "path": "/missing"})})
+    async with serving(_OneJob(replace(job, spec=spec)), 0) as address, ClientSession() as session:
+        got = await _ended(session, f"{address}api/plan?gpu=l4")
+    assert got["state"] == "failed"
+    assert "/missing" in got["error"]
+
+
+async def test_a_folder_and_an_invalid_job_have_no_such_view() -> None:
+    for source in (FolderSource(RUN_FOLDER), _OneJob(None)):
+        async with serving(source, 0) as address, ClientSession() as session:
+            assert (await _get(session, f"{address}api/state"))[1]["gpus"] is None
+            assert (await _get(session, f"{address}api/plan?gpu=l4"))[0] == 404
+    refused = CliRunner().invoke(main, ["ui", "--folder", str(RUN_FOLDER), "--gpu", "h100"])
+    assert (refused.exit_code, "give either a JOB, with --gpu or without" in refused.output) == (2, True)
