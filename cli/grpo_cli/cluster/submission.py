@@ -8,7 +8,7 @@ from kubernetes.client.exceptions import ApiException
 
 from grpo_cli.cluster.api_errors import explain
 from grpo_cli.cluster.kube import Kube
-from grpo_cli.documents.manifest import Document, JobDocument
+from grpo_cli.documents.manifest import Document, JobDocument, nth
 from grpo_cli.errors import CliError, Exit
 
 
@@ -26,7 +26,7 @@ def submit(
             raise CliError(
                 f"{source} says namespace {own}, and --namespace {kube.namespace}: leave one out", Exit.INVALID
             )
-    for one in documents:
+    for number, one in enumerate(documents, 1):
         document = _plain(one)
         name, own = document["metadata"]["name"], document["metadata"].get("namespace") or kube.namespace
         kind = "job" if isinstance(one, JobDocument) else document["kind"]
@@ -34,7 +34,9 @@ def submit(
             is_new = kube.apply(document, force=force)
         except ApiException as error:
             explained = explain(error)
-            raise CliError(f"{kind} {name}: {explained.message}", Exit(explained.exit_code)) from error
+            raise CliError(
+                f"{source}: {nth(number, documents)}{kind} {name}: {explained.message}", Exit(explained.exit_code)
+            ) from error
         yield f"{kind} {own}/{name}", is_new
 
 

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 _LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 
 
-class InvalidManifest(CliError):
+class InvalidManifest(CliError):  # noqa: N818 - named as click names its exceptions
     """A manifest that cannot be used."""
 
     def __init__(self, message: str) -> None:
@@ -106,10 +106,18 @@ def read_documents(text: str, source: str) -> list[Document | JobDocument]:
         found = [one for value in read_yaml(text) if value is not None for one in _items(value)]
     except ValueError as error:
         raise InvalidManifest(f"{source}: not YAML: {error}") from error
-    try:
-        return [read_job(one) if _is_job(one) else _other(one) for one in found]
-    except ValueError as error:
-        raise InvalidManifest(f"{source}: {error}") from error
+    read: list[Document | JobDocument] = []
+    for number, one in enumerate(found, 1):
+        try:
+            read.append(read_job(one) if _is_job(one) else _other(one))
+        except ValueError as error:
+            raise InvalidManifest(f"{source}: {nth(number, found)}{error}") from error
+    return read
+
+
+def nth(number: int, documents: Sequence[object]) -> str:
+    """Return how an error about one of the documents begins; empty where there is one only."""
+    return f"document {number} of {len(documents)}: " if len(documents) > 1 else ""
 
 
 def load_job(path: Path) -> JobDocument:
