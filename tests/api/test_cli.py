@@ -72,6 +72,31 @@ def test_a_job_is_submitted_listed_and_changed(grpo: Grpo, jobs: Jobs, manifest:
     assert {field["manager"] for field in written} == {"grpo-cli", "grpo-operator"}
 
 
+def test_all_documents_of_a_file_are_sent_and_a_refused_one_is_named(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "brought"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    odd = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "odd"}, "spec": {"replica": 1}}
+    (path := tmp_path / "all.yaml").write_text(yaml.safe_dump_all([claim, make_job("whole")]))
+    space = jobs.namespace
+    sent = grpo("submit", str(path))
+    assert sent.stderr == f"PersistentVolumeClaim {space}/brought created\njob {space}/whole created\n"
+    assert jobs.get("pvc", "brought")["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+    path.write_text(yaml.safe_dump_all([claim, odd, make_job("never")]))
+    assert "all.yaml: document 2 of 3: Deployment odd: " in one_line(refused := grpo("submit", str(path)))
+    assert refused.exit_code == 2
+    assert ".spec.replica: field not declared in schema" in refused.stderr
+    path.write_text(yaml.safe_dump_all([odd | {"kind": "Deploymint"}, make_job("never")]))
+    assert "document 1 of 2: Deploymint odd: this cluster has no Deploymint of apps/v1" in one_line(
+        grpo("submit", str(path))
+    )
+    assert "never" not in grpo("list").stdout
+
+
 def test_a_wrong_manifest_is_refused_before_it_is_sent_or_by_the_server(
     grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]
 ) -> None:

@@ -32,8 +32,8 @@ def submit(
         kind = "job" if isinstance(one, JobDocument) else document["kind"]
         try:
             is_new = kube.apply(document, force=force)
-        except ApiException as error:
-            explained = explain(error)
+        except (ApiException, CliError) as error:
+            explained = error if isinstance(error, CliError) else explain(error)
             raise CliError(
                 f"{source}: {nth(number, documents)}{kind} {name}: {explained.message}", Exit(explained.exit_code)
             ) from error

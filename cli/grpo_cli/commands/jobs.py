@@ -25,7 +25,7 @@ timeout_option = click.option(
 @click.option("--force-conflicts", is_flag=True, help="Take over fields that others have set, such as kubectl.")
 @on_cluster
 def submit(kube: Kube, manifest: Path, wait: bool, timeout: float | None, force_conflicts: bool) -> None:
-    """Create or change the GRPOJobs of MANIFEST, and the other objects in it.
+    """Create or change the GRPOJobs and other objects of MANIFEST.
 
     Jobs are checked here first, then all documents are sent in their order by server-side apply.
     """

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from grpo_operator.api.faults import UNKNOWN
 from grpo_spec import lenient
 
 M = TypeVar("M", bound=BaseModel)
@@ -17,7 +16,8 @@ M = TypeVar("M", bound=BaseModel)
 def read_strictly(model: type[M], raw: Any) -> tuple[M, Any]:
     """Read a value of JSON as a model; return it, and the value without the fields that are null.
 
-    Such a field is as one that is not written. A null in a list is refused, one in a field of any shape is kept.
+    Such a field is as one that is not written, also where there is none of its name. A null in a list is refused, one in
+    a field of any shape is kept.
 
     Raises:
         ValidationError: its places are those of the value.
@@ -35,7 +35,7 @@ def read_strictly(model: type[M], raw: Any) -> tuple[M, Any]:
 
 def _is_null_field(fault: ErrorDetails) -> bool:
     place = fault["loc"]
-    return fault["input"] is None and fault["type"] != UNKNOWN and bool(place) and isinstance(place[-1], str)
+    return fault["input"] is None and bool(place) and isinstance(place[-1], str)
 
 
 def _swept(raw: Any, read: Any) -> Any:
