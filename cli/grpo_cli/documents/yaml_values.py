@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -35,13 +35,13 @@ _WORDS: dict[str, Any] = {
     **{f"{sign}{word}": float(f"{sign}inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
-_KINDS = {"bool": bool, "int": int, "float": (int, float), "null": type(None)}
+_KINDS: dict[str, type | tuple[type, ...]] = {"bool": bool, "int": int, "float": (int, float), "null": type(None)}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # kubectl's is a libyaml, too
     """Composes nodes; a plain scalar without a tag has the tag _PLAIN."""
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own attribute
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and implicit[0]:
@@ -78,8 +78,8 @@ def scalar(text: str) -> Any:
             number = int(digits.replace("o", "").replace("O", ""), base) if base == 8 else int(digits, base)
             if -(2**63) <= number < 2**64:
                 return number
-    if _FLOAT.fullmatch(digits) and abs(number := float(digits)) != float("inf"):
-        return number
+    if _FLOAT.fullmatch(digits) and abs(real := float(digits)) != float("inf"):
+        return real
     return text
 
 

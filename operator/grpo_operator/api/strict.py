@@ -16,8 +16,8 @@ M = TypeVar("M", bound=BaseModel)
 def read_strictly(model: type[M], raw: Any) -> tuple[M, Any]:
     """Read a value of JSON as a model; return it, and the value without the fields that are null.
 
-    Such a field is as one that is not written, also where there is none of its name. A null in a list is refused, one in
-    a field of any shape is kept.
+    Such a field is as one that is not written, even if there is none of its name. A null in a list is refused, one in a
+    field of any shape is kept.
 
     Raises:
         ValidationError: its places are those of the value.
