@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -177,8 +176,8 @@ class Job:
 
         Raises JobFailedError; TimeoutError after `timeout` seconds, when the processes have been ended.
         """
-        folder = Path(output).resolve() / time.strftime("%Y%m%d-%H%M%S")
-        folder.mkdir(parents=True)
+        Path(output).mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=output)).resolve()
         (manifest := folder / "job.yaml").write_text(self.to_yaml())
         command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder)]
         last = ""
@@ -216,7 +215,10 @@ class Job:
         Raises CliError.
         """
         if self._folder is not None:
-            models = sorted(self._folder.glob("data/*/*/*/exports/step-*"), key=lambda path: int(path.name[5:]))
+            from grpo_cli.ui.folder import run_folder
+
+            exports = (run_folder(self._folder) / "exports").glob("step-*")
+            models = sorted(exports, key=lambda path: int(path.name.removeprefix("step-")))
             if not models:
                 raise CliError(f"the run in {self._folder} exported no model: set storage.export", Exit.NOT_FOUND)
             return Path(shutil.copytree(models[-1], folder, dirs_exist_ok=True))

@@ -14,7 +14,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from grpo_cli.errors import CliError
 from grpo_cli.main import main
+from grpo_cli.python import Job, JobFailedError
 from support.control_plane.operators import Jobs, bind_claim, make_job, outcome
 
 pytestmark = pytest.mark.api
@@ -134,6 +136,22 @@ def test_waiting_ends_with_the_job_and_with_its_exit_code(grpo: Grpo, jobs: Jobs
     assert refused.exit_code == 2
     assert "has no PersistentVolumeClaim nothing" in one_line(refused)
     assert "create the PersistentVolumeClaim" in one_line(refused)
+
+
+def test_python_submits_a_job_and_waits_for_it(jobs: Jobs, kubeconfig: Path, capsys: pytest.CaptureFixture) -> None:
+    where = {"kubeconfig": str(kubeconfig), "namespace": jobs.namespace}
+    job = Job("python", **where, **make_job("python", failurePolicy=ONCE)["spec"]).submit()
+    assert capsys.readouterr().out == f"job {jobs.namespace}/python created\n"
+    with pytest.raises(TimeoutError, match="timeout 0 s has passed; the job continues"):
+        job.wait(timeout=0)
+    again = Job.from_cluster("python", **where)
+    assert again.spec == job.spec
+    jobs.wait_for("python", "Running", "True")
+    with pytest.raises(CliError, match="job python has exported no model"):
+        again.export("nowhere")
+    jobs.finish_pod("python-a-0", 10, outcome(10))
+    with pytest.raises(JobFailedError, match="job python is Failed: "):
+        job.wait(timeout=60)
 
 
 def test_a_failed_job_is_explained_on_one_screen(grpo: Grpo, jobs: Jobs) -> None:

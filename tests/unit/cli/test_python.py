@@ -1,4 +1,4 @@
-"""`Job` for notebooks: made of arguments, of YAML and of TRL's configuration; run here. On a cluster: tests/api/test_cli.py."""
+"""`Job` for notebooks, without a cluster: made of arguments, of YAML and of TRL's configuration."""
 
 import subprocess
 import sys
@@ -69,7 +69,7 @@ def test_a_configuration_of_trl_becomes_a_job_and_what_has_no_place_is_warned_of
     assert (training.lr_scheduler_type, job.spec.rewards[0].function) == ("cosine", "mine:right")
     assert job.spec.trainer.groups[0].gpus == 2
     assert Job.from_trl(SimpleNamespace(max_steps=20, _n_gpu=3), **given).spec.training.max_steps == 20
-    with pytest.raises(ValueError, match="lambda.* is in no module: write it"):
+    with pytest.raises(ValueError, match=r"lambda.* is in no module: write it"):
         Job.from_trl(config, **given | {"rewards": [lambda completions: completions]})
 
 
